@@ -109,6 +109,20 @@ def test_a_publication_of_sequences_is_no_failure_and_what_is_not_done_is_said(
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+def test_published_sequences_follow_where_that_is_asked_for(
+    make_cli: Callable[[str, str], Cli], pubdb: Database, subdb: Database
+) -> None:
+    for database in (pubdb, subdb):
+        database.execute(f"{_TABLES}; CREATE SEQUENCE numbers")
+    pubdb.execute("SELECT setval('numbers', 77); CREATE PUBLICATION p FOR ALL TABLES, ALL SEQUENCES")
+    cli = _program(make_cli, pubdb, subdb)
+    ended = cli.create("s", "--sequences", "--strict", "--no-wait")
+    assert ended.returncode == 0 and "not synchronized" not in ended.stderr, ended.stderr
+    assert subdb.rows("SELECT last_value, is_called FROM numbers") == [(77, True)]
+    assert [(row["relname"], row["srsubstate"]) for row in cli.status()["sequences"]] == [("numbers", "r")]
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
 def test_a_publisher_with_wal_level_replica_decodes_for_as_long_as_a_subscription_needs_it(
     on_demand: Server, subdb: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

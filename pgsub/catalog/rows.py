@@ -32,6 +32,31 @@ class RelationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceRow:
+    """pgsub_sequence: a sequence as the last attempt to synchronize it left it.
+
+    Names are those of the publisher, states those of a sequence in the server's pg_subscription_rel. Values are
+    last_value and is_called; what was not read is None.
+
+    :ivar srrelid: on the target.
+    :ivar ahead: by how much the target is ahead, in the direction of the sequence; negative where it is behind.
+    :ivar problem: why it is not synchronized.
+    """
+
+    srrelid: int | None
+    srsubstate: str
+    schemaname: str
+    relname: str
+    publisher_value: int | None
+    publisher_is_called: bool | None
+    target_value: int | None
+    target_is_called: bool | None
+    ahead: int | None
+    problem: str | None
+    taken_at: Time
+
+
+@dataclass(frozen=True, slots=True)
 class OriginRow:
     """Progress in pg_replication_origin_status: durable positions only."""
 

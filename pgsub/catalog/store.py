@@ -26,7 +26,7 @@ VIEWS = (
     *_OWNERS,
     *("pg_stat_subscription", "pg_stat_subscription_stats", "pg_stat_progress_copy", "pgsub_conflict", "pgsub_journal"),
     *("pgsub_error", "pgsub_slot", "pgsub_prepared_pending", "pgsub_held_table", "pgsub_skipped", "pgsub_server"),
-    "pgsub_task",
+    *("pgsub_task", "pgsub_sequence"),
 )
 
 

@@ -47,6 +47,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "messages": ("pgsub_messages", BOOL),
     "skips": ("pgsub_skips", NAMES),
     "on_conflict": ("pgsub_on_conflict", NAMES),
+    "sequences": ("pgsub_sequences", BOOL),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}

@@ -20,6 +20,7 @@ from pgsub.catalog.rows import (
     OriginRow,
     PreparedRow,
     RelationRow,
+    SequenceRow,
     ServerRow,
     SkippedRow,
     SlotRow,
@@ -34,6 +35,7 @@ from pgsub.common.errors import InternalError
 Row = TypeVar("Row")
 
 _RELATION = Table("pg_subscription_rel", RelationRow, "srsubid")
+_SEQUENCE = Table("pgsub_sequence", SequenceRow, "subid")
 _ORIGIN = Table("pgsub_origin", OriginRow, "subid")
 _PREPARED = Table("pgsub_prepared_pending", PreparedRow, "subid")
 _HELD = Table("pgsub_held_table", HeldRow, "subid")
@@ -86,6 +88,8 @@ class ViewsCatalog(SubscriptionCatalog):
 
     put_relations = _put(_RELATION)
     relations = _rows(_RELATION, "schemaname", "relname")
+    put_sequences = _put(_SEQUENCE)
+    sequences = _rows(_SEQUENCE, "schemaname", "relname")
     put_prepared = _put(_PREPARED)
     prepared = _rows(_PREPARED, "prepared_at", "gid")
     put_held = _put(_HELD)

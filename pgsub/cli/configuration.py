@@ -39,6 +39,7 @@ SETTINGS = (
     Setting(
         "retry_seconds", "PGSUB_RETRY_SECONDS", "Seconds between tries, instead of wal_retrieve_retry_interval.", None
     ),
+    Setting("sequence_seconds", "PGSUB_SEQUENCE_SECONDS", "Seconds between looks at sequences that stand still.", "30"),
     Setting("set_based", "PGSUB_SET_BASED", "off applies every change by a statement of its own.", "on"),
     Setting("spool_limit", "PGSUB_SPOOL_LIMIT", "Room for transactions in progress, for each worker.", "20GB"),
     Setting("conflict_history", "PGSUB_CONFLICT_HISTORY", "Conflicts that are kept of each subscription.", "10000"),

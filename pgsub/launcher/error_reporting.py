@@ -27,6 +27,7 @@ from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
 
 APPLY = "apply"  #: the apply worker in the record of errors
+SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
 #: Seconds after which an error that goes on is logged with all its fields again.
@@ -83,16 +84,27 @@ class ErrorReporter:
                 pass  # dropped meanwhile
             self._records.popleft()
 
-    def report(self, worker: str, error: PgsubError, counter: str | None = None, position: int | None = None) -> None:
+    def report(
+        self,
+        worker: str,
+        error: PgsubError,
+        counter: str | None = None,
+        position: int | None = None,
+        *,
+        repeats: bool = True,
+    ) -> None:
         """Report the error that ended a worker.
 
-        :param worker: :data:`APPLY` or :func:`sync_name`.
+        :param worker: :data:`APPLY`, :data:`SEQUENCES` or :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
         :param position: of apply in the ledger, None if unknown.
+        :param repeats: whether every attempt with the same error is logged.
         """
         if isinstance(error, Fenced | StreamsMustRestart):
             return  # no concern of operators
-        self._log("ERROR", self._text(worker, error))
+        text = self._text(worker, error)
+        if repeats or not self._logged[worker].repeats:
+            self._log("ERROR", text)
         self._shown[worker] = error_counters.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None

@@ -66,23 +66,30 @@ def interval(session: psycopg.Connection) -> float:
 
     PGSUB_RETRY_SECONDS overrides it, for users who may not change that setting.
     """
-    own = os.environ.get("PGSUB_RETRY_SECONDS")
-    if own:
-        return _seconds(own)
+    own = seconds("PGSUB_RETRY_SECONDS")
+    if own is not None:
+        return own
     row = session.execute(
         "SELECT setting::float / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_retrieve_retry_interval'"
     ).fetchone()
     return row[0] if row is not None else RETRY_SECONDS
 
 
-def _seconds(text: str) -> float:
+def seconds(variable: str) -> float | None:
+    """Return the seconds that a variable of the environment sets, None where it is not set.
+
+    :raises UsageError: it is no such number.
+    """
+    text = os.environ.get(variable)
+    if not text:
+        return None
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= COPY_BACKOFF_MAX:
+        found = 0.0
+    if not 0 < found <= COPY_BACKOFF_MAX:
         raise UsageError(
-            f'invalid value for PGSUB_RETRY_SECONDS: "{text}"',
+            f'invalid value for {variable}: "{text}"',
             detail=f"It is a number of seconds, greater than 0 and up to {COPY_BACKOFF_MAX:.0f}.",
         )
-    return seconds
+    return found

@@ -44,6 +44,7 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import Retry
+from pgsub.launcher.sequence_worker import SequenceWorker
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
@@ -94,6 +95,7 @@ class _Serving:
     events: Events
     apply: ApplyWorkerHandle
     sync: SyncWorkers
+    sequences: SequenceWorker
     stopping: threading.Event
 
 
@@ -231,7 +233,11 @@ class Runner(SupervisedThread):
         mirror = Mirror(session, self._store, sub, heartbeats, self._recorded)
         events = Events(session, self._store, sub, self._log, self._recorded)
         sync = SyncWorkers(context, heartbeats, self._errors, interval, self._is_current)
-        return _Serving(session, mirror, events, apply, sync, stopping)
+        sequences = SequenceWorker(sub, self._store, self._errors, self._recorder.run, self._current)
+        return _Serving(session, mirror, events, apply, sync, sequences, stopping)
+
+    def _current(self) -> Subscription | None:
+        return self._recorder.current(self.sub.subid)
 
     def _is_current(self) -> bool:
         """Return whether the definition that is served is still the one of the state store, as far as it can be read.
@@ -250,10 +256,13 @@ class Runner(SupervisedThread):
                 self._tick(serving)
                 self._last_answer = time.monotonic()
                 watch.tick()
+                if self._errors.disabling is None:
+                    serving.sequences.tick()
                 self._rest()
         finally:
             self._wind_down(serving)
             watch.close()
+            serving.sequences.close()
 
     def _recorded(self, work: Callable[[], None]) -> None:
         """Run a write of the mirror, after the one that names this process as the launcher."""
@@ -320,7 +329,7 @@ class Runner(SupervisedThread):
             position = committed_position(self.sub.connection, self.sub.name)
             worker_takeover.ask_to_record(serving.session, self.sub.subid, position)
             self._goal_position = position
-        if serving.apply.alive and serving.mirror.reported_lsn >= self._goal_position:
+        if serving.apply.alive and serving.mirror.reported_lsn >= self._goal_position and serving.sequences.settled():
             self._end("failed" if error else "reached", error)
 
     def _wind_down(self, serving: _Serving) -> None:
@@ -352,5 +361,5 @@ class Runner(SupervisedThread):
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase")
+    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

@@ -20,9 +20,11 @@ from pgsub.sequences.definition import Definition, LocalSequence, Name, Position
 class Obstacle:
     """A sequence that cannot be synchronized, in the server's words, and what to run where."""
 
+    key: Name
     message: str
     side: str  #: publisher or target: where ``statements`` are to be run
     statements: tuple[str, ...]
+    oid: int | None = None  #: on the target; None where it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +84,33 @@ def _obstacle(
     remote: LocalSequence, local: LocalSequence | None, target: psycopg.Connection[Any], run_as_owner: bool
 ) -> Obstacle | None:
     assert remote.definition is not None
+    found = _hindrance(remote, remote.definition, local, target, run_as_owner)
+    return None if found is None else Obstacle(remote.key, *found, None if local is None else local.oid)
+
+
+def _hindrance(
+    remote: LocalSequence,
+    wanted: Definition,
+    local: LocalSequence | None,
+    target: psycopg.Connection[Any],
+    run_as_owner: bool,
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return message, side and statements of an obstacle."""
     if not (remote.usable and remote.readable):
         message = f'insufficient privileges on publisher sequence ("{remote.shown}")'
-        return Obstacle(message, "publisher", _grants(remote, "SELECT", remote.usable, remote.readable))
+        return message, "publisher", _grants(remote, "SELECT", remote.usable, remote.readable)
     if local is None:
-        message = f'missing sequence on subscriber ("{remote.shown}")'
-        return Obstacle(message, "target", (create(remote.key, remote.definition),))
+        return f'missing sequence on subscriber ("{remote.shown}")', "target", (create(remote.key, wanted),)
     if local.definition is None:
-        message = f'relation "{local.shown}" is not a sequence on subscriber'
-        return Obstacle(message, "target", ())
+        return f'relation "{local.shown}" is not a sequence on subscriber', "target", ()
     if not local.replicable:
-        return Obstacle(f'cannot use relation "{local.shown}" as logical replication target', "target", ())
+        return f'cannot use relation "{local.shown}" as logical replication target', "target", ()
     if not may_write(local, run_as_owner):
         message = f'insufficient privileges on subscriber sequence ("{local.shown}")'
-        return Obstacle(message, "target", _grants(local, "SELECT, UPDATE", local.usable, local.writable))
-    if local.definition != remote.definition:
+        return message, "target", _grants(local, "SELECT, UPDATE", local.usable, local.writable)
+    if local.definition != wanted:
         message = f'mismatched or renamed sequence on subscriber ("{local.shown}")'
-        return Obstacle(message, "target", (local.alter(remote.definition, _position(target, local)),))
+        return message, "target", (local.alter(wanted, _position(target, local)),)
     return None
 
 

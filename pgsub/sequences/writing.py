@@ -21,29 +21,30 @@ from pgsub.sequences.definition import Position, identifier
 from pgsub.target.session import roles
 
 #: How long sessions that drew a value in an open transaction are waited for; new ones wait behind this one so long.
-_LOCK_TIMEOUT = "1s"
+LOCK_TIMEOUT = "1s"
 
 
 def bring_up(
-    session: psycopg.Connection[Any], wanted: Wanted, *, run_as_owner: bool, allow_backward: bool
+    session: psycopg.Connection[Any], wanted: Wanted, *, run_as_owner: bool, allow_backward: bool, lock_timeout: str
 ) -> tuple[Position, bool]:
     """Set the target's value to the publisher's where it is behind, or, if that is allowed, where it differs.
 
     :param session: on the target, autocommit.
+    :param lock_timeout: as :data:`LOCK_TIMEOUT`.
     :return: the position that was found, and whether it was changed.
     :raises psycopg.errors.LockNotAvailable: a transaction that drew values stays open; nothing was changed.
     """
-    local, increment = wanted.local, wanted.definition.increment
+    local = wanted.local
     owned = local.access == "own" or acts_as_owner(local, run_as_owner)
     with session.transaction():
         with roles.acting(session, local.owner if acts_as_owner(local, run_as_owner) else None):
             before = reading.positions(session, [local.key])[local.key]
-            if not _moves(before, wanted, increment, allow_backward):
+            if not moves(before, wanted, allow_backward=allow_backward):
                 return before, False
             if owned:
-                _lock(session, wanted)
+                _lock(session, wanted, lock_timeout)
                 before = reading.positions(session, [local.key])[local.key]
-                if not _moves(before, wanted, increment, allow_backward):
+                if not moves(before, wanted, allow_backward=allow_backward):
                     return before, False
             failpoints.point("sequence.before_setval")
             session.execute(
@@ -54,12 +55,13 @@ def bring_up(
     return before, True
 
 
-def _moves(before: Position, wanted: Wanted, increment: int, allow_backward: bool) -> bool:
-    ahead = before.ahead_of(wanted.position, increment)
+def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:
+    """Return whether the target's value is to be set: it never goes backward unless that is allowed."""
+    ahead = before.ahead_of(wanted.position, wanted.definition.increment)
     return ahead < 0 or (allow_backward and ahead > 0)
 
 
-def _lock(session: psycopg.Connection[Any], wanted: Wanted) -> None:
+def _lock(session: psycopg.Connection[Any], wanted: Wanted, timeout: str) -> None:
     local = wanted.local
-    session.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(_LOCK_TIMEOUT)))
+    session.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(timeout)))
     session.execute(sql.SQL("ALTER SEQUENCE {} CACHE {}").format(identifier(local.key), sql.Literal(local.cache)))

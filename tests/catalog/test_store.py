@@ -49,6 +49,7 @@ OTHER = Subscription(
     unavailable=("replication origins",),
     skips=("FFFFFFFF/FFFFFFFF whole",),
     on_conflict=("insert_exists=skip",),
+    sequences=True,
 )
 
 

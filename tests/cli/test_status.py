@@ -61,6 +61,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "blocked",
         "waits",
         "task",
+        "sequences",
     ]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"

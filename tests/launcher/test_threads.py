@@ -29,7 +29,7 @@ PACKAGE = Path(failpoints.__file__).parent
 #: Threads of a launcher that lives on, and of its workers.
 SERVING = (
     *("apply_receiver", "janitor", "job", "jvm_end", "log", "notice", "heartbeats", "recorder", "slot_watch"),
-    *("spark_start", "sync"),
+    *("spark_start", "sync", "sequences"),
 )
 #: What has a test of its own.
 OTHERS = ("barrier", "parallel_worker", "publisher_state", "runner", "slot_creation", "standby_names", "verify", "wait")
@@ -49,7 +49,7 @@ def test_a_launcher_goes_on_whichever_of_its_threads_ends(
     cli: Cli, tables: tuple[Database, Database], reached: Callable[[str], None]
 ) -> None:
     pubdb, subdb = tables
-    assert cli.create("s", "--no-wait").returncode == 0
+    assert cli.create("s", "--sequences", "--no-wait").returncode == 0
     folder = cli.state.parent / "reached"
     folder.mkdir()
     deaths = {

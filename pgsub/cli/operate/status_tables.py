@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pgsub.commands.status.status import SubscriptionStatus
 
 _ORDER = "idfsr"
+_ERRORS = ("apply_error_count", "sync_seq_error_count", "sync_table_error_count")
 _CUT, _LEAST = "last_error", 20  #: the column that is cut on a narrow terminal, and what is left of it at least
 LEGEND = "srsubstate: i initialize, d data copy, f finished copy, s synchronized, r ready"
 
@@ -60,7 +61,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
         "slot": slot.get("wal_status") or one.definition.slot_name,
         "prepared": _prepared(one),
-        "errors_total": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
+        "errors_total": sum(stats.get(name) or 0 for name in _ERRORS),
         "last_error": one.errors[0].message if one.errors else None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
         "on_conflict": ", ".join(one.definition.on_conflict) or None,
@@ -112,6 +113,8 @@ def well(found: Sequence[SubscriptionStatus]) -> str | None:
 def details(one: SubscriptionStatus) -> Iterator[str]:
     """Yield tables about one subscription: its relations, and whatever needs attention."""
     yield relations(one)
+    if one.sequences:
+        yield sequences(one)
     if one.blocked:
         yield blocked(one)
     elif one.state == "waiting":
@@ -128,6 +131,14 @@ def relations(one: SubscriptionStatus) -> str:
     table = render.rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
     unready = any(row["srsubstate"] != "r" for row in one.relations)
     return f"{table}\n{LEGEND}" if unready and render.terminal() else table
+
+
+def sequences(one: SubscriptionStatus) -> str:
+    """Format the sequences of one subscription, one a row, as the last attempt to synchronize them left them."""
+    columns = ["sequence", "srsubstate", "publisher_value", "target_value", "ahead", "taken_at"]
+    columns += ["problem"] if any(row["problem"] for row in one.sequences) else []
+    shown = [{**row, "sequence": f"{row['schemaname']}.{row['relname']}"} for row in one.sequences]
+    return render.rows(columns, shown)
 
 
 def copies(one: SubscriptionStatus) -> str:

@@ -112,6 +112,9 @@ class Parameters:
     messages: Annotated[
         bool, typer.Option(help="Request logical decoding messages (pg_logical_emit_message) and log them.")
     ] = False
+    sequences: Annotated[
+        bool, typer.Option(help="Bring sequences to the publisher's values, and keep them close; none goes backward.")
+    ] = False
     apply_mode: Annotated[
         Literal["batched", "transactional"],
         choice(

@@ -97,6 +97,8 @@ def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> N
         store.alter(sub.subid, **fields)
         if fields.get("slot_name", "") is None:
             store.put_slot(sub.subid, None)
+        if fields.get("sequences") is False:
+            store.put_sequences(sub.subid, [])
         store.journal("alter", sub.subid, fields.get("name", sub.name), shown)
 
 

@@ -16,9 +16,10 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.publication import PublishedTable
 from pgsub.publisher.tables import Name, describe_tables
+from pgsub.sequences.comparison import compare
 from pgsub.tablesync.copy import plan
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
@@ -51,17 +52,20 @@ def check_tables(
         there = publication.existing_publications(connection)
         detail = f"Publications of its database are {some(there)}." if there else "Its database has no publication."
         found.warnings.append(Caution(publication.missing_warning(absent), detail))
-    for name in publication.publishing_sequences(connection, names):
+    for name in [] if sub.sequences else publication.publishing_sequences(connection, names):
         found.warnings.append(
             Caution(
                 f'publication "{name}" publishes sequences, which are not synchronized',
                 "Tables are replicated; sequences on the target keep the values that they have there.",
-                f"Before the target takes writes of its own:\npgsub refresh {word(sub.name)} --sequences",
+                "With --sequences they follow the publisher. Or once, before the target takes writes of its own:\n"
+                f"pgsub refresh {word(sub.name)} --sequences",
             )
         )
     published = [
         one for one in publication.published_tables(connection, sub.publications) if (one.schema, one.name) not in known
     ]
+    if sub.sequences:
+        found.warnings += _sequences(connection, session, sub, [(one.schema, one.name) for one in published])
     replica = target.is_replica(session)
     places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
     _all_there(published, places)
@@ -79,6 +83,17 @@ def check_tables(
     found.warnings += servers.check_encryption(connection, "publisher")
     found.warnings += servers.check_room(connection, session, sub, copied)
     return found
+
+
+def _sequences(
+    connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Name]
+) -> Iterator[Caution]:
+    """Yield what keeps sequences of these tables, and published ones, from following the publisher."""
+    with translating(connection, "fetch sequence info from publisher"):
+        found = compare(connection, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
+    for one in found.obstacles:
+        hint = "\n".join([f"Run this on the {one.side}:", *one.statements]) if one.statements else None
+        yield Caution(one.message, "Its value on the target does not follow the publisher.", hint)
 
 
 def _all_there(published: Sequence[PublishedTable], places: dict[Name, TargetRelation]) -> None:

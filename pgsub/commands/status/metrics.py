@@ -120,6 +120,7 @@ def _conflicts(one: SubscriptionStatus) -> Iterator[Sample]:
 def _errors(one: SubscriptionStatus) -> Iterator[Sample]:
     stats = one.stats or {}
     yield ("apply",), stats.get("apply_error_count")
+    yield ("sequence synchronization",), stats.get("sync_seq_error_count")
     yield ("table synchronization",), stats.get("sync_table_error_count")
 
 

@@ -33,7 +33,7 @@ _BOOLEANS = {
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     "pgsub_messages",
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
-    "releasing",
+    *("releasing", "pgsub_sequences", "publisher_is_called", "target_is_called"),
 }
 _JSON = {
     *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
@@ -57,6 +57,7 @@ class SubscriptionStatus:
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
     relations: list[Row]
+    sequences: list[Row]  #: pgsub_sequence
     origin: Row | None
     workers: list[Row]
     stats: Row | None
@@ -109,6 +110,7 @@ class SubscriptionStatus:
             "blocked": self.blocked,
             "waits": self.waits,
             "task": self.task,
+            "sequences": self.sequences,
         }
 
 
@@ -211,6 +213,7 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
         task=task,
         columns=rows("pg_subscription")[0],
         relations=rows("pg_subscription_rel", "schemaname", "relname"),
+        sequences=rows("pgsub_sequence", "schemaname", "relname", own=True),
         origin=row("pg_replication_origin_status"),
         workers=[one for one in rows("pg_stat_subscription") if one["worker_type"] is not None],
         stats=row("pg_stat_subscription_stats"),

@@ -19,7 +19,7 @@ from pgsub.commands.status.status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY, sync_name
+from pgsub.launcher.error_reporting import APPLY, SEQUENCES, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1
@@ -179,6 +179,8 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
         return None
     for row in store.errors(subscription.subid):
         concerned = row.worker == APPLY or options.condition in ("synced", "two-phase", "caught-up")
+        if row.worker == SEQUENCES:
+            continue  # nobody waits for those
         if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
             continue
         if concerned and error_class(row).directive is not Directive.RETRY:

@@ -16,6 +16,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, servers, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve import sequences
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
 from pgsub.commands.subscription import definition, passfiles, password_required, registration
@@ -60,12 +61,21 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
                     _announce_two_phase(found, reporter)
                     return found
                 written.clear()
-            if made.sub.enabled and not options.wait:
-                service.leave()
-            elif made.sub.enabled:
-                service.synchronize(options, follow=options.follow)
-                service.report_two_phase()
+            if made.sub.enabled:
+                _serve(service, options, store, reporter)
     return None
+
+
+def _serve(service: Service, options: CreateOptions, store: StateStore, reporter: Reporter) -> None:
+    """Synchronize sequences and tables, or leave the tables to others; who serves them keeps the sequences close."""
+    sub = store.subscription(options.name)
+    if sub.sequences:  # of what stands in the way of some the pre-flight check has warned
+        sequences.report(sub, sequences.synchronize(store, sub), reporter)
+    if not options.wait:
+        service.leave()
+        return
+    service.synchronize(options, follow=options.follow)
+    service.report_two_phase()
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:

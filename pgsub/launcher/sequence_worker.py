@@ -1,0 +1,150 @@
+"""The sequences of one subscription, brought to the publisher's values again and again while it is served.
+
+Mirrors the sequence synchronization worker (sequencesync.c), which the server starts for REFRESH SEQUENCES only. The
+pauses double while nothing moves. Nothing waits for it, and none of its errors concerns apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import Directive, PgsubError, SchemaFault, StateStoreError, SubscriptionNotFound
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import SupervisedThread
+from pgsub.launcher import error_counters, retry
+from pgsub.launcher.error_reporting import SEQUENCES, ErrorReporter
+from pgsub.launcher.mirror.mirror import Run
+from pgsub.launcher.sequence_rows import rows
+from pgsub.publisher import connect as publisher
+from pgsub.sequences.synchronization import Outcome, bring, failure, look
+from pgsub.target.ledger import subscriptions
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName, must_use_password
+
+#: Seconds between two attempts, from the one while values move to the other; PGSUB_SEQUENCE_SECONDS is the longest.
+SHORTEST, LONGEST = 2.0, 30.0
+#: How many times the duration of an attempt the next one waits at least.
+FACTOR = 10
+#: Sessions of the target that draw values must not wait long for an attempt that has another one soon.
+_LOCK_TIMEOUT = "100ms"
+
+_IDENTITY = """
+SELECT s.system_identifier::text, d.oid::bigint FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
+ WHERE d.datname = pg_catalog.current_database()
+"""
+
+
+class SequenceWorker:
+    """The attempts, each in a thread of its own; their owner calls :meth:`tick` and learns how the last one ended.
+
+    :param current: the definition as it is now: the option may be changed while the subscription is served.
+    :param run: see :class:`~pgsub.launcher.mirror.mirror.Mirror`.
+    """
+
+    def __init__(
+        self,
+        sub: Subscription,
+        store: StateStore,
+        errors: ErrorReporter,
+        run: Run,
+        current: Callable[[], Subscription | None],
+    ) -> None:
+        self._sub = sub
+        self._store = store
+        self._errors = errors
+        self._run = run
+        self._current = current
+        self._longest = retry.seconds("PGSUB_SEQUENCE_SECONDS") or LONGEST
+        self._pause = min(SHORTEST, self._longest)
+        self._next = 0.0
+        self._thread: SupervisedThread | None = None
+        self._outcomes: Sequence[Outcome] | None = None  #: of the last attempt, None where it failed
+        self._failure: PgsubError | None = None
+        self._begun = self._ended = 0  #: attempts
+        self._last = 0  #: the attempt that a bounded run waits for
+
+    @property
+    def _follows(self) -> bool:
+        now = self._current()
+        return now is not None and now.sequences
+
+    def tick(self) -> None:
+        """Look how the last attempt ended, and begin another if it is time."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._conclude(self._thread)
+            self._thread = None
+        if not self._follows:
+            self._errors.clear(SEQUENCES)
+        elif time.monotonic() >= self._next or self._begun < self._last:
+            self._begun += 1
+            self._outcomes = self._failure = None
+            self._thread = SupervisedThread("sequences", "sequences", self._attempt)
+            self._thread.start()
+
+    def settled(self) -> bool:
+        """Return whether an attempt has ended that began after the first call: a run that is to end waits for it."""
+        self._last = self._last or self._begun + 1
+        return not self._follows or self._ended >= self._last
+
+    def close(self) -> None:
+        """Wait for an attempt under way."""
+        if self._thread is not None:
+            self._thread.join(2)
+
+    def _conclude(self, thread: SupervisedThread) -> None:
+        self._ended = self._begun
+        moving = any(one.moved or one.busy for one in self._outcomes or ())
+        self._pause = min(SHORTEST if moving else 2 * self._pause, self._longest)
+        self._next = max(self._next, time.monotonic() + self._pause)
+        error = self._failure or thread.fatal_error
+        if error is None:
+            error = failure(self._sub, self._outcomes or (), SchemaFault)
+        if error is None:
+            self._errors.clear(SEQUENCES)
+        # apply meets servers that do not answer as well, and the recorder reports the store
+        elif error.directive is not Directive.RETRY and not isinstance(error, StateStoreError | SubscriptionNotFound):
+            self._errors.report(SEQUENCES, error, "sync_seq_error_count", repeats=False)
+
+    # in the thread
+
+    def _attempt(self) -> None:
+        began = time.monotonic()
+        try:
+            outcomes = self._synchronize()
+            if outcomes is not None:
+                found = rows(outcomes)
+                self._run(lambda: self._store.put_sequences(self._sub.subid, found))
+                self._outcomes = outcomes
+        except Exception as error:
+            self._failure = error_counters.internal_error(error)
+        self._next = time.monotonic() + FACTOR * (time.monotonic() - began)
+
+    def _synchronize(self) -> list[Outcome] | None:
+        """Set what is behind; None where the server that answers is not the publisher: apply says so."""
+        sub = self._sub
+        name = SessionName(sub.subid, "sequences", 0)
+        with contextlib.closing(target.connect(sub.target, name, replica=False)) as session:
+            try:
+                must = must_use_password(session, sub)
+                with contextlib.closing(
+                    publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+                ) as source:
+                    # guard: only the publisher's values are taken
+                    if not self._is_publisher(session, source):
+                        return None
+                    found = look(session, source, sub)
+                return bring(session, found, run_as_owner=sub.run_as_owner, lock_timeout=_LOCK_TIMEOUT)
+            except psycopg.Error as error:
+                raise target.translate(error, "synchronize sequences") from None
+
+    def _is_publisher(self, session: psycopg.Connection, source: publisher.Connection) -> bool:
+        known = subscriptions.identity(session, self._sub.subid)
+        found = source.execute(_IDENTITY.encode()).fetchone()
+        return known.system_identifier is not None and found == (known.system_identifier, known.publisher_dboid)

@@ -1,0 +1,151 @@
+"""The sequences of a subscription brought to the publisher's values, and what became of each.
+
+Mirrors copy_sequences (sequencesync.c): what stands in the way of one does not keep the others from being set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgsub.common.errors import PgsubError
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.faults import translating
+from pgsub.sequences import reading, writing
+from pgsub.sequences.comparison import Compared, Obstacle, Wanted, compare
+from pgsub.sequences.definition import Name, Position
+from pgsub.target.ledger import subscriptions
+from pgsub.target.session import connect as target
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A sequence after an attempt to synchronize it; positions are None where they were not read.
+
+    :ivar ahead: by how much the target is ahead, in the direction of the sequence; negative where it is behind.
+    :ivar busy: open transactions of the target took values of it, and its value could not be set.
+    """
+
+    key: Name
+    oid: int | None
+    publisher: Position | None = None
+    target: Position | None = None
+    ahead: int | None = None
+    moved: bool = False
+    busy: bool = False
+    obstacle: Obstacle | None = None
+    error: PgsubError | None = None  #: the target refused to set it
+
+    @property
+    def shown(self) -> str:
+        """Schema and name, unquoted."""
+        return ".".join(self.key)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not synchronized; None where it is."""
+        if self.obstacle is not None:
+            return self.obstacle.message
+        if self.error is not None:
+            return self.error.message
+        return "open transactions of the target took values of it" if self.busy else None
+
+
+def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Subscription) -> Compared:
+    """Compare the sequences of a subscription; nothing is changed.
+
+    :param session: on the target.
+    :raises PgsubError: translated.
+    """
+    tables = [one.recorded or (one.schemaname, one.relname) for one in subscriptions.relations(session, sub.subid)]
+    with translating(source, "fetch sequence info from publisher"):
+        return compare(source, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
+
+
+def bring(
+    session: psycopg.Connection[Any],
+    found: Compared,
+    *,
+    run_as_owner: bool,
+    allow_backward: bool = False,
+    lock_timeout: str = writing.LOCK_TIMEOUT,
+) -> list[Outcome]:
+    """Set the target's values where they are behind, or, if that is allowed, where they differ.
+
+    :param session: on the target, autocommit.
+    :return: what became of each, by name.
+    :raises psycopg.Error: the session is lost.
+    """
+    readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
+    known = reading.positions(session, readable)
+    outcomes = [Outcome(one.key, one.oid, obstacle=one) for one in found.obstacles]
+    for one in found.wanted:
+        before = known.get(one.local.key)
+        if before is not None and not writing.moves(before, one, allow_backward=allow_backward):
+            outcomes.append(_outcome(one, before))
+        else:
+            outcomes.append(_set(session, one, before, run_as_owner, allow_backward, lock_timeout))
+    return sorted(outcomes, key=lambda one: one.key)
+
+
+def _set(
+    session: psycopg.Connection[Any],
+    one: Wanted,
+    before: Position | None,
+    run_as_owner: bool,
+    allow_backward: bool,
+    lock_timeout: str,
+) -> Outcome:
+    try:
+        before, moved = writing.bring_up(
+            session, one, run_as_owner=run_as_owner, allow_backward=allow_backward, lock_timeout=lock_timeout
+        )
+    except psycopg.errors.LockNotAvailable:
+        return _outcome(one, before, busy=True)
+    except psycopg.Error as error:
+        if session.closed:
+            raise
+        doing = f'set sequence "{one.local.shown}"'
+        return _outcome(one, before, error=target.translate(error, doing, user=session.info.user))
+    return _outcome(one, one.position if moved else before, moved=moved)
+
+
+def _outcome(one: Wanted, target: Position | None, **more: Any) -> Outcome:
+    ahead = None if target is None else target.ahead_of(one.position, one.definition.increment)
+    return Outcome(one.local.key, one.local.oid, one.position, target, ahead, **more)
+
+
+def failure(sub: Subscription, outcomes: Iterable[Outcome], kind: type[PgsubError]) -> PgsubError | None:
+    """Make the server's error of sequences that could not be synchronized, with what to paste.
+
+    Those that open transactions took values of are no failure: the next attempt may find them free.
+
+    :param kind: the class of the error, unless the target refused to set one and nothing else is wrong.
+    :return: None where there is none.
+    """
+    failed = [one for one in outcomes if one.problem is not None and not one.busy]
+    if not failed:
+        return None
+    obstacles = [one.obstacle for one in failed if one.obstacle is not None]
+    if failed[0].error is not None and not obstacles:
+        return failed[0].error
+    return kind(
+        f'logical replication sequence synchronization failed for subscription "{sub.name}"',
+        detail="\n".join(one.problem or "" for one in failed),
+        hint="\n".join([*_statements(obstacles), "Then try again:", f"pgsub refresh {word(sub.name)} --sequences"]),
+        sqlstate="55000",
+    )
+
+
+def _statements(obstacles: Sequence[Obstacle]) -> list[str]:
+    lines = []
+    for side in ("publisher", "target"):
+        statements = [text for one in obstacles if one.side == side for text in one.statements]
+        if statements:
+            lines += [f"Run this on the {side}:", *statements]
+    return lines
