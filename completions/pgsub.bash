@@ -39,7 +39,7 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --publication|--connection|--target|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
@@ -65,7 +65,7 @@ _pgsub() {
             esac
             ;;
         alter)
-            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --publisher-upgraded --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --publisher-upgraded --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
@@ -80,7 +80,7 @@ _pgsub() {
             options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --columns --sort --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pg_replication_slots pg_stat_replication_slots pg_stat_replication" "$cur"; return ;;
+                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pgsub_sequence pg_replication_slots pg_stat_replication_slots pg_stat_replication" "$cur"; return ;;
                 --max-lag|--columns) return ;;
             esac
             ;;

@@ -57,7 +57,7 @@ def test_options_of_create_are_those_of_create_subscription():
     options = {option.names[0]: option for option in create.options}
     switches = (
         "connect create-slot enabled copy-data binary two-phase disable-on-error password-required failover"
-        " run-as-owner messages copy-atomic wait"
+        " run-as-owner messages sequences copy-atomic wait"
     )
     assert {name: option.opposite for name, option in options.items() if option.opposite} == {
         f"--{name}": f"--no-{name}" for name in switches.split()

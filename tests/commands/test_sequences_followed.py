@@ -116,7 +116,7 @@ def test_what_keeps_a_sequence_from_following_is_a_warning_of_create_with_what_t
     pubdb, subdb = sequences
     subdb.execute("ALTER SEQUENCE down MAXVALUE 5000")
     named = 'mismatched or renamed sequence on subscriber ("public.down")'
-    one_error(cli.create("s", "--sequences", "--strict"), 3, named, "ALTER SEQUENCE public.down MAXVALUE 10;")
+    one_error(cli.create("s", "--sequences", "--strict"), 3, named, 'ALTER SEQUENCE "public"."down" MAXVALUE 10;')
     nothing_created(cli, pubdb, subdb)
     pubdb.execute("SELECT setval('shared', 101)")
     ended = cli.create("s", "--sequences", "--no-wait")

@@ -32,6 +32,11 @@ For a single subscription its tables are listed, too, and for tables being copie
 done, the estimated totals, the present rate, and the time left. Tables on hold are listed with the amount of their
 kept changes; a subscription with such tables is healthy.
 
+Sequences are listed as the last attempt to synchronize them left them, with the publisher's value, the target's, and
+by how much the target is ahead in the direction of the sequence (negative where it is behind). Their srsubstate is r,
+or i with the problem where the attempt failed; pg_stat_subscription_stats counts such attempts in
+sync_seq_error_count. The view pgsub_sequence has the same rows.
+
 With two_phase the column prepared counts the prepared transactions on the target that await the publisher's decision;
 the view pgsub_prepared_pending lists them.
 

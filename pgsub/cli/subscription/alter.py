@@ -35,6 +35,9 @@ transaction is skipped, or the table is held again. Running workers follow both 
 --on-conflict adds a rule for conflicts or replaces the one of its type and table; TYPE=default removes it. See
 pgsub-conflicts(7). A conflict that stops apply is retried by the new rules at once.
 
+With --sequences a running pgsub run begins to keep sequences close to the publisher's values, see pgsub-create(1);
+with --no-sequences it ends that, and their values stay.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 used here.
 """,

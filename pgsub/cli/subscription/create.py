@@ -34,6 +34,14 @@ that user; with --run-as-owner everything is made as that user. A member of the 
 rejected. A user that is not a member uses its own privileges on the table, with a warning: the owner's triggers, rules
 and expressions then run with the user's rights.
 
+With --sequences the target's sequences are brought to the publisher's values, and who serves the subscription keeps
+them close: those that subscribed tables own or use in defaults, from publishers of any version, and published ones
+where the publisher is PostgreSQL 19. The publisher is looked at every 2 seconds while values move and less often while
+they do not, up to every 30 seconds (sequence_seconds in config.toml). No value goes backward; pgsub refresh
+--sequences --allow-backward does that. A sequence that is missing on the target, is defined otherwise, or lacks a
+privilege is a warning with the statement to paste, and later an error that does not stop apply; with
+--disable-on-error it disables the subscription, as in the server. pgsub status shows each sequence.
+
 --on-conflict resolves conflicts of a type by a rule, for all tables or for one. pgsub-conflicts(7) describes the types
 and resolutions; without a rule everything is as in the server.
 

@@ -30,10 +30,11 @@ subscription writes to the table. Tables that reference each other may be named 
 terminal; elsewhere --yes is needed.
 
 With --sequences nothing but the values of sequences is refreshed, from publishers of any version: of sequences that
-subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once; a
-sequence does not follow the publisher afterwards. A sequence of the target that is ahead stays as it is, unless
---allow-backward is given; values that the target has given are then given again. A sequence that is missing on the
-target, is defined otherwise, or lacks a privilege is an error with the statement to paste; the others are set.
+subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once;
+sequences follow the publisher where the subscription has the option --sequences. A sequence of the target that is ahead
+stays as it is, unless --allow-backward is given; values that the target has given are then given again. A sequence that
+is missing on the target, is defined otherwise, or lacks a privilege is an error with the statement to paste; the others
+are set.
 
 New tables are checked as by pgsub create. With --dry-run nothing is changed and the plan is printed, with --json as
 one document. Where pgsub run serves the subscription, it does the work and this command shows the progress.
