@@ -77,6 +77,20 @@ def test_without_the_option_no_attempt_begins_and_no_run_waits_for_one(make: Mak
     assert worker._thread is None and worker.settled()
 
 
+def test_a_sequence_that_cannot_follow_disables_the_subscription_only_with_disable_on_error(
+    make: Make, tables: tuple[Database, Database], cli: Cli
+) -> None:
+    tables[1].execute("ALTER SEQUENCE q CYCLE")
+    errors = "SELECT subenabled, sync_seq_error_count FROM pg_subscription JOIN pgsub_stats ON oid = subid"
+    _attempt(make())
+    assert cli.sql(errors) == [(1, 1)]
+    assert cli("disable-on-error", "s", "on").returncode == 0
+    worker = make()
+    worker._errors._recorder.subscriptions()
+    _attempt(worker)
+    assert cli.sql(errors) == [(0, 2)]
+
+
 def test_values_of_a_server_that_is_not_the_publisher_are_not_taken(
     make: Make, tables: tuple[Database, Database]
 ) -> None:
