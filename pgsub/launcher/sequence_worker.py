@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, PgsubError, SchemaFault, StateStoreError, SubscriptionNotFound
+from pgsub.common.errors import Directive, PgsubError, SchemaFault, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_counters, retry
@@ -109,7 +109,7 @@ class SequenceWorker:
         if error is None:
             self._errors.clear(SEQUENCES)
         # apply meets servers that do not answer as well, and the recorder reports the store
-        elif error.directive is not Directive.RETRY and not isinstance(error, StateStoreError | SubscriptionNotFound):
+        elif error.directive is not Directive.RETRY and not isinstance(error, StateStoreError):
             self._errors.report(SEQUENCES, error, "sync_seq_error_count", repeats=False)
 
     # in the thread
@@ -119,12 +119,18 @@ class SequenceWorker:
         try:
             outcomes = self._synchronize()
             if outcomes is not None:
-                found = rows(outcomes)
-                self._run(lambda: self._store.put_sequences(self._sub.subid, found))
                 self._outcomes = outcomes
+                self._run(lambda: self._write(outcomes))
         except Exception as error:
             self._failure = error_counters.internal_error(error)
         self._next = time.monotonic() + FACTOR * (time.monotonic() - began)
+
+    def _write(self, outcomes: Sequence[Outcome]) -> None:
+        """Write where the sequences are, unless a command has taken the option and the rows away meanwhile."""
+        with self._store.batch():
+            now = self._store.subscription_by_id(self._sub.subid)
+            if now is not None and now.sequences:
+                self._store.put_sequences(self._sub.subid, rows(outcomes))
 
     def _synchronize(self) -> list[Outcome] | None:
         """Set what is behind; None where the server that answers is not the publisher: apply says so."""
