@@ -77,6 +77,13 @@ def test_without_the_option_no_attempt_begins_and_no_run_waits_for_one(make: Mak
     assert worker._thread is None and worker.settled()
 
 
+def test_an_attempt_that_ends_after_the_option_was_taken_away_shows_nothing(make: Make, cli: Cli) -> None:
+    worker = make()
+    assert cli("alter", "s", "--no-sequences").returncode == 0
+    _attempt(worker)
+    assert worker._outcomes is not None and cli.sql("SELECT relname FROM pgsub_sequence") == []
+
+
 def test_a_sequence_that_cannot_follow_disables_the_subscription_only_with_disable_on_error(
     make: Make, tables: tuple[Database, Database], cli: Cli
 ) -> None:
