@@ -25,6 +25,7 @@ from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
@@ -164,8 +165,8 @@ def _checked(records: list[Record], subid: int) -> list[RowConflict]:
 def _finish(session: TargetSession, sub: Subscription, request: ReplayRequest, transaction: RemoteTransaction) -> None:
     """Commit, with the event for the launcher."""
     connection, lsn = session.connection, format_lsn(request.finish_lsn)
-    count = len(request.kept.ids)
-    text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
+    count = counted(len(request.kept.ids), "skipped change")
+    text = f'subscription "{sub.name}" replayed {count} of the transaction finished at {lsn}'
     replayed = {"kind": "replayed", "finish_lsn": lsn, **request.event}
     events.add(connection, sub.subid, events.log_entry("LOG", log_text(text)), replayed)
     if transaction.commit_ts:  # what a copy left out has none

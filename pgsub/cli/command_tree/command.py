@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from textwrap import indent
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from typer.core import TyperCommand
@@ -37,7 +38,7 @@ class Command(TyperCommand):
             formatter.write_text(paragraph)
         with formatter.section("Examples"):
             for purpose, command in page.examples:
-                formatter.write(f"  {command}\n      {purpose}\n")
+                formatter.write(f"{indent(command, '  ')}\n      {purpose}\n")
         self._format_lists(formatter)
 
     def _format_lists(self, formatter: Any) -> None:

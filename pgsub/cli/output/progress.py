@@ -115,8 +115,8 @@ def line(row: TableProgress) -> str:
     done = portion(row)
     parts = [_WORDS.get(row.state, row.state)]
     if row.state == "d":
-        percent = "" if done is None else f"{done:.0%} "
-        parts.append(f"{percent}({', '.join(_amounts(row))})")
+        amounts = ", ".join(_amounts(row))
+        parts.append(amounts if done is None else f"{done:.0%} ({amounts})")
         if row.chunks_total > 1:
             parts.append(f"{row.chunks_done} of {row.chunks_total} chunks")
         parts += _speed(row)

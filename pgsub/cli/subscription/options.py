@@ -123,7 +123,9 @@ class Parameters:
         ),
     ] = "batched"
     copy_atomic: Annotated[bool, typer.Option(help="Copy every table in one transaction, never in chunks.")] = False
-    max_sync_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Tables copied at once.")] = 2
+    max_sync_workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Table synchronization workers at once; small tables share one.")
+    ] = 2
     copy_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at once.")] = 2
     max_parallel_apply_workers: Annotated[
         int,
