@@ -177,11 +177,11 @@ def lock_held(lock: Lock, what: str) -> LockHeld:
 
 
 def _ending(holder: str) -> str:
-    """Say how to end the holder; a kill reaches only a process of this machine."""
+    """Say what to do about the holder; what can be pasted ends nothing, for it may be the service itself."""
     match = _HOLDER.match(holder)
     if match is None or match[2] != socket.gethostname():
         return "Wait until it ends, or stop it where it runs."
-    return f"Wait until it ends; a pgsub run that is not needed any more is ended by:\nkill {match[1]}"
+    return "Wait until it ends. See what a pgsub run serves before you end it (SIGTERM):\npgsub status"
 
 
 def _flock(descriptor: int, operation: int) -> bool:

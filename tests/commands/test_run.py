@@ -85,7 +85,8 @@ def test_a_second_launcher_ends_with_9_and_says_who_is_the_first(cli, tables):
     running = cli.launcher()
     tables[0].wait("SELECT active FROM pg_replication_slots WHERE slot_name = 's'")
     who = f"The lock is held by pid {running.pid} "
-    one_error(cli("run"), 9, "this state folder is in use by another process", who)
+    said = one_error(cli("run"), 9, "this state folder is in use by another process", who)
+    assert said.splitlines()[-1] == "pgsub status" and "kill" not in said
     one_error(cli("run", "s"), 9, 'subscription "s" is in use by another process', who)
     one_error(cli("run", "--until-caught-up"), 9, 'subscription "s" is in use by another process', who)
     assert cli("drop", "s", "--yes").returncode == 0
