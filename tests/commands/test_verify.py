@@ -78,6 +78,12 @@ def test_rows_that_the_record_explains_are_told_apart(served: Served, tables: Ta
     a = _table(found, "a")
     assert a["outcome"] == "equal" and (a["different"], a["explained"]) == (1, 1)
     assert a["differences"][0]["explained"] == "skipped_change"
+    said = cli("verify", name)
+    assert said.returncode == 0 and "the compared tables are equal but for 1 explained row;" in said.stdout
+    outcomes = dict(
+        line.split("\t")[:2] for line in said.stdout.splitlines() if line.startswith("public.") and "\t" in line
+    )
+    assert outcomes == {"public.a": "explained", "public.b": "equal"}
     _plant(target, "UPDATE a SET t = 'fault' WHERE id = (SELECT min(id) FROM a)")
     a = _table(_verify(cli, name, code=6), "a")
     assert (a["different"], a["explained"]) == (2, 1)

@@ -37,7 +37,8 @@ compared.
 Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
 and ten are printed. A row is explained if the record names its key: a change that was skipped and not replayed, a
 change of a held table, or a conflict whose change was not made. Where update or delete is not published, rows that only
-the target has, or has in another version, are explained too. Explained rows are counted apart.
+the target has, or has in another version, are explained too. Explained rows are counted apart; a table that is equal
+but for them is shown as explained, and as equal in the JSON document.
 
 Tables that still synchronize are named and not compared, nor are those that are truncated or rewritten meanwhile.
 
@@ -143,7 +144,9 @@ def _end(found: Verification) -> None:
 
 
 def _print(found: dict[str, Any], *, rows: bool) -> None:
-    tables = [{"table": f"{one['schemaname']}.{one['relname']}", **one} for one in found["tables"]]
+    tables = [
+        {"table": f"{one['schemaname']}.{one['relname']}", **one, "outcome": _outcome(one)} for one in found["tables"]
+    ]
     columns = ["table", "outcome", "publisher_rows", "target_rows", "missing", "extra", "different", "explained"]
     emit(render.rows(columns, tables))
     for one in tables:
@@ -160,10 +163,17 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
     for one in found.get("repair", {}).get("refused", ()):
         emit(console.line(f"{one['table']} cannot be repaired row by row: {one['reason']}"))
     share = "" if found["sample"] is None else f" {found['sample']:g}% of the keys"
-    verdict = "are equal" if found["equal"] else "differ"
+    explained = counted(sum(one["explained"] for one in tables), "explained row")
+    but = f" but for {explained}" if any(one["explained"] for one in tables) else ""
+    verdict = f"are equal{but}" if found["equal"] else "differ"
     pause = f"{1000 * found['pause']:.0f} ms"
     emit(console.line(f"At {found['lsn']} the compared tables{share and ' (' + share.strip() + ')'} {verdict};"
                       f" apply stood still for {pause}."))  # fmt: skip
+
+
+def _outcome(table: dict[str, Any]) -> str:
+    """Return what a table's row shows: one that is equal but for what is explained is not called equal."""
+    return "explained" if table["outcome"] == "equal" and table["explained"] else str(table["outcome"])
 
 
 def _difference(one: dict[str, Any], *, rows: bool) -> str:
