@@ -154,6 +154,11 @@ class ErrorReporter:
         """
         self._logged.pop(worker, None)
         if self._shown.pop(worker, None) is not None:
+            if worker == APPLY:  # of a table the log says that its worker has finished
+                text = (
+                    f'logical replication apply worker for subscription "{self._sub.name}" has recovered from an error'
+                )
+                self._log("LOG", log_text(text))
             self._record(lambda: self._passed(worker, position))
 
     def _passed(self, worker: str, position: int) -> None:

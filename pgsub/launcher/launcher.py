@@ -176,9 +176,18 @@ class Launcher:
         if restarts:
             why = "restart because of a parameter change"
         else:
-            removed = self._recorder.current(runner.sub.subid) is None
-            why = f"stop because the subscription was {'removed' if removed else 'disabled'}"
+            why = f"stop because the subscription {self._why_not(runner.sub.subid)}"
         self._log("LOG", log_text(f'logical replication worker for subscription "{runner.sub.name}" will {why}'))
+
+    def _why_not(self, subid: int) -> str:
+        """Say why a subscription is wanted no more; a drop disables it first, and only a disable is in the journal."""
+        if self._recorder.current(subid) is None:
+            return "was removed"
+        with contextlib.suppress(StateStoreError):
+            actions = (row.action for row in self._recorder.run(lambda: self._store.journal_rows(subid)))
+            if next((one for one in actions if one in ("enable", "disable")), None) != "disable":
+                return "is being dropped"
+        return "was disabled"
 
     def _start(self, sub: Subscription, *, refuse: bool) -> None:
         lock = self._locks.pop(sub.subid, None)
@@ -196,6 +205,7 @@ class Launcher:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # another launcher serves it; when that ends, we do
         self._count_slots(sub)
+        self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
         runner = Runner(sub, self._store, self._recorder, self._engine, self._heartbeats, self._log, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()

@@ -17,7 +17,7 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     pubdb, subdb = tables
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
     subdb.execute("INSERT INTO b VALUES (1, 0)")
-    cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    log = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"}).log  # type: ignore[attr-defined]
     pubdb.execute("INSERT INTO b VALUES (1, 1)")
     first = until(lambda: cli.status()["last_error"])
     held = cli("alter", "s", "--hold", "public.b")
@@ -34,6 +34,9 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     )
     assert shown["kept_bytes"] > 0
     until(lambda: cli("status", "s", "--check").returncode == 0)
+    recovered = 'LOG:  logical replication apply worker for subscription "s" has recovered from an error\n'
+    lines = ('LOG:  table "public.b" of subscription "s" is held: its changes are kept\n', recovered)
+    until(lambda: all(log.read_text().count(line) == 1 for line in lines))
     text = cli("status", "s").stdout
     assert "public.b" in text and "pgsub alter s --release public.b" in text
     assert cli("alter", "s", "--release", "public.b").returncode == 0
@@ -45,6 +48,10 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     subdb.execute("DELETE FROM b")
     subdb.wait("SELECT n::int FROM b WHERE id = 1", value=1)
     until(lambda: not cli.status()["held"])
+    until(lambda: log.read_text().count(recovered) == 2)
+    said = log.read_text()
+    assert 'LOG:  table "public.b" of subscription "s" is released: its kept changes are applied\n' in said
+    assert said.rindex(recovered) > said.rindex("ERROR:  ")
 
 
 def test_what_is_kept_goes_with_no_command_unsaid(stuck: MakeStuck) -> None:

@@ -17,12 +17,12 @@ from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.refresh.diff import named
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError
+from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.target.ledger import held_tables, states, subscription_tables, subscriptions
+from pgsub.target.ledger import events, held_tables, states, subscription_tables, subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
@@ -44,6 +44,10 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
         def change() -> None:
             held_tables.hold(session, sub.subid, [one.srrelid for one in holds])
             held_tables.release(session, sub.subid, [one.srrelid for one in releases])
+            said = [(one, "is held: its changes are kept") for one in holds]
+            said += [(one, "is released: its kept changes are applied") for one in releases]
+            texts = [log_text(f'table "{_name(one)}" of subscription "{sub.name}" {what}') for one, what in said]
+            events.add(session, sub.subid, *(events.log_entry("LOG", text) for text in texts))
 
         _decide(session, sub, change, options.deadline, reporter)
         rows = held_stats.rows(relations, held_tables.overview(session, sub.subid))
