@@ -162,6 +162,7 @@ class Runner(SupervisedThread):
 
     def work(self) -> None:
         """Serve until stopped or done."""
+        self._told(self._serves)
         while not self._stop_event.is_set() and self.outcome is None:
             try:
                 self._connected()
@@ -171,6 +172,17 @@ class Runner(SupervisedThread):
             except Exception as error:
                 self._failed(error_counters.internal_error(error))
         self.outcome = self.outcome or "stopped"
+        if self.outcome != "failed":  # an unbounded run tries that again
+            self._told(lambda: self._store.clear_server(self.sub.subid))
+
+    def _serves(self) -> None:
+        """Name this process as the launcher, with no workers yet."""
+        self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
+
+    def _told(self, work: Callable[[], None]) -> None:
+        """Write who serves the subscription, if the state store can be written; what it shows decides nothing."""
+        with contextlib.suppress(PgsubError):
+            self._recorder.run(work)
 
     def _failed(self, error: PgsubError) -> None:
         if error.directive is not Directive.RETRY:
@@ -270,7 +282,7 @@ class Runner(SupervisedThread):
         def both() -> None:
             server = self._store.server(self.sub.subid)
             if server is None or server.pid != os.getpid():
-                self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
+                self._serves()
             work()
 
         self._recorder.run(both)
@@ -355,8 +367,7 @@ class Runner(SupervisedThread):
         with contextlib.suppress(psycopg.Error, PgsubError):
             serving.events.move()
             serving.mirror.refresh(apply_alive=False, syncing=set())
-        with contextlib.suppress(PgsubError):  # whether or not the target could still be asked
-            self._recorder.run(lambda: self._store.clear_server(self.sub.subid))
+        self._told(self._serves)  # whether or not the target could still be asked: without workers, until it is again
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:

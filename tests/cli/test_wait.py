@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import patience
 import pytest
 
+from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ErrorRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status.wait import WaitOptions, wait
@@ -141,10 +144,41 @@ def test_two_further_attempts_with_the_error_from_before_end_the_wait(store, fol
         _until(folder, "synced", timeout=1000)
 
 
-def test_an_error_from_before_that_nobody_retries_ends_the_wait_at_once(store, folder):
+def test_an_error_from_before_that_nobody_retries_ends_the_wait(store, folder):
     _fails(store)
     with pytest.raises(ApplyError):
         _until(folder, "synced", timeout=1000)
+
+
+def test_an_error_from_before_does_not_end_the_wait_before_who_retries_it_has_begun(store, folder, soon):
+    _fails(store)
+    lock = subscription_lock(folder, 5)
+
+    def begun():
+        assert lock.acquire()
+        store.put_server(5, os.getpid(), "here")
+        soon(lambda: (store.put_relations(5, READY), store.clear_error(5, "apply")))
+
+    soon(begun)
+    _until(folder, "synced", timeout=30)
+    lock.release()
+
+
+def test_an_attempt_that_takes_long_is_waited_for(store, folder, served, soon, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 1000 * time.monotonic(), sleep=time.sleep)
+    monkeypatch.setattr(sys.modules[WaitOptions.__module__], "time", clock)
+    _fails(store)
+    soon(lambda: (store.put_relations(5, READY), store.clear_error(5, "apply")))
+    _until(folder, "synced", timeout=30_000)
+
+
+def test_a_launcher_without_a_word_in_the_store_is_not_denied(store, folder):
+    lock = launcher_lock(folder)
+    assert lock.acquire()
+    with pytest.raises(TimeoutExpired) as caught:
+        _until(folder, "synced")
+    assert "No pgsub run" not in caught.value.detail
+    lock.release()
 
 
 def test_an_error_that_a_retry_mends_is_waited_out(store, folder, served):

@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import patience
 import pytest
 from fix_program import Cli, nothing_created, one_error, until
 
@@ -105,6 +106,7 @@ def test_disable_ends_the_workers_and_enable_starts_them_again(synchronized, tab
     assert cli("disable", name).returncode == 0
     assert cli("wait", name, "--for", "disabled", "--timeout", "1m").returncode == 0
     pubdb.wait(active, name, value=False)
+    assert f'"{name}" will stop because the subscription was disabled\n' in cli.running.log.read_text()
     assert cli.status(name)["workers"] == []
     assert cli("disable", name).stderr == f'NOTICE:  subscription "{name}" is already disabled\n'
     assert cli("status", name, "--check").returncode == 3
@@ -166,6 +168,10 @@ def test_drop_takes_a_subscription_from_its_launcher(synchronized, tables):
     nothing_created(cli, *tables)
     assert tables[1].value("SELECT count(*) FROM a") == 100
     assert cli.running.poll() is None
+    log = cli.running.log.read_text()
+    assert f'LOG:  serving subscription "{name}"\n' in log
+    worker = f'LOG:  logical replication worker for subscription "{name}" will stop because the subscription'
+    assert f"{worker} is being dropped\n" in log and f"{worker} was" not in log
 
 
 def test_a_drop_that_fails_gives_the_subscription_back_to_its_launcher(served, tables, tmp_path):
@@ -200,4 +206,41 @@ def test_to_disable_takes_no_answer_of_a_target_that_is_silent(cli, tables, prox
     tables[0].execute("INSERT INTO b VALUES (1, 1)")
     tables[1].wait("SELECT count(*) FROM b", value=1)
     between.stall()
+    assert cli.stop(launcher) == 0
+
+
+def test_a_launcher_serves_on_while_the_target_is_down_and_says_that_it_has_recovered(cli, tables, proxy):
+    between = proxy(tables[1].conninfo)
+    cli.target = between.conninfo
+    assert cli.create("s", "--no-wait").returncode == 0
+    launcher = cli.start("run", "s", env={"PGSUB_RETRY_SECONDS": "0.5"})
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+    between.harm = lambda link, data: "swallow"
+    between.cut()
+    until(lambda: cli.sql("SELECT 1 FROM pgsub_error WHERE attempts >= 2"))
+    tables[0].execute("INSERT INTO b VALUES (1, 1)")
+    ended = cli("wait", "s", "--for", "caught-up", "--timeout", "300ms")
+    assert (ended.returncode, "Last error: " in ended.stderr) == (8, True), ended.stderr
+    assert "No pgsub run serves" not in ended.stderr
+    assert 'pgsub_subscription_served{subscription="s"} 1' in cli("metrics").stdout
+    shown = cli.status()
+    assert (shown["state"], shown["workers"]) == ("error", [])
+    recovered = 'LOG:  logical replication apply worker for subscription "s" has recovered from an error\n'
+    assert recovered not in launcher.log.read_text()
+    between.harm = lambda link, data: "none"
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+    assert launcher.log.read_text().count(recovered) == 1
+    assert cli.stop(launcher) == 0
+
+
+def test_who_mends_and_starts_may_wait_at_once(cli, tables):
+    tables[1].execute("INSERT INTO a VALUES (1, 'local')")
+    assert cli.create("s", "--no-wait").returncode == 0
+    launcher = cli.launcher()
+    assert cli("wait", "s", "--for", "error", "--timeout", "2m").returncode == 0
+    assert cli.stop(launcher) == 0
+    tables[1].execute("DELETE FROM a")
+    waiting = cli.start("wait", "s", "--for", "synced", "--timeout", "2m")
+    launcher = cli.launcher()
+    assert waiting.wait(patience.SECONDS) == 0, waiting.log.read_text()
     assert cli.stop(launcher) == 0

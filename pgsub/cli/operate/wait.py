@@ -42,11 +42,11 @@ present position. lsn=X/X: apply has reached this position. disabled: the subscr
 ended. error: an error has been recorded.
 
 If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
-error that was there before is given two further attempts. After the timeout the command ends with 8 and names what is
-missing.
+error that was there before is given two further attempts, however long these take. After the timeout the command ends
+with 8 and names what is missing.
 
-On a subscription that is disabled, or that no pgsub run serves, the command ends at once with 3, unless disabled is
-awaited; with --even-if-stopped it waits.
+On a subscription that is disabled the command ends at once with 3, and so it does after 5 seconds, in which one may
+start, where no pgsub run serves the subscription, unless disabled is awaited; with --even-if-stopped it waits.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),

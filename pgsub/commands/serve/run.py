@@ -47,10 +47,6 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
     :raises TimeoutExpired: the bound was not reached in time.
     :raises PgsubError: what stopped a bounded run.
     """
-    # here and not above: others import this module, and need not load Spark for it
-    from pgsub.launcher.launcher import Launcher
-    from pgsub.launcher.runner import Goal
-
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, readable=True))
         store.check()
@@ -67,6 +63,10 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
             if not lock.acquire():
                 raise lock_held(lock, "this state folder")
             stack.callback(lock.release)
+        # here and not above: others import this module and need not load Spark, and the lock is to be seen soon
+        from pgsub.launcher.launcher import Launcher
+        from pgsub.launcher.runner import Goal
+
         stop = stack.enter_context(stopping_by_signal(reporter))
         launcher = Launcher(
             store,

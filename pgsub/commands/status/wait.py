@@ -23,8 +23,6 @@ from pgsub.launcher.error_reporting import APPLY, SEQUENCES, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1
-#: an error from before the wait is given this time to be overcome by the retry that follows every 5 s
-_GRACE = 20.0
 #: Times that an error from before the wait is reported again until it counts as of now: the first of these attempts
 #: may have begun before the command that was to mend it.
 _REPEATS = 2
@@ -32,7 +30,7 @@ _REPEATS = 2
 _CLEARED = 2.0
 _NAMED = 10
 #: seconds that a pgsub run may take to begin, or to begin again, before it counts as none
-_STARTING = 2.0
+_STARTING = 5.0
 _ENABLE = "With --even-if-stopped the command waits until it is enabled; this enables it:"
 _START = "With --even-if-stopped the command waits until one is started; this starts it:"
 
@@ -75,12 +73,13 @@ def wait(options: WaitOptions) -> None:
                 return
             elapsed = time.monotonic() - begin
             expired = options.timeout is not None and elapsed >= options.timeout
-            if problem and (expired or _of_now(problem, before) or _final(store, options, elapsed)):
-                raise _recorded(problem)
             if _served(store, options, subscription):
                 served_at = time.monotonic()
+            unserved = time.monotonic() - served_at
+            if problem and (expired or _of_now(problem, before) or not _retried(subscription, unserved)):
+                raise _recorded(problem)
             if not options.even_if_stopped and options.condition != "disabled":
-                _refuse_stopped(subscription, missing, unserved=time.monotonic() - served_at)
+                _refuse_stopped(subscription, missing, unserved)
             if expired:
                 raise _timeout(options, store, subscription, missing)
             time.sleep(_POLL)
@@ -199,10 +198,12 @@ def _of_now(row: ErrorRow, before: dict[tuple[str, Time | None], int]) -> bool:
     return known is None or row.attempts >= known + _REPEATS
 
 
-def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
-    """Return whether an earlier error will stay: it is not retried, or retries have had their time."""
-    subscription = store.subscription(options.name)
-    return not (subscription.enabled and _served(store, options, subscription)) or elapsed >= _GRACE
+def _retried(subscription: Subscription, unserved: float) -> bool:
+    """Return whether somebody will try again what failed before the wait: who mended it may just have started it.
+
+    :param unserved: seconds that nothing has served the subscription.
+    """
+    return subscription.enabled and unserved < _STARTING
 
 
 def _served(store: StateStore, options: WaitOptions, subscription: Subscription) -> bool:
@@ -211,7 +212,7 @@ def _served(store: StateStore, options: WaitOptions, subscription: Subscription)
     return own or launcher_lock(options.state_dir).holder() is not None
 
 
-def _refuse_stopped(subscription: Subscription, missing: str, *, unserved: float) -> None:
+def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -> None:
     """End the wait for what cannot come.
 
     :param unserved: seconds that nothing has served the subscription.
@@ -251,7 +252,7 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
     details = [missing]
     if not subscription.enabled and options.condition != "disabled":
         details.append("The subscription is disabled.")
-    elif not serving(store, options.state_dir, subscription.subid):
+    elif not _served(store, options, subscription):
         details.append("No pgsub run serves the subscription.")
     elif (task := store.task(subscription.subid)) is not None and task.waits_for:
         details.append(f"The apply worker waits for {task.waits_for}.")
