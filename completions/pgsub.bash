@@ -39,7 +39,7 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --adopt --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --publication|--connection|--target|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
@@ -58,7 +58,7 @@ _pgsub() {
             esac
             ;;
         refresh)
-            options="--copy-data --no-copy-data --resync --sequences --allow-backward --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--copy-data --no-copy-data --resync --adopt --sequences --allow-backward --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --resync|--timeout|--master|--conf) return ;;

@@ -66,6 +66,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a table that was rewritten while it was compared is not judged": (
         "test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged",
     ),
+    "only one session brings what differs": ("test_only_one_session_brings_what_differs",),
     "a table is copied by the definition that it was added by": (
         "test_no_copy_starts_by_a_definition_that_has_changed_since",
     ),

@@ -36,8 +36,8 @@ from pgsub.reconcile import record
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import ComparedTable, compared
 from pgsub.reconcile.point import Point, one_point
-from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference
-from pgsub.reconcile.side import Side
+from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, left_by
+from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.lookup import name_of
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import subscriptions
@@ -243,11 +243,6 @@ def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporte
         thread.join()
 
 
-def date_order(session: psycopg.Connection) -> str:
-    """Return the order of day and month that the target reads dates in."""
-    return str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
-
-
 def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
     """Make the publisher's side of a comparison.
 
@@ -290,9 +285,7 @@ class _Work:
 
     def _not_sent(self, state: RelationState) -> set[str]:
         """Return the kinds of differences that changes leave which are not published."""
-        left_out = self._unpublished.get((state.schemaname, state.relname), ())
-        left = {"insert": {MISSING}, "update": {DIFFERENT, EXTRA}, "delete": {EXTRA}}
-        return set().union(*(left[operation] for operation in left_out))
+        return left_by(self._unpublished.get((state.schemaname, state.relname), ()))
 
     def verdict(
         self, comparison: Comparison, state: RelationState, progress: Callable[[int, int], None]

@@ -125,6 +125,12 @@ class StateForbids(PgsubError):
     meaning = "subscription or configuration state forbids it"
 
 
+class TableRewritten(StateForbids):
+    """A table that was truncated or rewritten while it was compared: a snapshot does not show it any more."""
+
+    directive = Directive.RETRY
+
+
 class SubscriptionNotFound(StateForbids):
     """A subscription's name that does not exist."""
 

@@ -190,8 +190,8 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
 
 
 RECREATE_HINT = (
-    "What the slot kept is lost, so every table has to be copied again. "
-    "Drop the subscription, empty its tables on the target, and create it again."
+    "What the slot kept is lost. Drop the subscription (pgsub drop), and create it again with --adopt (pgsub create): "
+    "every table is compared with the publisher's then, and only what differs is brought."
 )
 
 PROMOTE_HINT = (

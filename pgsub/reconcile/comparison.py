@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -17,8 +17,11 @@ from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.equality import Equality
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.rows import Differences, Row, RowComparison
-from pgsub.reconcile.side import Piece, Side, Source
+from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
+from pgsub.reconcile.side import HASH_BITS, Piece, Side, Source
+
+#: Rows that are asked for one by one at most, where the buckets that differ have many more.
+MOST_HASHES = 500_000
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class TableResult:
 
 
 Result = TypeVar("Result")
+_Session = tuple[Side, psycopg.Connection]
 #: The known reason for a difference, by the hash of its key and its kind.
 Explain = Callable[[int, str], str | None]
 
@@ -71,12 +75,14 @@ class Comparison:
         sources: tuple[Source, Source],
         explain: Explain = lambda key_hash, kind: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        found: Differences | None = None,
     ) -> TableResult:
         """Compare one table.
 
         :param progress: told pieces that are read, and how many there are.
+        :param found: takes the differences as they are found.
         """
-        result = TableResult(table)
+        result = TableResult(table, differences=Differences() if found is None else found)
         try:
             self._compare(result, sources, explain, progress)
         except PgsubError as error:
@@ -94,7 +100,9 @@ class Comparison:
         first, second, selection = buckets.find(lambda chosen: self._totals(sources, pieces, chosen, progress))
         result.publisher_rows, result.target_rows = first.rows, second.rows
         if selection is not None:
-            result.differences = self._rows(result.table, sources, selection, explain)
+            if selection.rows > buckets.MANY_ROWS and abs(first.rows - second.rows) < MOST_HASHES:
+                selection = self._narrowed(result.table, sources, selection)
+            self._rows(result, sources, selection, explain)
         for side, source in self._both(sources):
             self.on(side, partial(side.check_not_rewritten, source=source, name=result.table.name))
 
@@ -138,35 +146,66 @@ class Comparison:
         with self._lock:
             total.add([(bucket, rows, int(summed)) for bucket, rows, summed in found])
 
-    def _rows(
-        self, table: ComparedTable, sources: tuple[Source, Source], chosen: Selection, explain: Explain
-    ) -> Differences:
-        (publisher, source), (target, copy) = self._both(sources)
+    def _narrowed(self, table: ComparedTable, sources: tuple[Source, Source], chosen: Selection) -> Selection:
+        """Choose the very rows that differ, by their hashes, unless they are too many."""
+        hashes = self._on_both(
+            lambda here, there: differing(
+                self._hashes(table, here, sources[0], chosen),
+                self._hashes(table, there, sources[1], chosen),
+                MOST_HASHES,
+            )
+        )
+        return chosen if hashes is None else Selection(HASH_BITS, hashes)
+
+    def _rows(self, result: TableResult, sources: tuple[Source, Source], chosen: Selection, explain: Explain) -> None:
+        target = self._sides[1]
 
         def with_target(asking: psycopg.Connection) -> Differences:
-            comparison = RowComparison(table, Equality(asking, target.translating), explain)
-            return self.on(
-                publisher,
-                lambda here: self.on(
-                    target,
-                    lambda there: comparison.run(
-                        self._stream(publisher, here, source, chosen), self._stream(target, there, copy, chosen)
-                    ),
-                ),
+            equality = Equality(asking, target.translating)
+            comparison = RowComparison(result.table, equality, explain, result.differences)
+            return self._on_both(
+                lambda here, there: comparison.run(
+                    self._stream(result.table, here, sources[0], chosen),
+                    self._stream(result.table, there, sources[1], chosen),
+                )
             )
 
-        return self.on(target, with_target)
+        self.on(target, with_target)
 
-    def _stream(self, side: Side, connection: psycopg.Connection, source: Source, chosen: Selection) -> Iterator[Row]:
-        """Yield rows in the order of their hashes; the server sorts them."""
-        names = [sql.Identifier(f"v{number}") for number in range(1, len(source.values) + 1)]
+    def _on_both(self, work: Callable[[_Session, _Session], Result]) -> Result:
+        """Work with a session on each side."""
+        publisher, target = self._sides
+        return self.on(
+            publisher,
+            lambda here: self.on(target, lambda there: work((publisher, here), (target, there))),
+        )
+
+    def _hashes(self, table: ComparedTable, session: _Session, source: Source, chosen: Selection) -> Iterator[int]:
+        """Yield hashes of rows in their order."""
+        rows = chosen.of(source.rows(Piece(), self._sample))
+        for (hashed,) in self._sorted(table, session, source, sql.SQL("SELECT r {} ORDER BY r").format(rows)):
+            yield int(hashed)
+
+    def _stream(self, table: ComparedTable, session: _Session, source: Source, chosen: Selection) -> Iterator[Row]:
+        """Yield rows in the order of their hashes."""
+        names = [sql.Identifier(f"v{number}") for number in range(1, len(source.values) + len(source.more) + 1)]
         columns = sql.SQL(", ").join([sql.Identifier("k"), sql.Identifier("r"), *names])
         rows = chosen.of(source.rows(Piece(), self._sample, values=True))
-        query = sql.SQL("COPY (SELECT {} {} ORDER BY k, r) TO STDOUT").format(columns, rows)
+        query = sql.SQL("SELECT {} {} ORDER BY k, r").format(columns, rows)
+        for key, hashed, *values in self._sorted(table, session, source, query):
+            yield int(key), int(hashed), tuple(values)
+
+    def _sorted(
+        self, table: ComparedTable, session: _Session, source: Source, query: sql.Composed
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield what a query gives; the server sorts it."""
+        side, connection = session
         with side.seeing(connection, "compare rows", bounded=False):
-            with connection.cursor() as cursor, cursor.copy(query) as copy:
-                for key, hashed, *values in copy.rows():
-                    yield int(key), int(hashed), tuple(values)
+            # locks the table against being rewritten while it is read, then looks: what is found may be acted upon
+            connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
+            side.refuse_rewritten(connection, source, table.name)
+            with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
+                yield from copy.rows()
 
 
 def _completed(work: Sequence[Future[None]]) -> Iterator[int]:
@@ -184,10 +223,11 @@ def _completed(work: Sequence[Future[None]]) -> Iterator[int]:
         wait(left)
 
 
-def sources(table: ComparedTable, *, in_utf8: bool) -> tuple[Source, Source]:
+def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tuple[Source, Source]:
     """Compose how both sides of a table are read.
 
     :param in_utf8: whether the databases have different encodings.
+    :param as_sent: whether the publisher's values are read as it would send them too, where that is another text.
     """
     remote, target = table.remote, table.target
     filters = () if remote.row_filter is None else (sql.SQL(remote.row_filter),)
@@ -200,6 +240,7 @@ def sources(table: ComparedTable, *, in_utf8: bool) -> tuple[Source, Source]:
             tuple(here),
             *expressions.hashes(here, table.key, in_utf8=in_utf8),
             loose=table.loose,
+            more=tuple(expressions.rewritten(table).values()) if as_sent else (),
         ),
         Source(
             target.oid,

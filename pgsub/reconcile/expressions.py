@@ -79,6 +79,16 @@ def compared(remote: RemoteTable, target: TargetRelation) -> ComparedTable:
     return ComparedTable(remote, target, columns, key, keyed)
 
 
+def not_comparable(table: ComparedTable) -> str | None:
+    """Return why rows of a table cannot be found by their values; None where they can."""
+    if not table.columns:
+        return "no column of it is published"
+    without = [table.columns[n].name for n in table.key if table.columns[n].equality is None]
+    if without and not table.keyed:
+        return f'it has no key, and the type of column "{without[0]}" has no equality operator'
+    return None
+
+
 def output(column: str) -> sql.Composed:
     """Compose what the output function of a column's type gives, and no cast of the type's owner."""
     return _OUTPUT.format(sql.Identifier(column))
@@ -98,6 +108,16 @@ def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
         return _OUTPUT.format(name)
     read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.full_type))
     return _canonical(read, column.type_oid)
+
+
+def rewritten(table: ComparedTable) -> dict[int, sql.Composed]:
+    """Compose what the publisher would send, by position, of columns that are compared by other texts."""
+    sent = {column.name: column for column in table.remote.columns}
+    return {
+        position: output(column.name)
+        for position, column in enumerate(table.columns)
+        if column.type_oid in (_NUMERIC, *_FLOATS) or sent[column.name].type_oid != column.type_oid
+    }
 
 
 def target_values(table: ComparedTable) -> list[sql.Composed]:

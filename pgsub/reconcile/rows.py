@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -74,6 +74,7 @@ class RowComparison:
 
     :param equality: tells which values the target takes for equal.
     :param explain: gives the known reason for a difference, by the hash of its key and its kind.
+    :param found: takes them as they are found.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RowComparison:
         table: ComparedTable,
         equality: Equality,
         explain: Callable[[int, str], str | None] = lambda key_hash, kind: None,
+        found: Differences | None = None,
     ) -> None:
         self._table = table
         self._equality = equality
@@ -89,7 +91,7 @@ class RowComparison:
         self._explain = explain
         self._pairs: list[tuple[int, Values, Values]] = []
         self._bytes = 0
-        self.found = Differences()
+        self.found = Differences() if found is None else found
 
     def run(self, publisher: Iterator[Row], target: Iterator[Row]) -> Differences:
         """Compare rows that come in the order of their hashes."""
@@ -147,7 +149,7 @@ class RowComparison:
         return tuple(values[n] for n in self._table.key)
 
     def _pair(self, key: int, one: Values, other: Values) -> None:
-        columns = zip(self._table.columns, one, other, strict=True)
+        columns = zip(self._table.columns, one, other, strict=False)  # there may be more behind them
         if any(_surely_differ(column, a, b) for column, a, b in columns if a != b):
             self._add(key, DIFFERENT, one, other)
             return
@@ -174,6 +176,30 @@ class RowComparison:
 
     def _add(self, key: int, kind: str, one: Values | None, other: Values | None) -> None:
         self.found.add(Difference(kind, one, other, self._explain(key, kind)))
+
+
+def left_by(unpublished: Collection[str]) -> set[str]:
+    """Return the kinds of differences that changes leave which are not published.
+
+    :param unpublished: insert, update, delete.
+    """
+    left = {"insert": {MISSING}, "update": {DIFFERENT, EXTRA}, "delete": {EXTRA}}
+    return set().union(*(left[operation] for operation in unpublished))
+
+
+def differing(publisher: Iterator[int], target: Iterator[int], most: int) -> tuple[int, ...] | None:
+    """Return the hashes of rows that the two sides do not have equally often; None where they are more than most.
+
+    :param publisher: hashes of rows in their order; ``target`` likewise.
+    """
+    found: list[int] = []
+    tagged = heapq.merge(((hashed, 1) for hashed in publisher), ((hashed, -1) for hashed in target))
+    for hashed, rows in itertools.groupby(tagged, key=itemgetter(0)):
+        if sum(side for _, side in rows):
+            if len(found) >= most:
+                return None
+            found.append(hashed)
+    return tuple(found)
 
 
 def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values, int]], list[tuple[Values, int]]]:

@@ -16,8 +16,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common import server_words
+from pgsub.common.errors import PgsubError, PublisherUnavailable, TableRewritten, TargetUnavailable
+from pgsub.target.query import scalar
 
+HASH_BITS = 64
 #: Blocks of a table that are read by one statement.
 PIECE_BLOCKS = 16384
 _MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
@@ -81,6 +84,7 @@ class Source:
     :ivar values: texts of the compared columns.
     :ivar key_hash: of a row; ``row_hash`` likewise.
     :ivar loose: whether one key may have several texts, so that its hash chooses no sample.
+    :ivar more: texts that are read with the values, and not compared.
     """
 
     oid: int
@@ -90,13 +94,16 @@ class Source:
     key_hash: sql.Composable
     row_hash: sql.Composable
     loose: bool = False
+    more: tuple[sql.Composable, ...] = ()
 
     def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
         """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
 
         :param sample: percent of the keys; all of them where equal ones may have different hashes.
         """
-        texts = [sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate(self.values, 1)]
+        texts = [
+            sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate((*self.values, *self.more), 1)
+        ]
         columns = [sql.SQL("{} AS k").format(self.key_hash), sql.SQL("{} AS r").format(self.row_hash)]
         conditions = [*self.conditions, *_blocks(piece)]
         if sample is not None and not self.loose:  # bits that do not choose the bucket
@@ -114,6 +121,11 @@ def _blocks(piece: Piece) -> Iterator[sql.Composed]:
         yield sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({piece.first},0)")
     if piece.until is not None:
         yield sql.SQL("ctid < {}::pg_catalog.tid").format(f"({piece.until},0)")
+
+
+def date_order(session: psycopg.Connection) -> str:
+    """Return the order of day and month that the target reads dates in."""
+    return str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
 
 
 class Side:
@@ -135,7 +147,7 @@ class Side:
     ) -> None:
         self.name = name
         self._connect = connect
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._translate = translate
         self._settings = {**_SETTINGS, "datestyle": f"ISO, {order}"}
 
@@ -166,13 +178,24 @@ class Side:
         with self.translating(doing):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
-                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(self._snapshot))
+                self._import(connection)
                 if bounded:
                     connection.execute(f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
                 yield
             finally:
                 with contextlib.suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
+
+    def _import(self, connection: psycopg.Connection) -> None:
+        try:
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(self.snapshot))
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+            lost = PublisherUnavailable if self.name == "publisher" else TargetUnavailable
+            raise lost(
+                f"could not import a snapshot: {server_words.said(error).message}",
+                detail="The session that held the snapshot has ended.",
+                sqlstate=error.sqlstate,
+            ) from None
 
     def fetch(
         self, connection: psycopg.Connection, query: sql.Composable, doing: str, *, bounded: bool = True
@@ -200,29 +223,38 @@ class Side:
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
         """Check, after a table was read, that it is still the snapshot's.
 
-        :raises StateForbids: it is not.
+        :raises TableRewritten: it is not.
         """
+        with self.seeing(connection, "look whether a table was rewritten"):
+            self.refuse_rewritten(connection, source, name)
+
+    def refuse_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
+        """Do what :meth:`check_not_rewritten` does in an open transaction that sees the snapshot."""
         query = sql.SQL(_REWRITTEN).format(oid=source.oid)
-        [(changed,)] = self.fetch(connection, query, "look whether a table was rewritten")
+        [(changed,)] = connection.execute(query).fetchall()
         # guard: a table that was rewritten while it was compared is not judged
         if changed:
-            raise StateForbids(
+            raise TableRewritten(
                 f'table "{name}" was truncated or rewritten on the {self.name} while it was compared',
                 hint="Compare it again.",
             )
 
 
 def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:
-    """Compose the condition that a row's key hash begins with one of some prefixes.
+    """Compose the condition that a row's key hash begins with one of some prefixes; whole hashes are of rows.
 
     :param bits: of each.
     """
+    if bits == HASH_BITS:
+        return sql.SQL("r = ANY ({}::pg_catalog.int8[])").format(_array(sorted(prefixes)))
     return sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(prefix(bits), _array(sorted(prefixes)))
 
 
 def prefix(bits: int) -> sql.Composed:
     """Compose the first bits of a key's hash."""
-    return sql.SQL("((k >> {}) & {}::pg_catalog.int8)").format(sql.Literal(64 - bits), sql.Literal((1 << bits) - 1))
+    return sql.SQL("((k >> {}) & {}::pg_catalog.int8)").format(
+        sql.Literal(HASH_BITS - bits), sql.Literal((1 << bits) - 1)
+    )
 
 
 def _array(numbers: Sequence[int]) -> sql.Literal:

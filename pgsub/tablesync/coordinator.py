@@ -8,7 +8,7 @@ task: a slot and a job for each of them would take longer than their rows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psycopg
 
@@ -106,7 +106,8 @@ class TableSync:
             if row.srrelid in found:
                 self._log(row, "started")
         sync_slots.release(session, self._sub, *found, claims=[self._claims[relid] for relid in found])
-        self._clean_up(session, found)
+        adopt = {row.srrelid for row in rows if row.adopt}
+        self._clean_up(session, found, adopt)
         if not found:
             return
         together = len(found) > 1
@@ -117,15 +118,18 @@ class TableSync:
             with contextlib.suppress(psycopg.errors.LockNotAvailable):
                 states.claim_before_copy(session, claims)
         try:
-            self._copy_from_slot(session, found, attempts, slot, together=together)
+            self._copy_from_slot(session, found, attempts, slot, adopt, together=together)
         finally:
             if together:
                 self._let_go(session, slot)
 
-    def _clean_up(self, session: psycopg.Connection, found: dict[int, TargetRelation]) -> None:
+    def _clean_up(self, session: psycopg.Connection, found: dict[int, TargetRelation], adopt: Collection[int]) -> None:
         for relid in sorted(cleanup.begun_before(session, self._sub.subid, found)):
             relation = found[relid]
             try:
+                if relid in adopt:
+                    cleanup.keep_rows(session, self._claims[relid])
+                    continue
                 cleanup.remove_rows(session, self._claims[relid], relation)
                 continue
             except psycopg.Error as error:
@@ -148,6 +152,7 @@ class TableSync:
         found: dict[int, TargetRelation],
         attempts: dict[int, int],
         slot: str,
+        adopt: Collection[int],
         *,
         together: bool,
     ) -> None:
@@ -171,7 +176,7 @@ class TableSync:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     states.move_claims(session, claims, snapshot.consistent_point)
             failpoints.point("sync.after_slot")
-            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts)
+            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts, adopt)
             self._errors |= prepared.errors
             self._raise_alone()
             width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
@@ -258,8 +263,8 @@ class TableSync:
             self._await(session, claim, self._context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
         except SlotLost as error:
             error.hint = (
-                "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
-                f"pgsub refresh {word(self._sub.name)} --resync {word(f'{state.schemaname}.{state.relname}')}"
+                "What changed in the table since its copy cannot be had any more. Compare it, and bring what differs:\n"
+                f"pgsub refresh {word(self._sub.name)} --resync {word(f'{state.schemaname}.{state.relname}')} --adopt"
             )
             raise
 

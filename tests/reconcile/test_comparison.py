@@ -302,6 +302,7 @@ def test_a_large_table_is_read_in_pieces_and_divided_until_few_rows_are_left(
     monkeypatch.setattr(side, "PIECE_BLOCKS", 3)
     monkeypatch.setattr(buckets, "MANY_ROWS", 2)
     monkeypatch.setattr(buckets, "BITS", 4)
+    monkeypatch.setattr(buckets, "_worth", lambda count, rows: 4)
     monkeypatch.setattr(buckets, "_MOST_BITS", 16)
     seen: list[tuple[int, int]] = []
     result = both(

@@ -173,7 +173,7 @@ def test_a_slot_that_is_lost_while_apply_waits_for_the_target_stops_it_and_nothi
     assert "pgsub drop s" in steps and "pgsub wait" not in steps
 
 
-def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hint_copies_again(
+def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hint_brings_again(
     source, subdb, program, tmp_path
 ):
     go_on = tmp_path / "go on"
@@ -194,13 +194,13 @@ def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hi
     error = shown_error(program)
     assert own in error["message"]
     steps = program("status", "s", "--runbook").stdout
-    assert "pgsub refresh s --resync public.b" in steps and "pgsub drop" not in steps
+    assert "pgsub refresh s --resync public.b --adopt" in steps and "pgsub drop" not in steps
     source.execute("INSERT INTO a VALUES (9)")
     subdb.wait("SELECT count(*) = 1 FROM a WHERE id = 9")  # apply goes on
     assert source.value("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", main) != "lost"
     assert program.stop(running) == 0
     hint = one_error(program("run", "s", "--until-caught-up", "--timeout", "2m"), 7).splitlines()[-1]
-    assert hint == "pgsub refresh s --resync public.b"
+    assert hint == "pgsub refresh s --resync public.b --adopt"
     ended = program(*shlex.split(hint)[1:], "--yes", "--no-wait")
     assert ended.returncode == 0, ended.stderr
     ended = program("run", "s", "--until-caught-up", "--timeout", "2m")

@@ -21,6 +21,14 @@ target.
 With --no-wait the subscription is only registered, and a running pgsub run does the work; with --follow the command
 stays. Where pgsub run serves the state folder already, it does the work and this command shows the progress.
 
+With --adopt tables that have rows already, from a restored dump, a former subscription or a copy that broke off, are
+compared with the publisher's at the snapshot of their slot. Only rows that differ are sent: those that are missing are
+inserted, different ones updated, and rows that the publisher does not have are deleted. Nothing is truncated, and equal
+rows are neither sent nor written. Empty tables are copied. Conflict rules are not asked. Where update or delete is not
+published, rows that such changes have left stay. If the work is killed, the next attempt compares again. A table
+without a key is compared as a multiset, and its columns must have types with equality. A table that another
+subscription writes is rejected. The user of --target needs SELECT on the tables.
+
 Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to paste, room for
 slots and sessions, and old transactions that slots must wait for. What does not fit is a warning; with --strict it is
 an error. With --dry-run nothing is changed, and how each table would be copied is printed, with --json as one document.
@@ -60,6 +68,10 @@ is enforced: the server protects the credentials of its operating-system user, b
             "Subscribe and wait until all rows are there.",
             'pgsub create sales --connection "host=db1 dbname=shop user=repl" --target "host=db2 dbname=shop"'
             " --publication sales",
+        ),
+        (
+            "Take over a target that was restored from a dump.",
+            "pgsub create sales --connection service=shop --target service=copy --publication sales --adopt",
         ),
         (
             "Register only; a pgsub run that serves the folder does the rest.",

@@ -32,6 +32,9 @@ _DEAD = (
 )
 
 
+Adopt = Annotated[
+    bool, typer.Option("--adopt", help="Compare tables that have rows, and bring or delete only what differs.")
+]
 _COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 
 
@@ -185,6 +188,7 @@ class Create:
     ] = None
     enabled: Annotated[bool | None, switch("enabled", "Replicate actively, or only set up but do not start.")] = None
     copy_data: Annotated[bool | None, _COPY_DATA] = None
+    adopt: Adopt = False
 
 
 class Checks:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pgsub.commands.preflight.findings import Preflight, Table
 
 _COLUMNS = ("table", "copy", "chunks", "rows", "size", "target", "reason")
-_MODES = {"none": "no", "atomic": "one transaction", "chunked": "chunks"}
+_MODES = {"none": "no", "atomic": "one transaction", "chunked": "chunks", "adopt": "what differs"}
 _EMPTY = {True: "empty", False: "not empty", None: None}
 
 

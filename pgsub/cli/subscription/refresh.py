@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from pgsub.target.sql.resync_truncate import TruncatedTable
+    from pgsub.commands.refresh.diff import Plan
 
 PAGE = Page(
     summary="Refresh the tables of a subscription from its publications",
@@ -28,6 +27,11 @@ With --resync a table is copied again: it is truncated on the target in the comm
 rejected where a foreign key of another table references it, where a trigger on TRUNCATE would fire, and where another
 subscription writes to the table. Tables that reference each other may be named together. The command asks on a
 terminal; elsewhere --yes is needed.
+
+With --adopt no table is truncated: rows of the tables of --resync, and of new tables that have some, are compared with
+the publisher's, and only what differs is brought; rows that the publisher does not have are deleted. pgsub-create(1)
+says what is compared. Foreign keys and triggers on TRUNCATE are no obstacle. Apply keeps off the table meanwhile, as
+while it is copied.
 
 With --sequences nothing but the values of sequences is refreshed, from publishers of any version: of sequences that
 subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once;
@@ -42,6 +46,7 @@ one document. Where pgsub run serves the subscription, it does the work and this
     examples=(
         ("Take up the tables that were added to the publications.", "pgsub refresh sales"),
         ("Copy one table again.", "pgsub refresh sales --resync public.orders --yes"),
+        ("Bring only the rows of one table that differ.", "pgsub refresh sales --resync public.orders --adopt --yes"),
         ("Bring sequences to the publisher's values.", "pgsub refresh sales --sequences"),
     ),
 )
@@ -53,6 +58,7 @@ class Refresh:
     name: Name
     copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
     resync: Annotated[list[str], repeatable("SCHEMA.TABLE", "Empty this table and copy it again")] = []
+    adopt: options.Adopt = False
     sequences: Annotated[
         bool, typer.Option("--sequences", help="Bring sequences to the publisher's values, and do nothing else.")
     ] = False
@@ -79,8 +85,9 @@ def refresh(**given: Any) -> None:
         raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was done.")
     if wanted.resync and not yes and not wanted.dry_run:
         tables = (word for table in wanted.resync for word in ("--resync", table))
-        words = ["pgsub", "refresh", wanted.name, *tables, "--yes"]
-        require_terminal("emptying a table", "If you are sure:", words)
+        adopt = ["--adopt"] if wanted.adopt else []
+        words = ["pgsub", "refresh", wanted.name, *tables, *adopt, "--yes"]
+        require_terminal("replacing rows" if wanted.adopt else "emptying a table", "If you are sure:", words)
     with ConsoleReporter() as reporter:
         done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
     if wanted.dry_run:
@@ -97,15 +104,20 @@ def _refresh_sequences(given: dict[str, Any]) -> None:
 
     if not given["sequences"]:
         raise UsageError("--allow-backward needs --sequences")
-    if given["resync"] or given["as_json"] or not given["copy_data"]:
+    if given["resync"] or given["adopt"] or given["as_json"] or not given["copy_data"]:
         raise UsageError(
-            "--sequences cannot be used with --resync, --no-copy-data or --json", hint="Refresh tables separately."
+            "--sequences cannot be used with --resync, --adopt, --no-copy-data or --json",
+            hint="Refresh tables separately.",
         )
     with ConsoleReporter() as reporter:
         refresh_sequences(collected(SequenceOptions, given), reporter=reporter)
 
 
-def _ask(tables: Sequence[TruncatedTable]) -> None:
-    rows = [(one, "an unknown number of" if one.rows is None else f"about {one.rows}") for one in tables]
+def _ask(plan: Plan) -> None:
+    if plan.adopt:
+        tables = (f'Table "{one.schemaname}.{one.relname}" on the target is compared.' for one in plan.again)
+        confirm("Make its rows the publisher's, and delete all others?", *tables)
+        return
+    rows = [(one, "an unknown number of" if one.rows is None else f"about {one.rows}") for one in plan.emptied]
     sentences = [f'Table "{one.schema}.{one.name}" on the target has {number} rows.' for one, number in rows]
     confirm("Empty and copy again?", *sentences)

@@ -32,7 +32,7 @@ class Table:
 
     remote: RemoteTable
     target: TargetRelation
-    mode: str = "none"  #: none, atomic or chunked
+    mode: str = "none"  #: none, atomic, chunked or adopt
     reason: str | None = None  #: why it is not copied in chunks
     chunks: int = 0
     empty: bool | None = None  #: whether the target's table has no row; None where that was not read, or could not be
@@ -42,13 +42,14 @@ class Table:
         """Schema and name, unquoted, as the server's messages have them."""
         return f"{self.remote.schema}.{self.remote.name}"
 
-    def relation(self, state: str) -> RelationState:
+    def relation(self, state: str, *, adopt: bool = False) -> RelationState:
         """Return the table's row of the ledger.
 
         :param state: srsubstate.
+        :param adopt: whether its rows are compared, if it has any.
         """
         to = self.target
-        return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes)
+        return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes, adopt=adopt)
 
     def document(self) -> dict[str, Any]:
         """Return the table object of the JSON documents; its schema is part of the contract."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.commands.preflight import catalog_facts, privileges, servers
+from pgsub.commands.preflight import adoption, catalog_facts, privileges, servers
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
 from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning, some
 from pgsub.common import quoting
@@ -34,15 +34,18 @@ def check_tables(
     sub: Subscription,
     *,
     copy_data: bool,
+    adopt: bool = False,
     known: Collection[Name] = (),
     named: Collection[str] | None = None,
 ) -> Preflight:
     """Check that every published table has a place on the target, and that it can be copied and replicated.
 
     :param copy_data: whether the tables will be copied.
+    :param adopt: whether rows that they have will be compared.
     :param known: schema and name of tables that are subscribed already; they are left out.
     :param named: publications to warn of where the publisher has none of that name; None for all of the subscription.
     :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
+    :raises StateForbids: a table cannot be adopted.
     :raises PgsubError: translated.
     """
     found = Preflight()
@@ -70,6 +73,8 @@ def check_tables(
     places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
     _all_there(published, places)
     found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
+    if adopt:
+        adoption.decide(session, sub.subid, found.tables)
     unowned = list(privileges.owners(found.tables, sub))
     pairs = _pairs(connection, session, sub, found.tables)
     found.warnings += _fitting(connection, session, sub, pairs)
@@ -267,11 +272,12 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Ca
 
 def _not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
     return concerning(
-        [table.name for table in tables if table.empty is False],
+        [table.name for table in tables if table.empty is False and table.mode != adoption.MODE],
         "{} on the target [is|are] not empty",
         "The publisher's rows are added to those that are there; a key that is there already is an error of the"
         " table's synchronization.",
-        "Empty the tables, or subscribe with --no-copy-data where they have the publisher's rows already.",
+        "Empty the tables. Where they have the publisher's rows already, add --adopt: what differs is brought, and what"
+        " the publisher does not have is deleted.",
         most=len(tables),
     )
 

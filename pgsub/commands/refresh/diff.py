@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands.preflight import tables
+from pgsub.commands.preflight import adoption, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
@@ -45,6 +45,7 @@ class Plan:
     rename: tuple[Renamed, ...] = ()
     again: tuple[RelationState, ...] = ()
     emptied: tuple[TruncatedTable, ...] = ()
+    adopt: bool = False  #: no table is emptied: rows that are there are compared
     pending: tuple[RelationState, ...] = ()  #: subscribed before and not synchronized yet
     discarded: tuple[tuple[str, int], ...] = ()  #: held tables of ``again``, and how many kept changes each has
 
@@ -65,12 +66,14 @@ class Plan:
             **self.found.document(),
             "removed": [_name(one) for one in self.drop],
             "renamed": [_name(one) for one in self.rename],
-            "emptied": [_name(one) for one in self.again],
+            "emptied": [] if self.adopt else [_name(one) for one in self.again],
+            "adopted": [_name(one) for one in self.again] if self.adopt else [],
         }
 
     def summary(self) -> str:
         """Format it in a line: ``2 tables added, 1 removed``."""
-        counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, "to be copied again": self.again}
+        again = "to be compared" if self.adopt else "to be copied again"
+        counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, again: self.again}
         said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
         return f"tables: {', '.join(said)}" if said else "no change of tables"
 
@@ -86,12 +89,14 @@ def plan(
     *,
     copy_data: bool,
     resync: Sequence[str] = (),
+    adopt: bool = False,
     named: Collection[str] | None = None,
 ) -> Plan:
     """Compare the publications with the ledger; nothing is changed.
 
     :param sub: with the publications that are to hold.
     :param resync: qualified names of tables to copy again.
+    :param adopt: whether rows that tables have are compared, and only what differs is brought.
     :param named: publications that the command names; None where it names none and all are looked at.
     :raises TargetSchemaError: a published table has no place on the target.
     :raises StateForbids: a table that is to be copied again cannot be.
@@ -102,22 +107,25 @@ def plan(
     oids = {(schema, name): oid for schema, name, oid in rows}
     present = {rel.srrelid: rel for rel in subscriptions.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
-    found = tables.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
+    found = tables.check_tables(source, session, sub, copy_data=copy_data, adopt=adopt, known=known, named=named)
     kept = {oids[name]: name for name in known}
     recorded = {oid: rel.recorded or (rel.schemaname, rel.relname) for oid, rel in present.items()}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
     held = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     _refuse_kept(held, sub, drop)
     again = _again(session, resync, present, drop)
+    if adopt:
+        adoption.check_again(source, session, sub, again)
     found.two_phase = two_phase.state(session, sub.subid)
     return Plan(
         sub,
         found,
-        tuple(table.relation("i" if copy_data else "r") for table in found.tables),
+        tuple(table.relation("i" if copy_data else "r", adopt=adopt) for table in found.tables),
         drop,
         tuple(Renamed(oid, *n) for oid, n in kept.items() if n != recorded[oid]),
         again,
-        tuple(_emptied(session, sub, again)),
+        () if adopt else tuple(_emptied(session, sub, again)),
+        adopt,
         tuple(rel for rel in present.values() if rel.srsubstate != "r" and rel not in (*drop, *again)),
         tuple((f"{rel.schemaname}.{rel.relname}", held[rel.srrelid]) for rel in again if rel.srrelid in held),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,14 @@ from pgsub.commands.preflight import findings
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.serve.synchronize import Service, ServiceOptions
+from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.target.ledger import subscriptions, two_phase
-from pgsub.target.sql.resync_truncate import TruncatedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +32,21 @@ class RefreshOptions(ServiceOptions):
     state_dir: Path
     copy_data: bool = True
     resync: tuple[str, ...] = ()
+    adopt: bool = False
     dry_run: bool = False
     strict: bool = False
 
 
-def refresh(
-    options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[Sequence[TruncatedTable]], None]
-) -> Plan:
+def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[Plan], None]) -> Plan:
     """Add published tables, remove those that are published no more, empty and copy again what was named.
 
-    :param confirm: called before tables are emptied; raises where the answer is no.
+    :param confirm: called before tables are emptied or adopted; raises where the answer is no.
+    :raises UsageError: the options exclude each other.
     :return: what was done, or with ``dry_run`` what would be.
     :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.table_changes`.
     """
+    if options.adopt and not options.copy_data:
+        raise UsageError("--adopt and --no-copy-data are mutually exclusive options")
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         if not sub.enabled:
@@ -66,13 +67,15 @@ def refresh(
                     wanted = _plan(session, source, sub, options)
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)
                 table_changes.warn_of_discarded(wanted, reporter)
-                if wanted.emptied:
-                    confirm(wanted.emptied)
+                if wanted.again:
+                    confirm(wanted)
                 if wanted.changes:
                     table_changes.carry_out(session, wanted, options.deadline)
                     record(session, wanted, store)
             table_changes.report_done(wanted, reporter)
             finish(service, wanted, options)
+            if options.adopt and options.wait:
+                report_adopted(sub, reporter, wanted.unsynchronized)
     return wanted
 
 
@@ -81,7 +84,7 @@ def _plan(
 ) -> Plan:
     if options.copy_data or options.resync:
         two_phase.refuse_copy(session, sub.subid)  # and again when the tables change
-    return diff.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync)
+    return diff.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync, adopt=options.adopt)
 
 
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
@@ -97,6 +100,8 @@ def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None
             sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in rows]
         )
         tables = {"added": wanted.add, "removed": wanted.drop, "copied again": wanted.again}
+        if wanted.adopt:
+            tables["compared"] = tables.pop("copied again")
         names = {what: [f"{r.schemaname}.{r.relname}" for r in found] for what, found in tables.items()}
         store.journal("refresh", sub.subid, sub.name, names)
 

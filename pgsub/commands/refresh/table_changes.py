@@ -91,6 +91,7 @@ class _Attempt:
             [rel.srrelid for rel in wanted.drop],
             wanted.rename,
             [rel.srrelid for rel in wanted.again],
+            wanted.adopt,
             claims,
         )
         with states.changing(session, subid):
@@ -160,7 +161,7 @@ def report_done(wanted: Plan, reporter: Reporter) -> None:
     for tables, what in (
         (wanted.add, f'added to subscription "{subname}"'),
         (wanted.drop, f'removed from subscription "{subname}"'),
-        (wanted.again, "was emptied and will be copied again"),
+        (wanted.again, f"will be {'compared' if wanted.adopt else 'copied again, and was emptied'}"),
     ):
         for rel in tables:
             reporter.log("LOG", log_text(f'table "{rel.schemaname}.{rel.relname}" {what}'))
@@ -174,5 +175,7 @@ def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
     for one in wanted.rename:
         reporter.notice(f'table "{one.schemaname}.{one.relname}" would be known by this name')
+    for rel in wanted.again if wanted.adopt else ():
+        reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be compared, and what differs brought')
     for emptied in wanted.emptied:
         reporter.notice(f'table "{emptied.schema}.{emptied.name}" would be emptied and copied again')

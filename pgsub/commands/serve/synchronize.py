@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,15 @@ from pgsub.catalog.rows import CopyRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.serve.run import raise_first, stopping_by_signal
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.recorder import Run
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import subscriptions, two_phase
 
 PROGRESS_SECONDS = 0.2
 #: A launcher that starts its workers again after a change lets the subscription go for a moment.
@@ -53,6 +55,20 @@ class ServiceOptions:
     def seconds_left(self) -> float | None:
         """Seconds until the deadline, not negative."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+
+def report_adopted(sub: Subscription, reporter: Reporter, relids: Collection[int] | None = None) -> None:
+    """Report what was brought to tables that were adopted.
+
+    :param relids: None for all.
+    """
+    with ledger_session(sub) as session:
+        rows = subscriptions.relations(session, sub.subid)
+    for row in rows:
+        if row.adopted is not None and (relids is None or row.srrelid in relids):
+            missing, extra, different = row.adopted
+            found = f"{counted(missing, 'row')} missing, {extra} extra, {different} different"
+            reporter.notice(f'table "{row.schemaname}.{row.relname}" was adopted: {found}')
 
 
 class Service:

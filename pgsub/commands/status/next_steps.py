@@ -83,11 +83,7 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     if row is not None and row.hint:
         yield from _hinted(row.hint)
     yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
-    names = [sql.Identifier(table["schemaname"], table["relname"]) for table in one.relations]
-    if names:
-        statement = quoting.statement(sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)))
-        yield Step("Empty its tables on the target, unless others write there too.", statements=(statement,))
-    yield Step("Create it again with the words that made it.")
+    yield Step("Create it again with the words that made it and --adopt: tables are compared, and what differs comes.")
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:

@@ -17,7 +17,7 @@ from pgsub.commands.preflight import findings, servers, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import sequences
-from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.serve.synchronize import Service, report_adopted
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
 from pgsub.commands.subscription import definition, passfiles, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
@@ -76,6 +76,8 @@ def _serve(service: Service, options: CreateOptions, store: StateStore, reporter
         return
     service.synchronize(options, follow=options.follow)
     service.report_two_phase()
+    if options.adopt:
+        report_adopted(sub, reporter)
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
@@ -178,7 +180,7 @@ def _check_publisher(
     servers.check_other_database(source, session)
     servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
-    found = tables.check_tables(source, session, sub, copy_data=made.copy_data)
+    found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
     replication = stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
     given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
     if given is not None:

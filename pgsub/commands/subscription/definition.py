@@ -37,6 +37,7 @@ class CreateOptions(ServiceOptions):
     create_slot: bool | None = None
     enabled: bool | None = None
     copy_data: bool | None = None
+    adopt: bool = False  #: compare the rows that the tables have, and bring only what differs
     slot_name: str | None = None  #: ``none`` for no slot
     two_phase: bool = False
     password_required: bool | None = None  #: None: as if true, and nothing is enforced
@@ -59,6 +60,7 @@ class Definition:
     connect: bool
     create_slot: bool
     copy_data: bool
+    adopt: bool = False
     passwords: Mapping[Path, Mapping[str, str]] = field(repr=False, default_factory=dict)
 
 
@@ -76,6 +78,9 @@ def resolve(options: CreateOptions) -> Definition:
     for option in ("enabled", "create_slot", "copy_data"):
         if not connect and getattr(options, option):
             raise _exclusive("connect = false", option, "--no-connect")
+    if options.adopt and (not connect or options.copy_data is False):
+        cause = "copy_data" if connect else "connect"
+        raise _exclusive(f"{cause} = false", "adopt", f"--no-{cause.replace('_', '-')}")
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
@@ -105,7 +110,7 @@ def resolve(options: CreateOptions) -> Definition:
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data
-    return Definition(sub, connect, create_slot, copy_data, passwords)
+    return Definition(sub, connect, create_slot, copy_data, options.adopt, passwords)
 
 
 def check_name(name: str) -> None:

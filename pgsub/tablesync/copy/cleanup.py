@@ -31,6 +31,21 @@ def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[
     return {relid for (relid,) in rows}
 
 
+def keep_rows(connection: psycopg.Connection, claim: Claim) -> None:
+    """Forget the chunks of earlier attempts of a table that is adopted: what they brought is compared.
+
+    :raises Fenced: the epoch was raised.
+    """
+    with transactions.durable(connection):
+        worker_takeover.fence(connection, claim)
+        _forget(connection, claim)
+
+
+def _forget(connection: psycopg.Connection, claim: Claim) -> None:
+    query = "DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s"
+    connection.execute(query, (claim.subid, claim.worker))
+
+
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> None:
     """Remove what the chunks of earlier attempts committed, and their ledger rows.
 
@@ -70,7 +85,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                 )
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault
-        connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
+        _forget(connection, claim)
 
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:

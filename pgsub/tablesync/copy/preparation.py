@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -13,8 +13,13 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
 from pgsub.publisher.tables import RemoteTable, describe_tables
+from pgsub.reconcile.expressions import compared, not_comparable
+from pgsub.reconcile.rows import MISSING, left_by
 from pgsub.tablesync.copy import plan, row_by_row
+from pgsub.tablesync.copy.adoption import Adoption
+from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
@@ -58,7 +63,8 @@ def find_targets(
         try:
             check_replicable(relation)
             decided = roles.with_role(relation, sub)
-            roles.check_own(session, relation, sub, "INSERT")
+            for change in ("INSERT", "UPDATE", "DELETE") if row.adopt else ("INSERT",):
+                roles.check_own(session, relation, sub, change)
             found[row.srrelid] = decided
         except (PermissionMissing, SchemaFault) as error:
             errors[row.srrelid] = error
@@ -71,10 +77,12 @@ def prepare(
     targets: Mapping[int, TargetRelation],
     claims: Mapping[int, Claim],
     attempts: Mapping[int, int],
+    adopt: Collection[int] = (),
 ) -> Prepared:
     """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
 
     :param targets: by oid; tables in one call share a slot and are copied in this order.
+    :param adopt: those whose rows are compared, if they have any.
     """
     prepared = Prepared()
     must = must_use_password(session, sub)
@@ -84,6 +92,7 @@ def prepare(
         names = [(relation.schema, relation.name) for relation in targets.values()]
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
+        unpublished = publication.unpublished_operations(source, sub.publications) if adopt else {}
     with durable(session):
         worker_takeover.fence(session, *(claims[relid] for relid in targets))
         for relid, relation in targets.items():
@@ -93,6 +102,9 @@ def prepare(
                 continue
             table = Table(described.tables[name], relation, claims[relid], attempts[relid])
             try:
+                if relid in adopt and not plan.is_empty(session, relation):
+                    prepared.pieces.append(_adopted(session, table, unpublished.get(name, ())))
+                    continue
                 _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
             except SchemaFault as fault:
                 prepared.errors[relid] = fault
@@ -100,6 +112,27 @@ def prepare(
             rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in prepared.pieces]
             chunks.plan(session, rows, "chunked" if prepared.chunked else "atomic")
     return prepared
+
+
+def _adopted(session: psycopg.Connection, table: Table, unpublished: Collection[str]) -> Piece:
+    """Make the piece of a table whose rows are compared.
+
+    :param unpublished: operations that are not published.
+    """
+    _other_types(session, table.remote, table.target)
+    both = compared(table.remote, table.target)
+    if (reason := not_comparable(both)) is not None:
+        raise SchemaFault(f'table "{both.name}" cannot be adopted: {reason}')
+    relation, selection = row_by_row.described(table.remote, table.target)
+    piece = CopiedTable(relation, selection, table.target.oid, "", True, False, table.target.acts_as, ())
+    rows = int(table.remote.reltuples) if table.remote.reltuples >= 0 else None
+    left = left_by(unpublished) - {MISSING}  # a copy brings all rows
+    return Piece(
+        ChunkKey(table.claim, table.attempt, 0),
+        Chunk(0, "", table.remote.bytes, rows),
+        piece,
+        Adoption(both, frozenset(left)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

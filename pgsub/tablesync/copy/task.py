@@ -21,6 +21,7 @@ from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.tablesync.copy import conflict, row_by_row, stream
+from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import ddl_hints
@@ -38,11 +39,12 @@ LOCKED = "55P03"  #: lock_not_available
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of a table, which is copied in one transaction."""
+    """A chunk of a table, which is copied in one transaction; or a table that is adopted."""
 
     key: ChunkKey
     chunk: Chunk
     table: CopiedTable
+    adoption: Adoption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class _CopySessions:
         self._user = source.info.user
         self._sender = HeartbeatSender(spec.heartbeat)
         self._writer: row_by_row.Writer | None = None
+        self._adopter: Adopter | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -122,9 +125,14 @@ class _CopySessions:
                 source = publisher.connect(sub.connection, application_name=name_there, must_use_password=must)
                 stack.enter_context(contextlib.closing(source))
                 sessions = cls(spec, session, source, tagged=tagged)
+                stack.callback(sessions._close)
             except psycopg.Error as error:
                 raise target.translate(error, "start to copy on the target") from None
             yield sessions
+
+    def _close(self) -> None:
+        if self._adopter is not None:
+            self._adopter.close()
 
     def copy(self, piece: Piece) -> tuple[int, int]:
         """Copy one piece, committed together with its ledger row (and, atomic, with ``f``).
@@ -134,7 +142,7 @@ class _CopySessions:
         :raises PgsubError: translated; neither connection is to be used again.
         """
         try:
-            return self._copy(piece)
+            return self._copy(piece) if piece.adoption is None else self._adopt(piece, piece.adoption)
         except stream.SourceError as failure:
             doing = "copy the table from the publisher"
             raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
@@ -183,6 +191,50 @@ class _CopySessions:
         heartbeat.rows_done = rows
         self._sender.send(heartbeat, now=True)
         return rows, size
+
+    def _adopt(self, piece: Piece, adoption: Adoption) -> tuple[int, int]:
+        session, key, sub = self._session, piece.key, self._spec.subscription
+        heartbeat = Heartbeat(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
+
+        def alive() -> None:
+            self._sender.send(heartbeat)
+
+        def progress(done: int, total: int) -> None:
+            heartbeat.bytes_done = max(heartbeat.bytes_done, piece.chunk.bytes * done // max(total, 1))
+            alive()
+
+        with alone(session, key) as first:
+            # guard: only one session brings what differs
+            if not first:
+                return 0, 0
+            patience = PATIENCE if self._spec.grouped else ""
+            found = Bringing(session, sub, key, adoption.table, patience=patience, alive=alive)
+            rows = self._comparing(key).compare(adoption, found, progress)
+            failpoints.point("adopt.compared")
+            found.finish()
+            if not chunks.begin(session, key, durable=True):
+                return 0, 0
+            found.record()
+            if not chunks.finish(session, key, rows, piece.chunk.bytes, atomic=True):
+                raise Fenced("this attempt of the copy is over")
+            session.execute("COMMIT")
+        heartbeat.rows_done = rows
+        self._sender.send(heartbeat, now=True)
+        return rows, 0
+
+    def _comparing(self, key: ChunkKey) -> Adopter:
+        """Return the sessions that compare."""
+        if self._adopter is None:
+            sub, name = self._spec.subscription, self._spec.application_name
+            self._adopter = Adopter(
+                self._session,
+                sub,
+                self._spec.snapshot,
+                name=SessionName(sub.subid, f"copy:{key.claim.worker}", key.claim.epoch),
+                application_name=name,
+                must_use_password=must_use_password(self._session, sub),
+            )
+        return self._adopter
 
     def _resolving(self, key: ChunkKey) -> row_by_row.Writer:
         """Return the session's writer: what it prepares stays there."""

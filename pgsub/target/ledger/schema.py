@@ -86,7 +86,8 @@ CREATE TABLE pgsub.progress (
     states_version bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
 
--- tables that are copied together share a slot, named here by each of them
+-- tables that are copied together share a slot, named here by each of them. adopt: the rows that are there are compared
+-- with the publisher's, and not emptied; adopted: rows that were missing, extra, different, as far as they were brought
 CREATE TABLE pgsub.subscription_rel (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     srrelid oid NOT NULL,
@@ -100,6 +101,8 @@ CREATE TABLE pgsub.subscription_rel (
     copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
     spare_slot text,
     copy_bytes bigint,
+    adopt boolean NOT NULL DEFAULT false,
+    adopted bigint[],
     PRIMARY KEY (subid, srrelid),
     UNIQUE (subid, schemaname, relname));
 

@@ -103,6 +103,25 @@ def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], posit
         )
 
 
+def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[int]) -> tuple[int, int, int]:
+    """Add what a transaction brings to a table that is adopted, in that transaction.
+
+    :param rows: that were missing, extra, different.
+    :return: these of all transactions.
+    :raises Fenced: the epoch was raised.
+    """
+    worker_takeover.fence(connection, claim)
+    query = """
+        UPDATE pgsub.subscription_rel SET adopted = ARRAY[coalesce(adopted[1], 0) + %s, coalesce(adopted[2], 0) + %s,
+               coalesce(adopted[3], 0) + %s] WHERE subid = %s AND srrelid = %s
+        RETURNING adopted[1], adopted[2], adopted[3]"""
+    found = row(connection, query, (*rows, claim.subid, claim.worker))
+    if found is None:
+        raise Fenced("the table was removed from the subscription")
+    missing, extra, different = found
+    return missing, extra, different
+
+
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
     """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
 

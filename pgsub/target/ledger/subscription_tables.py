@@ -43,6 +43,7 @@ class Change:
     drop: Sequence[int] = ()
     rename: Sequence[Renamed] = ()
     again: Sequence[int] = ()  #: emptied in the same transaction, and copied again
+    adopt: bool = False  #: those of ``again`` are not emptied, and only what differs is brought
     claims: Sequence[Claim] = ()
 
     @property
@@ -113,9 +114,9 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     _rename(connection, subid, wanted.rename)
     # any state → i; a sync slot stays named: it is dropped afterwards, or by the next synchronization
     connection.execute(
-        "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL"
-        f" WHERE {_TABLES}".encode(),
-        (subid, list(wanted.again)),
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL,"
+        f" adopt = %s, adopted = NULL WHERE {_TABLES}".encode(),
+        (wanted.adopt, subid, list(wanted.again)),
     )
     subscriptions.add_relations(connection, subid, wanted.add)
 

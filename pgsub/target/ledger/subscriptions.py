@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import psycopg
@@ -67,6 +67,8 @@ class RelationState:
     spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
     copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
     recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
+    adopt: bool = False  #: its rows are compared with the publisher's, and only what differs is brought
+    adopted: tuple[int, int, int] | None = None  #: rows that were brought: missing, extra, different
 
 
 def register(
@@ -105,9 +107,9 @@ def add_relations(connection: psycopg.Connection, subid: int, relations: Sequenc
     """Insert relations inside the caller's transaction."""
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes)"
-            " VALUES (%s, %s, %s, %s, %s, %s)",
-            [(subid, r.srrelid, r.schemaname, r.relname, r.srsubstate, r.copy_bytes) for r in relations],
+            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes, adopt)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            [(subid, r.srrelid, r.schemaname, r.relname, r.srsubstate, r.copy_bytes, r.adopt) for r in relations],
         )
 
 
@@ -173,16 +175,18 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
     rows = connection.execute(
         "SELECT r.srrelid::bigint, coalesce(n.nspname::text, r.schemaname), coalesce(c.relname::text, r.relname),"
         " r.srsubstate::text, r.srsublsn::text, r.handover_lsn::text, r.sync_slot, r.attempt, r.copy_mode,"
-        " r.spare_slot, r.copy_bytes, r.schemaname, r.relname FROM pgsub.subscription_rel r"
+        " r.spare_slot, r.copy_bytes, r.schemaname, r.relname, r.adopt, r.adopted FROM pgsub.subscription_rel r"
         " LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid"
         " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.subid = %s ORDER BY r.srrelid",
         (subid,),
     )
     found = []
-    for oid, schema, name, state, lsn, handover, slot, attempt, mode, spare, size, old_schema, old_name in rows:
-        recorded = None if (schema, name) == (old_schema, old_name) else (old_schema, old_name)
+    for oid, schema, name, state, lsn, handover, slot, attempt, mode, spare, size, *old, adopt, adopted in rows:
+        recorded = None if [schema, name] == old else (old[0], old[1])
+        brought = None if adopted is None else (adopted[0], adopted[1], adopted[2])
         lsns = (lsn_or_none(lsn), lsn_or_none(handover))
-        found.append(RelationState(oid, schema, name, state, *lsns, slot, attempt, mode, spare, size, recorded))
+        one = RelationState(oid, schema, name, state, *lsns, slot, attempt, mode, spare, size, recorded)
+        found.append(replace(one, adopt=adopt, adopted=brought))
     return found
 
 

@@ -103,7 +103,7 @@ def inspect(
     members = [oid for table in found for oid in table.members]
     _check_foreign_keys(connection, members)
     _check_triggers(connection, members, replica)
-    _check_writers(connection, subid, members)
+    check_writers(connection, subid, members)
     if not tagged:
         _check_readers(connection, members)
     return found
@@ -151,7 +151,19 @@ def _check_triggers(connection: psycopg.Connection, members: Sequence[int], repl
         )
 
 
-def _check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
+def members(connection: psycopg.Connection, relids: Sequence[int]) -> list[int]:
+    """Return the oids of tables and of their partitions."""
+    query = """
+        SELECT w::bigint FROM pg_catalog.unnest(%s::oid[]) AS w
+         UNION SELECT t.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_tree(w) AS t"""
+    return [oid for (oid,) in connection.execute(query, (list(relids), list(relids)))]
+
+
+def check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
+    """Refuse tables that another subscription writes.
+
+    :raises StateForbids: there is one.
+    """
     if found := row(connection, _OTHERS, (subid, members, members)):
         name, table = found
         raise StateForbids(

@@ -1,0 +1,317 @@
+"""``create --adopt``, ``refresh --resync --adopt``: rows that are there are compared, and only what differs comes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fix_program import Cli, nothing_created, one_error, until, valid
+from fix_proxy import Proxy
+from fix_servers import Database
+
+Tables = tuple[Database, Database]
+_names = (f"adopt{number}" for number in itertools.count(1))
+
+_FILL = "INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 100) g"
+_ORIGINAL = "SELECT id, xmin::text, ctid::text FROM {} ORDER BY 1"
+
+
+@pytest.fixture
+def adopting(launcher: Cli, tables: Tables) -> Iterator[Callable[..., str]]:
+    """``adopting(*options)`` creates a subscription with ``--adopt`` and waits for it; gives what was said."""
+    launcher.connection, launcher.target = (database.conninfo for database in tables)
+
+    def create(*options: str, code: int = 0) -> str:
+        ended = launcher.create(next(_names), "--adopt", *options)
+        assert ended.returncode == code, ended.stderr
+        return ended.stderr
+
+    yield create
+    for (subname,) in launcher.sql("SELECT subname FROM pg_subscription"):
+        assert launcher("drop", subname, "--yes").returncode == 0
+
+
+def _same(tables: Tables, *names: str) -> None:
+    for name in names:
+        query = f"SELECT x::text FROM {name} AS x ORDER BY 1"
+        assert tables[0].rows(query) == tables[1].rows(query), name
+
+
+def _add(tables: Tables, name: str, columns: str, pub: str, sub: str) -> None:
+    for database, rows in zip(tables, (pub, sub), strict=True):
+        database.execute(f"CREATE TABLE {name} ({columns}); {rows}")
+    tables[0].execute(f"ALTER PUBLICATION p ADD TABLE {name}")
+
+
+@contextlib.contextmanager
+def _writing(database: Database, *statements: str) -> Iterator[list[int]]:
+    """Run statements again and again; ``{}`` stands for a number."""
+    done, enough = [0], threading.Event()
+
+    def write() -> None:
+        with contextlib.closing(database.connect()) as session:
+            while not enough.wait(0.002):
+                done[0] += 1
+                for statement in statements:
+                    session.execute(statement.replace("{}", str(done[0])).encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield done
+    finally:
+        enough.set()
+        writer.join()
+
+
+def test_a_table_that_is_equal_is_not_written_and_is_replicated_from_then_on(
+    adopting: Callable[..., str], tables: Tables
+) -> None:
+    tables[1].execute(_FILL)
+    before = tables[1].rows(_ORIGINAL.format("a"))
+    said = adopting()
+    assert tables[1].rows(_ORIGINAL.format("a")) == before
+    assert 'table "public.a" was adopted: 0 rows missing, 0 extra, 0 different' in said and '"public.b"' not in said
+    tables[0].execute("UPDATE a SET t = 'later' WHERE id = 1; INSERT INTO b VALUES (1, 1)")
+    tables[1].wait("SELECT t FROM a WHERE id = 1", value="later")
+    tables[1].wait("SELECT count(*) FROM b", value=1)
+
+
+def test_rows_that_are_missing_extra_or_different_are_brought_and_no_others_are_written(
+    adopting: Callable[..., str], tables: Tables
+) -> None:
+    tables[0].execute(
+        "INSERT INTO b SELECT g, g / 8.0 FROM generate_series(1, 50) g; UPDATE b SET n = NULL WHERE id = 9"
+    )
+    tables[1].execute(f"{_FILL}; DELETE FROM a WHERE id IN (1, 2, 3); UPDATE a SET t = NULL WHERE id IN (50, 51)")
+    tables[1].execute(
+        "INSERT INTO a VALUES (-7, 'extra'); INSERT INTO b SELECT g, g / 8.0 FROM generate_series(1, 50) g"
+    )
+    before = {row for row in tables[1].rows(_ORIGINAL.format("a")) if row[0] not in (50, 51, -7)}
+    said = adopting()
+    _same(tables, "a", "b")
+    assert before <= set(tables[1].rows(_ORIGINAL.format("a")))
+    assert 'table "public.a" was adopted: 3 rows missing, 1 extra, 2 different' in said
+    assert 'table "public.b" was adopted: 0 rows missing, 0 extra, 1 different' in said
+
+
+_KINDS = """
+ id int PRIMARY KEY, n numeric, f float8, c char(5), b bytea, j jsonb, d date, i interval, m money, a text[],
+ g int GENERATED ALWAYS AS (id * 2) STORED, s text COLLATE "C"
+"""
+_VALUES = """
+INSERT INTO kinds (id, n, f, c, b, j, d, i, m, a, s)
+ SELECT g, g * 1.500, g / 3.0, 'x', decode(md5(g::text), 'hex'), jsonb_build_object('n', g * 1.10),
+ date '2024-02-03' + g, g * interval '1 h', g::money, ARRAY['a\\b', NULL, g::text], E'a\\tb\\\\n' || g
+ FROM generate_series({}) g
+"""
+
+
+def test_values_of_every_kind_come_as_the_publisher_has_them(adopting: Callable[..., str], tables: Tables) -> None:
+    changed = (
+        "UPDATE kinds SET n = 1.5, f = '-0', j = '{}', i = '30 d' WHERE id < 5; UPDATE kinds SET n = 1.500 WHERE id = 1"
+    )
+    _add(
+        tables,
+        "kinds",
+        _KINDS,
+        _VALUES.format("1, 60"),
+        f"{_VALUES.format('20, 70')}; {_VALUES.format('1, 5')}; {changed}",
+    )
+    said = adopting()
+    assert 'table "public.kinds" was adopted: 14 rows missing, 10 extra, 4 different' in said
+    _same(tables, "kinds")
+
+
+def test_values_change_places_in_a_unique_column(adopting: Callable[..., str], tables: Tables) -> None:
+    _add(tables, "u", "id int PRIMARY KEY, v text UNIQUE",
+         "INSERT INTO u VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd')",
+         "INSERT INTO u VALUES (1, 'b'), (2, 'a'), (3, 'd'), (9, 'c')")  # fmt: skip
+    assert "1 row missing, 1 extra, 3 different" in adopting()
+    _same(tables, "u")
+
+
+def test_columns_that_only_the_target_has_keep_their_values_and_foreign_keys_hold(
+    adopting: Callable[..., str], tables: Tables
+) -> None:
+    for database in tables:
+        database.execute("CREATE TABLE child (id int PRIMARY KEY, a int REFERENCES a)")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE child; INSERT INTO child VALUES (1, 1), (2, 100)")
+    tables[1].execute(f"ALTER TABLE a ADD own text; {_FILL}; UPDATE a SET own = 'kept'")
+    tables[1].execute("UPDATE a SET t = '?' WHERE id < 9; DELETE FROM a WHERE id = 100")
+    tables[1].execute("INSERT INTO child VALUES (1, 1), (3, 3)")
+    adopting()
+    _same(tables, "child")
+    assert tables[1].rows("SELECT id, t FROM a ORDER BY 1") == tables[0].rows("SELECT id, t FROM a ORDER BY 1")
+    assert tables[1].value("SELECT count(*) FROM a WHERE own = 'kept'") == 99
+
+
+def test_a_table_without_a_key_is_compared_as_a_multiset(adopting: Callable[..., str], tables: Tables) -> None:
+    tables[0].execute("INSERT INTO a VALUES (101, 'x')")
+    _add(tables, "heap", "v int, t text",
+         "INSERT INTO heap VALUES (1, NULL), (1, NULL), (1, NULL), (2, 'x'); ALTER TABLE heap REPLICA IDENTITY FULL",
+         "INSERT INTO heap VALUES (1, NULL), (3, 'y'), (3, 'y'), (2, 'x')")  # fmt: skip
+    assert 'table "public.heap" was adopted: 2 rows missing, 2 extra, 0 different' in adopting()
+    _same(tables, "heap")
+
+
+def test_what_cannot_be_adopted_is_refused_before_anything_is_there(cli: Cli, tables: Tables) -> None:
+    ended = cli.create("s", "--adopt", "--no-copy-data")
+    one_error(ended, 2, "copy_data = false and adopt = true are mutually exclusive options")
+    _add(tables, "notes", "j json", "ALTER TABLE notes REPLICA IDENTITY FULL", "INSERT INTO notes VALUES ('{}')")
+    one_error(cli.create("s", "--adopt"), 3, 'table "public.notes" cannot be adopted', "no equality operator")
+    nothing_created(cli, *tables)
+    tables[1].execute("TRUNCATE notes")
+    planned = valid("plan", cli.create("s", "--adopt", "--dry-run", "--json").stdout)
+    assert {one["relname"]: one["copy"] for one in planned["tables"]} == dict.fromkeys(("a", "b", "notes"), "atomic")
+
+
+def test_a_table_that_another_subscription_writes_is_not_adopted(served: tuple[Cli, str], tables: Tables) -> None:
+    cli, name = served
+    one_error(cli.create("other", "--adopt"), 3, "has rows of another subscription", f'Subscription "{name}" writes it')
+
+
+def test_rows_that_are_not_published_to_be_deleted_or_updated_stay(
+    adopting: Callable[..., str], tables: Tables
+) -> None:
+    tables[0].execute("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE a WITH (publish = 'insert, update')")
+    tables[1].execute(
+        f"{_FILL}; INSERT INTO a VALUES (-1, 'archived'); DELETE FROM a WHERE id = 7; UPDATE a SET t = 'x' WHERE id = 8"
+    )
+    assert "1 row missing, 0 extra, 1 different" in adopting()
+    assert tables[1].rows("SELECT t FROM a WHERE id IN (-1, 7, 8) ORDER BY id") == [
+        ("archived",),
+        ("row 7",),
+        ("row 8",),
+    ]
+
+
+def test_a_table_is_brought_again_by_comparison_while_both_its_rows_and_others_change(
+    served: tuple[Cli, str], tables: Tables
+) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO b VALUES (1, 1)")
+    tables[1].wait("SELECT count(*) FROM b", value=1)
+    one_error(cli("refresh", name, "--resync", "public.a", "--adopt"), 2, "replacing rows needs --yes")
+    shown = valid("plan", cli("refresh", name, "--resync", "public.a", "--adopt", "--dry-run", "--json").stdout)
+    assert shown["adopted"] == [{"schemaname": "public", "relname": "a"}] and shown["emptied"] == []
+    changes = ("UPDATE a SET t = 'newer {}' WHERE id = 1 + {} % 90", "INSERT INTO a VALUES (1000 + {}, 'new')",
+               "DELETE FROM a WHERE id = 1000 + {} - 3", "INSERT INTO b VALUES (10 + {}, {})")  # fmt: skip
+    with _writing(tables[0], *changes) as done:
+        for _ in range(3):
+            tables[1].execute(
+                "UPDATE a SET t = 'wrong' WHERE id % 3 = 0; DELETE FROM a WHERE id % 7 = 0;"
+                "INSERT INTO a SELECT g, 'extra' FROM generate_series(-9, -1) g ON CONFLICT DO NOTHING"
+            )
+            before = done[0]
+            ended = cli("refresh", name, "--resync", "public.a", "--adopt", "--yes")
+            assert ended.returncode == 0, ended.stderr
+            assert "tables: 1 to be compared\n" in ended.stderr
+            found = re.search(r'"public.a" was adopted: (\d+) rows missing, (\d+) extra, (\d+) different', ended.stderr)
+            assert found is not None and min(map(int, found.groups())) >= 9, ended.stderr
+            until(lambda before=before: done[0] > before)
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _same(tables, "a", "b")
+
+
+_LARGE = "INSERT INTO a SELECT g, repeat(md5(g::text), 8) FROM generate_series(101, 30000) g"
+
+
+@pytest.mark.parametrize("step", ["adopt.compared", "adopt.before_commit", "adopt.after_commit"])
+def test_an_adoption_that_is_killed_is_gone_on_with_and_counts_each_row_once(
+    cli: Cli, tables: Tables, tmp_path: Path, step: str
+) -> None:
+    for database in tables:
+        database.execute(_LARGE)
+    tables[1].execute(f"{_FILL}; DELETE FROM a WHERE id % 5 = 0; UPDATE a SET t = 'x' WHERE id % 5 = 1 AND id > 100")
+    tables[1].execute("INSERT INTO a SELECT g, 'extra' FROM generate_series(-500, -1) g")
+    points = {"PGSUB_FAILPOINTS": f"{step}=kill", "PGSUB_FAILPOINTS_DIR": str(tmp_path), "PGSUB_RETRY_SECONDS": "0.5"}
+    ended = cli.create("s", "--adopt", env=points)
+    assert (tmp_path / step).exists()
+    if ended.returncode != 0:  # the task that was killed ended the command
+        assert cli("run", "--until-caught-up", env={"PGSUB_RETRY_SECONDS": "0.5"}).returncode == 0
+    _same(tables, "a", "b")
+    query = "SELECT adopted::text FROM pgsub.subscription_rel WHERE relname = 'a'"
+    assert tables[1].value(query) == "{6000,500,5980}"
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
+def test_a_copy_that_broke_off_is_gone_on_with_by_comparison(cli: Cli, tables: Tables, tmp_path: Path) -> None:
+    tables[0].execute(_LARGE)
+    go_on = tmp_path / "go on"
+    points = {
+        "PGSUB_FAILPOINTS": f"copy.after_commit=pause:{go_on}@5",
+        "PGSUB_FAILPOINTS_DIR": str(tmp_path),
+        "PGSUB_CHUNK_BYTES": str(256 << 10),
+        "PGSUB_GROUP_TABLES": "1",
+    }
+    creating = cli.start(*cli.words("s", "--adopt", "--copy-workers", "1", "--max-sync-workers", "1"), env=points)
+    until((tmp_path / "copy.after_commit").exists)
+    creating.kill()
+    creating.wait()
+    there = tables[1].value("SELECT count(*) FROM a")
+    assert 0 < there < 30000
+    assert cli("run", "--until-caught-up").returncode == 0
+    go_on.touch()
+    _same(tables, "a", "b")
+    query = "SELECT adopted[1], adopted[2], adopted[3] FROM pgsub.subscription_rel WHERE relname = 'a'"
+    assert tables[1].rows(query) == [(30000 - there, 0, 0)]  # the chunks that were done did not come again
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
+def test_the_log_tells_what_was_brought(adopting: Callable[..., str], launcher: Cli, tables: Tables) -> None:
+    tables[1].execute(f"{_FILL}; DELETE FROM a WHERE id = 5")
+    adopting("--no-wait")
+    name = launcher.sql("SELECT subname FROM pg_subscription")[0][0]
+    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    text = f'table "public.a" of subscription "{name}" was adopted: 1 row missing, 0 extra, 0 different'
+    until(lambda: any(text in log.read_text() for log in launcher.state.parent.glob("stderr.*")))
+
+
+def test_no_value_of_a_row_that_is_equal_crosses_the_line(
+    make_cli: Callable[[str, str], Cli], tables: Tables, proxy: Callable[[str], Proxy]
+) -> None:
+    for database in tables:
+        database.execute(_LARGE)
+    tables[1].execute(f"{_FILL}; UPDATE a SET t = 'x' WHERE id % 1000 = 0")
+    size = tables[0].value("SELECT sum(length(a::text)) FROM a")
+    line = proxy(tables[0].conninfo)
+    allowed = line.allowance = 1 << 40
+    cli = make_cli(line.conninfo, tables[1].conninfo)
+    assert cli.create("s", "--adopt").returncode == 0
+    assert line.allowance is not None and allowed - line.allowance < size / 8
+    _same(tables, "a")
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
+def test_only_one_session_brings_what_differs(launcher: Cli, adopting: Callable[..., str], tables: Tables) -> None:
+    tables[1].execute("INSERT INTO a VALUES (1, 'x')")
+    with contextlib.closing(tables[1].connect()) as session:
+        session.execute("SELECT pg_advisory_lock(%s, 'a'::regclass::oid::int)", (0x70677361,))
+        adopting("--no-wait")
+        tables[1].wait("SELECT attempt > 1 FROM pgsub.subscription_rel WHERE relname = 'a'")
+        assert tables[1].rows("SELECT * FROM a") == [(1, "x")]
+    name = launcher.sql("SELECT subname FROM pg_subscription")[0][0]
+    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _same(tables, "a")
+
+
+def test_a_subscription_whose_slot_is_gone_is_made_again_and_gets_only_what_it_lacks(cli: Cli, tables: Tables) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    tables[0].execute(
+        "INSERT INTO a VALUES (200, 'lost'); DELETE FROM a WHERE id = 1; UPDATE a SET t = '' WHERE id = 2"
+    )
+    before = {row for row in tables[1].rows(_ORIGINAL.format("a")) if row[0] > 2}
+    assert "create it again with --adopt" in one_error(cli("run", "s", "--until-caught-up"), 7)
+    assert cli("drop", "s", "--yes").returncode == 0
+    said = cli.create("s", "--adopt").stderr
+    assert 'table "public.a" was adopted: 1 row missing, 1 extra, 1 different' in said
+    assert before <= set(tables[1].rows(_ORIGINAL.format("a")))
+    _same(tables, "a", "b")
+    assert cli("drop", "s", "--yes").returncode == 0
