@@ -181,7 +181,12 @@ class ApplyError(PgsubError):
 
 
 class SchemaFault(ApplyError):
-    """Target table or column missing, or unfit."""
+    """Target table or column missing, or unfit.
+
+    ``absent`` is the publisher's description of a table that the target lacks, for the diagnosis (pgsub.apply).
+    """
+
+    absent: Any = None
 
 
 class ReplicationBroken(PgsubError):

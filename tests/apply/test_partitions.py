@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair, Pair
 
+from pgsub.common.errors import SchemaFault
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
+
 RANGES = (
     "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"
     "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100);"
@@ -166,3 +170,66 @@ def test_a_trigger_that_keeps_updates_off_does_not_keep_a_row_in_its_partition(p
     assert p.subdb.rows("SELECT id, v FROM t") == [(7, "x")]
     p.apply("DELETE FROM t")
     assert p.subdb.rows("SELECT id, v FROM t") == [] and p.events() == []
+
+
+#: A partitioned table, a partition that comes later, and a row of it.
+NEW_PARTITIONS = {
+    "range": ("k date", "RANGE (k)", "FROM ('2026-12-01') TO (MAXVALUE)", "'2026-12-24'"),
+    "range of two": ("k int, l numeric", "RANGE (k, l)", "FROM (-5, MINVALUE) TO (10, 1.5)", "0, 1"),
+    "list": ("k text", "LIST (k)", r"IN ('it''s', E'a\\b', NULL, '%')", "'it''s'"),
+    "hash": ("k int", "HASH (k)", "WITH (MODULUS 1, REMAINDER 0)", "7"),
+    "default": ("k timestamptz", "RANGE (k)", "DEFAULT", "now()"),
+}
+
+
+def _missing_partition(p: Pair) -> SchemaFault:
+    with pytest.raises(SchemaFault, match=r'"My\.s\.T new" does not exist') as caught:
+        p.catch_up()
+    assert caught.value.absent is None and (caught.value.hint or "").endswith(f"\npgsub refresh {p.sub.name}")
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", NEW_PARTITIONS)
+def test_a_partition_that_the_target_lacks_comes_with_the_statement_that_makes_it_one(
+    pair: MakePair, kind: str
+) -> None:
+    columns, how, bound, values = NEW_PARTITIONS[kind]
+    parent = '"My.s"."T all"'
+    made = f'CREATE SCHEMA "My.s"; CREATE TABLE {parent} (id int NOT NULL DEFAULT 1, {columns}) PARTITION BY {how};'
+    key = "ALTER TABLE {} ADD PRIMARY KEY (k, id);".format(parent if kind in ("hash", "range") else '"My.s"."T new"')
+    made, later = (f"{made}{key}", "") if parent in key else (made, key.replace("k, ", ""))
+    p = pair(f"{made} CREATE TABLE u (id int)", names=[("public", "u")])
+    bound = bound if bound == "DEFAULT" else f"FOR VALUES {bound}"
+    p.pubdb.execute(f'CREATE TABLE "My.s"."T new" PARTITION OF {parent} {bound}; {later}')
+    p.pubdb.execute(f"INSERT INTO {parent} VALUES (1, {values})")
+    error = _missing_partition(p)
+    assert error.detail == f"On the publisher it is a partition of {parent}."
+    [statement] = [line for line in (error.hint or "").splitlines() if line.endswith(";")]
+    p.subdb.execute(statement)
+    look = (
+        "SELECT c.relispartition, pg_get_expr(c.relpartbound, c.oid), pg_get_constraintdef(k.oid)"
+        " FROM pg_class c LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'"
+        " WHERE c.relname = 'T new'"
+    )
+    assert p.subdb.rows(look) == p.pubdb.rows(look)
+    oid = p.subdb.value("SELECT oid::bigint FROM pg_class WHERE relname = 'T new'")
+    subscriptions.add_relations(p.session, p.subid, [RelationState(oid, "My.s", "T new", "r")])
+    p.apply()
+    p.same(parent)
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [("", "does not exist on the target"), ("CREATE TABLE t (id int, k int)", "is not partitioned on the target")],
+    ids=["no table", "a plain table"],
+)
+def test_a_partition_of_what_the_target_has_not_partitioned_is_told_as_such(
+    pair: MakePair, there: str, said: str
+) -> None:
+    p = pair("CREATE TABLE u (id int)", sub=there, names=[("public", "u")])
+    p.pubdb.execute('CREATE TABLE t (id int, k int) PARTITION BY LIST (k); CREATE SCHEMA "My.s"')
+    p.pubdb.execute('CREATE TABLE "My.s"."T new" PARTITION OF t DEFAULT; INSERT INTO t VALUES (1, 1)')
+    error = _missing_partition(p)
+    assert f'is a partition of "public"."t", which {said}.' in (error.detail or "")
+    assert 'CREATE TABLE "My.s"."T new" ("id" integer, "k" integer);' in (error.hint or "")
+    assert 'queries of "public"."t" do not see its rows' in (error.detail or "")

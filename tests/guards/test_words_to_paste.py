@@ -11,6 +11,7 @@ import pytest
 from psycopg import sql
 
 import pgsub
+from pgsub.apply.worker import missing_partition
 from pgsub.cli import app
 from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
@@ -160,12 +161,27 @@ def test_no_name_makes_a_line_of_a_hint_of_its_own() -> None:
     relation = Relation(1, _EVIL, _EVIL, "d", (Column(1, _EVIL, 23, -1),))
     for hint in (
         ddl_hints.hint(ddl_hints.create_table(relation, _EVIL, [one_line(_EVIL)])),
+        ddl_hints.hint(ddl_hints.create_partition(relation, _EVIL, _EVIL, "DEFAULT", [_EVIL])),
         ddl_hints.hint(ddl_hints.add_columns(_EVIL, _EVIL, [(_EVIL, "integer")])),
         str(_missing_grant().hint),
     ):
         [step] = _hinted(hint)
         assert len(step.statements) == 1 and step.commands == ()
     assert "\n" not in word(_EVIL)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "DEFAULT; DROP TABLE t",
+        "FOR VALUES IN ('x\ny')",
+        "FOR VALUES IN ('x\\'); DROP TABLE t --')",
+        "FOR VALUES FROM (1) TO (evil())",
+        "FOR VALUES WITH (modulus 2, remainder 0) PARTITION BY RANGE (evil())",
+    ],
+)
+def test_no_bound_of_a_partition_is_more_than_a_bound(bound: str) -> None:
+    assert not missing_partition.is_bound(bound)
 
 
 @pytest.mark.parametrize("text", ["a\nb", "'\n\\n'", "\\'\n{}", "plain '\\", ""])

@@ -142,7 +142,9 @@ class RelationCache:
             )
         types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         table = ddl_hints.create_table(remote, schema, types)
-        return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {quoting.word(self._sub.name)}"))
+        fault = missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {quoting.word(self._sub.name)}"))
+        fault.absent = remote
+        return fault
 
     def oids(self, names: Collection[Name]) -> set[int]:
         """Find oids of the target tables that bear these names, looked up where they are not known yet."""

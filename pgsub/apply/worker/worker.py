@@ -12,13 +12,13 @@ from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.apply.worker import rolled_back
+from pgsub.apply.worker import missing_partition, rolled_back
 from pgsub.apply.worker.barrier import ApplyBarrier
 from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
-from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart
+from pgsub.common.errors import ApplyError, PgsubError, SchemaFault, StreamsMustRestart
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import held_tables, states
@@ -47,6 +47,9 @@ def run(spec: WorkerSpec) -> WorkerResult:
             left_out = rolled_back.leaves_out(spec.subscription, error)
         if left_out:
             raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
+        if isinstance(error, SchemaFault):
+            with contextlib.suppress(PgsubError, psycopg.Error):
+                missing_partition.complete(spec.subscription, error)
         raise
 
 

@@ -75,6 +75,17 @@ def create_table(relation: Relation, schema: str, types: Sequence[str]) -> sql.C
     return sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(schema, relation.name), sql.SQL(", ").join(parts))
 
 
+def create_partition(relation: Relation, schema: str, parent: str, bound: str, key: Sequence[str]) -> sql.Composed:
+    """Create a table as a partition, from which it has its columns.
+
+    :param bound: as SQL, which the caller has checked.
+    :param key: columns of the primary key that it does not have from the partitioned table.
+    """
+    own = sql.SQL(" (PRIMARY KEY ({}))").format(_names(key)) if key else sql.SQL("")
+    names = sql.Identifier(relation.namespace, relation.name), sql.Identifier(schema, parent)
+    return sql.SQL("CREATE TABLE {} PARTITION OF {}{} {}").format(*names, own, sql.SQL(bound))
+
+
 def published_key(relation: Relation) -> list[str]:
     """Return columns of the publisher's replica identity, where it is a key."""
     if relation.replica_identity not in ("d", "i"):

@@ -1,0 +1,103 @@
+"""A table that the target lacks may be a partition on the publisher: then it has to become one on the target, too.
+
+A Relation message does not say so. A table made of its columns alone would take the rows, and no query of the
+partitioned table would see them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import NamedTuple
+
+from pgsub.common import quoting
+from pgsub.common.errors import SchemaFault
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.messages import Relation
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.faults import translating
+from pgsub.target.catalog import ddl_hints
+from pgsub.target.query import row
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import must_use_password
+
+_PARTITION = """
+SELECT n.nspname::text, p.relname::text, pg_catalog.pg_get_expr(c.relpartbound, c.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+  JOIN pg_catalog.pg_class p ON p.oid = i.inhparent JOIN pg_catalog.pg_namespace n ON n.oid = p.relnamespace
+ WHERE c.oid = %s::oid AND c.relispartition
+"""
+_PARENT = """
+SELECT c.relkind = 'p',
+       EXISTS (SELECT FROM pg_catalog.pg_index x WHERE x.indrelid = c.oid AND x.indisprimary)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s
+"""
+_VALUE = r"(?:B?'(?:[^'\\\n]|''|\\[^'\n])*'|[0-9.]+(?:e[-+]?[0-9]+)?|MINVALUE|MAXVALUE|NULL|true|false)"
+_LIST = rf"\({_VALUE}(?:, {_VALUE})*\)"
+#: A bound as get_rule_expr (ruleutils.c) writes it. The publisher chooses the text, and a statement is pasted whole:
+#: literals end at the same place whatever standard_conforming_strings is.
+_BOUND = re.compile(
+    rf"DEFAULT|FOR VALUES (?:IN {_LIST}|FROM {_LIST} TO {_LIST}|WITH \(modulus [0-9]+, remainder [0-9]+\))"
+)
+
+
+class _Partition(NamedTuple):
+    """The place of a table on the publisher."""
+
+    schema: str
+    parent: str
+    bound: str
+
+    @property
+    def of(self) -> str:
+        return quoting.name(self.schema, self.parent)
+
+
+def complete(sub: Subscription, fault: SchemaFault) -> None:
+    """Complete the error of a table that the target lacks, if it is a partition on the publisher.
+
+    :raises PgsubError: a server cannot be asked; the error is as it was.
+    """
+    remote, fault.absent = fault.absent, None
+    if not isinstance(remote, Relation):
+        return
+    with contextlib.closing(target.connect(sub.target, f"pgsub {sub.subid} partition 0")) as session:
+        place = _place(sub, remote.relid, must=must_use_password(session, sub))
+        if place is None:
+            return
+        found: tuple[bool, bool] | None = row(session, _PARENT, (place.schema, place.parent))
+    _tell(sub, fault, remote, place, found)
+
+
+def is_bound(text: str) -> bool:
+    """Return whether a text is the bound of a partition, and no more than that."""
+    return _BOUND.fullmatch(text) is not None
+
+
+def _place(sub: Subscription, relid: int, *, must: bool) -> _Partition | None:
+    connection = publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+    with contextlib.closing(connection), translating(connection, "fetch partition info from publisher"):
+        found = connection.execute(_PARTITION.encode(), (relid,)).fetchone()
+    return None if found is None else _Partition(*found)
+
+
+def _tell(
+    sub: Subscription, fault: SchemaFault, remote: Relation, place: _Partition, found: tuple[bool, bool] | None
+) -> None:
+    fault.detail = f"On the publisher it is a partition of {place.of}"
+    if found is None or not found[0]:
+        what = "does not exist on the target" if found is None else "is not partitioned on the target"
+        fault.detail += (
+            f", which {what}. Created as the hint says, it is a table by itself: queries of {place.of} do not see its"
+            " rows."
+        )
+        return
+    fault.detail += "."
+    again = f"pgsub refresh {word(sub.name)}"
+    if not is_bound(place.bound):
+        fault.hint = f"Create it as such on the target, then refresh the subscription:\n{again}"
+        return
+    key = [] if found[1] else ddl_hints.published_key(remote)
+    fault.hint = ddl_hints.hint(ddl_hints.create_partition(remote, place.schema, place.parent, place.bound, key), again)
