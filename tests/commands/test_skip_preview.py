@@ -82,6 +82,21 @@ def test_a_preview_moves_nothing_on_either_side(stuck):
     assert it.pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pgsub%%preview%%'") == 0
 
 
+@pytest.mark.parametrize(
+    "wrong", ["ALTER TABLE b DROP COLUMN n", "DROP TABLE b", "ALTER TABLE b ALTER n TYPE date USING NULL"]
+)
+def test_rows_that_the_targets_table_cannot_take_are_shown_as_they_were_sent(stuck, wrong):
+    it = stuck()
+    it.subdb.execute(wrong)
+    error = it.apply("BEGIN; INSERT INTO b VALUES (1, 1.5); UPDATE b SET n = 2 WHERE id = 1; DELETE FROM b; COMMIT")
+    assert error is not None
+    found = it.preview(code=6)
+    assert {row["outcome"] for row in found["rows"]} <= {"error", "dependent", "missing"}
+    assert [row["remote"] for row in found["rows"]] == [{"id": "1", "n": "1.5"}, {"id": "1", "n": "2"}, None]
+    assert [row["key"] for row in found["rows"]] == [{"id": "1"}] * 3
+    assert "id=1, n=1.5" in it.run("skip-lsn", "s", "--preview").stdout
+
+
 def test_a_transaction_that_the_target_has_already_is_safe_to_skip(stuck):
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 1.50), (2, 2)")

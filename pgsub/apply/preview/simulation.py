@@ -70,6 +70,7 @@ class Simulation:
     def _one(self, message: Message, relid: int) -> Finding:
         remote = self._relations.remote(relid)
         finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), Outcome.ERROR)
+        finding = _as_sent(finding, remote, message)
         try:
             table = self._table(relid, remote)
             if isinstance(table, str):
@@ -263,6 +264,22 @@ class Simulation:
             if version is not None and version.row is not None:
                 existing.append(Existing(name, version.row, differences(row, version.row)))
         return existing
+
+
+def _as_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
+    """Add the row as the publisher sent it: all that is known of it where the target's table does not fit."""
+    if not isinstance(message, Insert | Update | Delete):
+        return finding
+    new = None if isinstance(message, Delete) else message.new
+    searched = new if isinstance(message, Insert) else message.old or new
+    assert searched is not None
+    sent = [
+        {c.name: _text(one, i) for i, c in enumerate(remote.columns) if one.kinds[i] != UNCHANGED}
+        for one in (searched, new)
+        if one is not None
+    ]
+    key = {c.name: sent[0][c.name] for c in remote.columns if c.is_key and c.name in sent[0]}
+    return replace(finding, key=key, remote=None if new is None else sent[-1])
 
 
 def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
