@@ -21,7 +21,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """A program whose ``run`` serves the folder for all tests of the module; it must still run after the last one."""
     base = tmp_path_factory.mktemp("launcher")
     cli = Cli(base / "state", base, "", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    running = cli.running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})  # type: ignore[attr-defined]
     try:
         yield cli
         assert running.poll() is None, running.log.read_text()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pgsub.common.errors import ApplyError, PgsubError
+from pgsub.common.errors import PgsubError
 from pgsub.protocol.lsn import parse_lsn
 
 Lsn: TypeAlias = int
@@ -268,8 +268,8 @@ class ErrorRow:
         :param position: of apply.
         """
         names = ("message", "sqlstate", "detail", "hint", "context", "relation", "conflict", "xid", "column")
-        fields = {name: getattr(error, name, None) for name in names}  # the last four are of an ApplyError
-        lsn = error.finish_lsn if isinstance(error, ApplyError) else None
+        fields = {name: getattr(error, name, None) for name in names}  # some are of an ApplyError
+        lsn = error.finish_lsn
         place: dict[str, Any] = {**fields, "finish_lsn": parse_lsn(lsn) if lsn else None, "position": position}
         return cls(worker, type(error).__name__, **place)
 

@@ -39,11 +39,17 @@ class PgsubError(Exception):
     :param hint: what to do, full sentences; the last line is a command to paste.
     :param context: where it happened, lower-case, no full stop.
     :param sqlstate: the server's SQLSTATE where a server said it.
+
+    ``relation``, ``finish_lsn`` (text) and ``xid`` name the change and the transaction that are to blame.
     """
 
     exit_code: ClassVar[int] = 1
     meaning: ClassVar[str] = "other failure"
     directive: ClassVar[Directive] = Directive.STOP
+
+    relation: str | None = None
+    finish_lsn: str | None = None
+    xid: int | None = None
 
     def __init__(
         self,
@@ -162,19 +168,15 @@ class TargetUnavailable(PgsubError):
 class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
-    ``relation``, ``column``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict
-    type or None. Then ``record`` is what is kept of it, and ``unique_failure`` what it takes to complete the report
-    (pgsub.apply).
+    ``column`` names the place, too; ``conflict`` is the server's conflict type or None. Then ``record`` is what is
+    kept of it, and ``unique_failure`` what it takes to complete the report (pgsub.apply).
     """
 
     exit_code = 6
     meaning = "conflict or data error stopped apply"
     directive = Directive.FAULT
 
-    relation: str | None = None
     column: str | None = None
-    finish_lsn: str | None = None
-    xid: int | None = None
     conflict: str | None = None
     record: Any = None
     unique_failure: Any = None

@@ -29,8 +29,7 @@ def internal_error(error: Exception) -> PgsubError:
 
 def finish_lsn(error: PgsubError) -> int:
     """Return the finish LSN of the transaction that failed, 0 if none did."""
-    text = error.finish_lsn if isinstance(error, ApplyError) else None
-    return parse_lsn(text) if text else 0
+    return parse_lsn(error.finish_lsn) if error.finish_lsn else 0
 
 
 def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, counter: str) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pgsub.apply.conflicts import conflict_record, conflict_text
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common.errors import ApplyError, PgsubError
+from pgsub.common.errors import ApplyError, Directive, PgsubError, is_unreachable
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
@@ -94,12 +94,16 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
 
 
 def locate(error: PgsubError, subid: int, place: Place) -> None:
-    """Add the place to an error: relation, transaction, finish LSN."""
+    """Add the place to an error: relation, transaction, finish LSN.
+
+    Where a server is gone, no transaction is to blame.
+    """
     error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
-    if isinstance(error, ApplyError):
-        if error.record is not None:
-            error.record.context = error.context
-        error.relation = place.name or error.relation
-        if place.transaction.xid:  # a copied row is of none
-            error.finish_lsn = format_lsn(place.transaction.finish_lsn)
-            error.xid = place.transaction.xid
+    if isinstance(error, ApplyError) and error.record is not None:
+        error.record.context = error.context
+    if error.directive is Directive.RETRY and is_unreachable(error.sqlstate):
+        return
+    error.relation = place.name or error.relation
+    if place.transaction.xid:  # a copied row is of none
+        error.finish_lsn = format_lsn(place.transaction.finish_lsn)
+        error.xid = place.transaction.xid

@@ -62,7 +62,8 @@ def _raise_what_it_lacks(
     try:
         roles.check_own(connection, target, sub, change)
     except PermissionMissing as refusal:
-        refusal.context = error.context
+        refusal.context, refusal.relation = error.context, error.relation
+        refusal.finish_lsn, refusal.xid = error.finish_lsn, error.xid
         raise refusal from None
 
 

@@ -14,7 +14,7 @@ from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common.errors import ApplyError, PgsubError, SchemaFault
+from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import row_queries
@@ -154,8 +154,7 @@ class TableStateFilter:
             yield
         except PgsubError as error:
             locate(error, self._relations.subid, Place(transaction, message_type))
-            if isinstance(error, ApplyError):
-                error.relation = ".".join(local_name(remote))
+            error.relation = ".".join(local_name(remote))
             raise
 
     def target_of_all(self, block: ChangeBlock, relid: int) -> RelationMap | None:

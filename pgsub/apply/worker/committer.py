@@ -23,7 +23,7 @@ from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
+from pgsub.common.errors import Directive, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import LogicalMessage, Relation
 from pgsub.target.ledger.progress import Progress
@@ -329,6 +329,6 @@ def _good(batch: Batch, error: PgsubError) -> int:
     if not _ours(error):
         return 0
     lsns = [format_lsn(one.finish_lsn) for one in batch.transactions()]
-    named = error.finish_lsn if isinstance(error, ApplyError) else None
+    named = error.finish_lsn if error.directive is Directive.FAULT else None
     good = lsns.index(named) if named in lsns else len(lsns)
     return good if good < len(lsns) - 1 else len(lsns) // 2

@@ -62,7 +62,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "slot": slot.get("wal_status") or one.definition.slot_name,
         "prepared": _prepared(one),
         "errors_total": sum(stats.get(name) or 0 for name in _ERRORS),
-        "last_error": one.errors[0].message if one.errors else None,
+        "last_error": one.last_error,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
         "on_conflict": ", ".join(one.definition.on_conflict) or None,
         "skipped": _skipped(one.skipped),

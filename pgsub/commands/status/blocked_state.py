@@ -10,7 +10,7 @@ from typing import Any
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.common import errors
-from pgsub.common.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, TargetUnavailable, is_unreachable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
@@ -23,6 +23,14 @@ def blocks(row: ErrorRow) -> bool:
     if cls is PublisherUnavailable or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
         return False
     return row.restarts >= RESTARTS
+
+
+def said(row: ErrorRow) -> str:
+    """Return an error in one line: with its detail where only that says which privilege is missing."""
+    detail = (row.detail or "").rstrip(".")
+    if not detail or row.class_ != PermissionMissing.__name__:
+        return row.message
+    return f"{row.message} ({detail[:1].lower()}{detail[1:]})"
 
 
 def blocked(
@@ -47,7 +55,7 @@ def blocked(
         "restarts": row.restarts,
         "position": None if position is None else format_lsn(position),
         "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
-        "reason": row.message,
+        "reason": said(row),
         "waiting_transactions": None if slot is None else slot.waiting_transactions,
         "waiting_at_least": slot is not None and slot.waiting_at_least is True,
         "waiting_bytes": waiting,

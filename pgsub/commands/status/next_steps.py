@@ -105,7 +105,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         if not row.hint:
             cause = "a row, a constraint, a trigger, a missing partition"
             yield Step(f"Change on the target what makes it fail: {cause}{_goes_on(one)}")
-        if row.finish_lsn:
+        if row.finish_lsn and issubclass(cls, ApplyError):  # nothing is to be lost for want of a GRANT
             yield from _skip(one, row.finish_lsn, "cannot be applied")
         yield from _hold(one, row)
 

@@ -93,6 +93,11 @@ class SubscriptionStatus:
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
 
     @property
+    def last_error(self) -> str | None:
+        """The newest error in one line."""
+        return blocked_state.said(self.errors[0]) if self.errors else None
+
+    @property
     def applied_lsn(self) -> str | None:
         """The position up to which the target has everything, those without a transaction for it included."""
         apply = next((row for row in self.workers if row["worker_type"] == APPLY), {})
@@ -272,7 +277,7 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
     if one.errors:
         code, row = min(((_code(row), row) for row in one.errors), key=lambda pair: _SEVERITY.index(pair[0]))
-        return Finding(code, f"{name}: {row.message}")
+        return Finding(code, f"{name}: {blocked_state.said(row)}")
     if one.state == "waiting" and one.task is not None:
         return Finding(3, f"{name} waits for {one.task['waits_for']}")
     if one.state != "running":

@@ -15,6 +15,7 @@ from pathlib import Path
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
+from pgsub.commands.status import blocked_state
 from pgsub.commands.status.status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
@@ -256,7 +257,7 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
         details.append("No pgsub run serves the subscription.")
     elif (task := store.task(subscription.subid)) is not None and task.waits_for:
         details.append(f"The apply worker waits for {task.waits_for}.")
-    details += [f"Last error: {row.message}." for row in store.errors(subscription.subid)[:1]]
+    details += [f"Last error: {blocked_state.said(row)}." for row in store.errors(subscription.subid)[:1]]
     return TimeoutExpired(
         f'timeout while waiting for subscription "{options.name}" to be {what}',
         detail=" ".join(details),
