@@ -50,10 +50,10 @@ _pgsub() {
             esac
             ;;
         run)
-            options="--until-caught-up --until-lsn --timeout --master --conf --metrics-listen --log-file --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--until-caught-up --until-lsn --timeout --master --conf --metrics-listen --log-file --from-target --connection --target --publication --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --until-lsn|--timeout|--master|--conf) return ;;
+                --until-lsn|--timeout|--master|--conf|--connection|--target|--publication) return ;;
                 --log-file) _pgsub_paths -f "$cur"; return ;;
             esac
             ;;

@@ -125,6 +125,15 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what the publisher sends out of turn is not handed on": (
         "test_a_message_of_any_other_kind_than_may_come_now_is_a_protocol_violation",
     ),
+    "a state store that was left behind serves nothing": (
+        "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
+    ),
+    "a state store that was left behind drops nothing": (
+        "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
+    ),
+    "nothing is rebuilt under a launcher that lives": (
+        "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
+    ),
 }
 
 

@@ -285,5 +285,7 @@ CREATE TABLE pgsub_journal (
 );
 """
 
+_MOVES = "ALTER TABLE pg_subscription ADD COLUMN pgsub_moves INTEGER NOT NULL DEFAULT 0;"
+
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
-MIGRATIONS: tuple[tuple[int, str], ...] = ((1, _SUBSCRIPTION + _PROGRESS + _HISTORY),)
+MIGRATIONS: tuple[tuple[int, str], ...] = ((1, _SUBSCRIPTION + _PROGRESS + _HISTORY), (2, _MOVES))

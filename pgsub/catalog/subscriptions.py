@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, choice, decoded, optional
@@ -48,6 +49,13 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "skips": ("pgsub_skips", NAMES),
     "on_conflict": ("pgsub_on_conflict", NAMES),
     "sequences": ("pgsub_sequences", BOOL),
+    "moves": ("pgsub_moves", INT),
+}
+#: what the ledger's copy of a definition leaves out: secrets may be near it, or the ledger has it elsewhere, or it is
+#: learnt from the target
+_NOT_COPIED = {
+    *("subid", "name", "connection", "target", "slot_name", "two_phase", "skip_lsn", "skips"),
+    *("owner", "dboid", "unavailable", "moves"),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}
@@ -82,7 +90,10 @@ class SubscriptionCatalog:
         names = [str(subname) for (subname,) in rows]
         if not names:
             folder = self._database.path.parent
-            return f"There is none in {folder}; --state-dir or PGSUB_STATE_DIR names another state folder."
+            return (
+                f"There is none in {folder}; --state-dir or PGSUB_STATE_DIR names another state folder, and"
+                " run --from-target makes one that is lost anew."
+            )
         meant = difflib.get_close_matches(name, names, 1)
         said = f'Did you mean "{meant[0]}"?' if meant else "See which there are."
         return f"{said}\npgsub status"
@@ -151,6 +162,31 @@ class SubscriptionCatalog:
     def _refuse_name(self, name: str) -> None:
         if self._database.rows("SELECT 1 FROM pg_subscription WHERE subname = ?", (TEXT.encode(name),)):
             raise SubscriptionExists(f'subscription "{name}" already exists')
+
+
+def options(subscription: Subscription) -> dict[str, Any]:
+    """Return the options of a definition for the ledger, by field: no connection string is among them."""
+    return {field: getattr(subscription, field) for field in _COLUMNS if field not in _NOT_COPIED}
+
+
+def restored(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a definition from what :func:`options` gave; a field that is missing has its default.
+
+    :raises ValueError: the value of a field is none that it may have, or no publication is named.
+    """
+    fields = {}
+    for field in _COLUMNS.keys() & found.keys() - _NOT_COPIED:
+        kind = _COLUMNS[field][1]
+        given = tuple(found[field]) if isinstance(found[field], list) else found[field]
+        try:
+            fields[field] = kind.decode(kind.encode(given))
+        except (ValueError, TypeError, AttributeError):
+            fields[field] = None
+        if fields[field] != given or type(fields[field]) is not type(given):
+            raise ValueError(f"{field}: {found[field]!r:.80}")
+    if not fields.get("publications"):
+        raise ValueError("publications: none")
+    return fields
 
 
 def _decode(values: tuple[Any, ...]) -> Subscription:

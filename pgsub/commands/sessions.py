@@ -15,7 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.target.ledger import schema, subscription_tables, subscriptions
+from pgsub.target.ledger import definitions, schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
@@ -48,6 +48,7 @@ def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
             schema.check(session)
             schema.install(session)
             subscriptions.identity(session, sub.subid)
+            definitions.check_not_moved(session, sub)
             yield session
         except psycopg.Error as error:
             doing = "change the subscription on the target"

@@ -37,6 +37,7 @@ _POINTS = {
     "refresh": "after_fence after_release before_commit after_commit",
     "alter": "after_ledger after_definition after_slot",
     "drop": "after_slots",
+    "rebuild": "after_ledger after_definition",
     "skip": "before_ledger after_ledger",
     "advance": "before_ledger after_ledger after_origin",
     "replay": "journalled taken before_commit committed",

@@ -53,6 +53,7 @@ class Subscription:
     on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
+    moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
 
 
 def receiver_timeout(text: str) -> float | None:

@@ -27,10 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options
 from pgsub.common.errors import Directive, Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -50,12 +52,11 @@ from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
-from pgsub.target.ledger import schema, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import definitions, schema, subscriptions, two_phase, worker_takeover
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
-_LOCK_CLASS = 0x70677375  #: "pgsu"
 #: Seconds to wait for the lock, which the session of a killed launcher may still hold.
 _LOCK_SECONDS = 3.0
 TICK = 0.1
@@ -97,6 +98,7 @@ class _Serving:
     sync: SyncWorkers
     sequences: SequenceWorker
     stopping: threading.Event
+    options: dict[str, Any] | None = None  #: the definition, as the ledger has it
 
 
 class Runner(SupervisedThread):
@@ -213,6 +215,7 @@ class Runner(SupervisedThread):
                 # no launcher serves it now: an orphaned worker would keep its locks
                 schema.install(session, lambda: worker_takeover.evict_all(session, self.sub.subid))
                 known = subscriptions.identity(session, self.sub.subid)
+                definitions.check_not_moved(session, self.sub)
                 must = must_use_password(session, self.sub)
                 backlog = Backlog(self.sub, self._store, known, must_use_password=must)
                 self._serve(self._serving(session), backlog)
@@ -226,7 +229,7 @@ class Runner(SupervisedThread):
 
         :return: False if it is to stop.
         """
-        key = (_LOCK_CLASS, self.sub.subid)
+        key = (advisory_locks.LAUNCHER, self.sub.subid)
         taken = advisory_locks.take(session, key, seconds=_LOCK_SECONDS, pause=self._stop_event.wait)
         if not taken and not self._stop_event.is_set():
             raise advisory_locks.held(session, key, f'subscription "{self.sub.name}" is served by another launcher')
@@ -302,11 +305,19 @@ class Runner(SupervisedThread):
                 watch = serving.apply.watch
                 there = serving.apply.alive and not watch.gone
                 serving.mirror.refresh(apply_alive=there, syncing=alive, task=watch.row)
+            self._copy_definition(serving)
             serving.apply.clear_if_past(serving.mirror)
             if self._errors.disabling is None:
                 serving.sync.tick(serving.mirror.relations, alive)
             self._check_goal(serving)
         self._check_ends(serving)
+
+    def _copy_definition(self, serving: _Serving) -> None:
+        """Keep the ledger's copy of the definition, from which another state store can be made, up to date."""
+        now = self._recorder.current(self.sub.subid)
+        if now is not None and (wanted := options(now)) != serving.options:
+            definitions.record(serving.session, self.sub.subid, wanted)
+            serving.options = wanted
 
     def _rest(self) -> None:
         """Wait for the next tick; not for long after progress of apply, which commands may be waiting for."""
@@ -367,6 +378,8 @@ class Runner(SupervisedThread):
         with contextlib.suppress(psycopg.Error, PgsubError):
             serving.events.move()
             serving.mirror.refresh(apply_alive=False, syncing=set())
+            self._recorder.subscriptions()  # it may be that they end because it was disabled or altered
+            self._copy_definition(serving)
         self._told(self._serves)  # whether or not the target could still be asked: without workers, until it is again
 
 

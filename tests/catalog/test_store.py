@@ -1,6 +1,7 @@
 """What callers of the state store rely on."""
 
 import contextlib
+import json
 import sqlite3
 import threading
 from dataclasses import asdict, fields, replace
@@ -9,6 +10,7 @@ import pytest
 
 from pgsub.catalog.rows import ConflictRow, CopyRow, ErrorRow, OriginRow, RelationRow, SlotRow, WorkerRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options, restored
 from pgsub.catalog.times import wire_time
 from pgsub.common.errors import (
     InternalError,
@@ -50,6 +52,7 @@ OTHER = Subscription(
     skips=("FFFFFFFF/FFFFFFFF whole",),
     on_conflict=("insert_exists=skip",),
     sequences=True,
+    moves=3,
 )
 
 
@@ -59,6 +62,15 @@ def test_every_field_of_a_subscription_comes_back_as_it_was_stored(store: StateS
     store.add_subscription(OTHER)
     assert store.subscription(OTHER.name) == OTHER
     assert store.subscription_by_id(OTHER.subid) == OTHER
+
+
+def test_options_come_back_from_json_and_an_invalid_one_is_refused() -> None:
+    given = json.loads(json.dumps(options(OTHER)))
+    assert restored(given) == options(OTHER) and not {"connection", "target"} & given.keys()
+    wrong = {"enabled": "yes", "streaming": "maybe", "publications": [], "copy_workers": "2", "on_conflict": [1]}
+    for field, value in wrong.items():
+        with pytest.raises(ValueError, match=field):
+            restored({**given, field: value})
 
 
 def test_every_field_but_the_id_can_be_altered(store: StateStore) -> None:

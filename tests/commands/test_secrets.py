@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -113,6 +114,26 @@ def test_a_whole_life_of_a_subscription_shows_its_passwords_nowhere(guarded):
     files = sorted((cli.state / "passfiles").iterdir())
     assert [path.suffix for path in files] == [".publisher", ".target"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert cli("drop", "s", "--yes").returncode == 0
+    nothing_created(cli, pubdb, subdb)
+
+
+def test_a_rebuilt_state_store_has_its_passwords_in_passfiles_and_the_ledger_has_none(guarded):
+    cli, pubdb, subdb = guarded
+    words, variables = _from_environment(cli)
+    assert cli(*words, "--no-wait", env=variables).returncode == 0
+    files = sorted(path.name for path in (cli.state / "passfiles").iterdir())
+    shutil.rmtree(cli.state)
+    running = cli.start("run", "s", "--from-target", "-vv", env=variables)
+    until(lambda: (cli.state / "state.db").exists() and list(cli.states().values()) == ["r"])
+    assert _told_by_children(running.pid) == []
+    assert cli.stop(running) == 0
+    assert SENTINEL not in running.log.read_text() and _leaks(cli.state.parent) == []
+    assert sorted(path.name for path in (cli.state / "passfiles").iterdir()) == files
+    assert {path.stat().st_mode & 0o777 for path in (cli.state / "passfiles").iterdir()} == {0o600}
+    kept = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'pgsub'::regnamespace AND relkind = 'r'"
+    ledger = str([subdb.rows(f"SELECT * FROM {table}") for (table,) in subdb.rows(kept)])
+    assert "publications" in ledger and SENTINEL not in ledger
     assert cli("drop", "s", "--yes").returncode == 0
     nothing_created(cli, pubdb, subdb)
 

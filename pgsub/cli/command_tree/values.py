@@ -6,6 +6,7 @@ of ``guc.c``.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -110,6 +111,14 @@ def conninfo(value: str | None, option: str) -> str | None:
     return line.strip()
 
 
+def take_conninfos() -> dict[str, str | None]:
+    """Remove the variables with connection strings: what only this command was given is not for its children.
+
+    :return: their values by option.
+    """
+    return {name: os.environ.pop(f"PGSUB_{name.upper()}", None) for name in ("connection", "target")}
+
+
 def _warn_of_passwords(given: Mapping[str, str | None]) -> None:
     """Warn once of passwords on the command line.
 
@@ -164,6 +173,20 @@ def switch(name: str, meaning: str) -> Any:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+#: What the connection string of the publisher may be, for the help.
+PUBLISHER = "Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input."
+Connection = Annotated[
+    str | None, typer.Option("--connection", metavar="CONNINFO", envvar="PGSUB_CONNECTION", help=PUBLISHER)
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="CONNINFO",
+        envvar="PGSUB_TARGET",
+        help="Target database, in the same forms; PGHOST and its like complete it.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", metavar="D", parser=parse_duration, help="Give up after this time: 500ms, 30s, 5m, 2h."),

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, collected, parse_lsn
+from pgsub.cli.command_tree.values import (
+    Conf,
+    Connection,
+    Master,
+    Target,
+    Timeout,
+    collected,
+    parse_lsn,
+    repeatable,
+    take_conninfos,
+)
 from pgsub.cli.operate.metrics import Address, listen, parse_address
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
@@ -30,10 +40,21 @@ record.
 --metrics-listen serves metrics without authentication, on the loopback address unless a host is named.
 
 With a bound, run ends with 3 if the state folder has no subscription.
+
+With --from-target the subscriptions named need not be in the state folder: what state.db holds is made anew from the
+ledger on the target, then they are served. That moves a launcher to another host, and is the way out where state.db is
+lost. Options come from the ledger as the launcher saw them last, connection strings from --connection and --target.
+The publisher must be the one that the ledger names, and no other launcher may serve the subscription, else nothing is
+changed. The state folder that had it before refuses to serve it from then on. Conflicts, statistics and the journal
+are not in the ledger. What the state folder has already stays as it is.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),
         ("Catch up once, for a job that is started regularly.", "pgsub run sales --until-caught-up --timeout 10m"),
+        (
+            "Go on in an empty state folder, on this or another host.",
+            "pgsub run sales --from-target --connection service=shop --target service=copy",
+        ),
     ),
 )
 
@@ -63,17 +84,40 @@ class Options:
         ),
     ] = None
     log_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the log to a file.")] = None
+    from_target: Annotated[
+        bool,
+        typer.Option("--from-target", help="Rebuild what is missing from the ledger on the target, then serve it."),
+    ] = False
+    connection: Connection = None
+    target: Target = None
+    publication: Annotated[
+        list[str], repeatable("PUB", "With --from-target: publication, where the ledger does not have the options")
+    ] = []
 
 
 @command("run", PAGE, parameters(Options), connects=True)
 def run(**given: Any) -> None:
     """Run the launcher."""
+    variables = take_conninfos()
     if given["until_caught_up"] and given["until_lsn"] is not None:
         raise typer.BadParameter("cannot be used together with --until-caught-up", param_hint="--until-lsn")
+    for name in ("connection", "target", "publication"):
+        # variables may be there for other commands
+        if given[name] and given[name] != variables.get(name) and not given["from_target"]:
+            raise typer.BadParameter("needs --from-target", param_hint=f"--{name}")
     if given["metrics_listen"] is not None:
         listen(given["metrics_listen"], current.state_dir)
     from pgsub.cli.output.reporting import LogReporter
     from pgsub.commands.serve.run import RunOptions
     from pgsub.commands.serve.run import run as run_launcher
 
-    run_launcher(collected(RunOptions, given), reporter=LogReporter(given["log_file"], current.state_dir))
+    reporter = LogReporter(given["log_file"], current.state_dir)
+    if given["from_target"]:
+        from pgsub.commands.subscription.rebuild import RebuildOptions, rebuild
+
+        served = rebuild(collected(RebuildOptions, given), reporter=reporter)
+        bounded = given["until_caught_up"] or given["until_lsn"] is not None
+        if served and not bounded:
+            reporter.notice("the pgsub run that serves this state folder does the work")
+            return
+    run_launcher(collected(RunOptions, {**given, "connection": None, "target": None}), reporter=reporter)

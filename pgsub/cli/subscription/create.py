@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import collected
+from pgsub.cli.command_tree.values import collected, take_conninfos
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
@@ -90,8 +89,7 @@ is enforced: the server protects the credentials of its operating-system user, b
 )
 def create(**given: Any) -> None:
     """Collect the options and create the subscription."""
-    for variable in ("PGSUB_CONNECTION", "PGSUB_TARGET"):
-        os.environ.pop(variable, None)  # what only this command was given is not for its children
+    take_conninfos()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.subscription.create import CreateOptions
     from pgsub.commands.subscription.create import create as create_subscription

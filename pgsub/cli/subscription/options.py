@@ -11,9 +11,12 @@ from typing import Annotated, Literal
 import typer
 
 from pgsub.cli.command_tree.values import (
+    PUBLISHER,
     Conf,
+    Connection,
     Master,
     Name,
+    Target,
     Timeout,
     choice,
     receiver_timeout,
@@ -25,7 +28,6 @@ from pgsub.cli.command_tree.values import (
 AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
 
-_PUBLISHER = "Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input."
 _DEAD = (
     "Only the target server itself can keep deleted rows; pgsub reports an UPDATE of such a row as update_missing.",
     "Leave out the option.",
@@ -170,17 +172,8 @@ class Create:
 
     name: Name
     publication: Annotated[list[str], repeatable("PUB", "Publication to subscribe to")]
-    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", envvar="PGSUB_CONNECTION", help=_PUBLISHER)] = (
-        None
-    )
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONNINFO",
-            envvar="PGSUB_TARGET",
-            help="Target database, in the same forms; PGHOST and its like complete it.",
-        ),
-    ] = None
+    connection: Connection = None
+    target: Target = None
     connect: Annotated[bool | None, switch("connect", "Connect to the publisher at all.")] = None
     create_slot: Annotated[bool | None, switch("create-slot", "Create the replication slot on the publisher.")] = None
     slot_name: Annotated[
@@ -208,7 +201,7 @@ class Alter:
     """Clauses of ALTER SUBSCRIPTION."""
 
     name: Name
-    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", help=_PUBLISHER)] = None
+    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", help=PUBLISHER)] = None
     target: Annotated[
         str | None,
         typer.Option(

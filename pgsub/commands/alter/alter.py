@@ -19,6 +19,7 @@ import psycopg
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options as stored_options
 from pgsub.commands.alter import connections, upgraded_publisher
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
@@ -41,7 +42,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import definitions, subscriptions, two_phase
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -226,6 +227,8 @@ def _redefined(
         failpoints.point("alter.after_ledger")
         _store(store, sub, fields)
         present = replace(sub, **fields)
+        with contextlib.suppress(psycopg.Error):  # the launcher does it, too
+            definitions.record(session, sub.subid, stored_options(present))
         failpoints.point("alter.after_definition")
         yield
     except PgsubError:  # of others it is not known how far they got: the new definition is right either way
@@ -233,6 +236,7 @@ def _redefined(
             if present is not sub:
                 store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
                 present = sub
+                definitions.record(session, sub.subid, stored_options(sub))
             _follow(session, replace(sub, **fields), sub)
         raise
     finally:

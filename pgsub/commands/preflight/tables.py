@@ -28,6 +28,16 @@ from pgsub.target.sql.statement_builder import table_name
 _BATCH = 50  #: tables locked (for reading) by one search for rows
 
 
+def missing_publications(connection: publisher.Connection, names: Sequence[str]) -> list[Caution]:
+    """Warn, as the server does, of publications that the publisher does not have."""
+    absent = publication.missing_publications(connection, names)
+    if not absent:
+        return []
+    there = publication.existing_publications(connection)
+    detail = f"Publications of its database are {some(there)}." if there else "Its database has no publication."
+    return [Caution(publication.missing_warning(absent), detail)]
+
+
 def check_tables(
     connection: publisher.Connection,
     session: psycopg.Connection,
@@ -50,11 +60,7 @@ def check_tables(
     """
     found = Preflight()
     names = sub.publications if named is None else tuple(named)
-    absent = publication.missing_publications(connection, names)
-    if absent:
-        there = publication.existing_publications(connection)
-        detail = f"Publications of its database are {some(there)}." if there else "Its database has no publication."
-        found.warnings.append(Caution(publication.missing_warning(absent), detail))
+    found.warnings += missing_publications(connection, names)
     for name in [] if sub.sequences else publication.publishing_sequences(connection, names):
         found.warnings.append(
             Caution(

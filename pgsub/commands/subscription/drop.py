@@ -21,6 +21,7 @@ from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.target.ledger import (
+    definitions,
     held_tables,
     prepared_xacts,
     schema,
@@ -134,6 +135,13 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     skipped = Usage(0, 0, 0)
     if known:
         schema.install(session)  # one that an older pgsub made names fewer slots
+        place = definitions.moved_to(session, sub)
+        # guard: a state store that was left behind drops nothing
+        if place is not None:
+            reporter.notice(
+                f'subscription "{sub.name}" was moved to state store "{place}": only its definition here is dropped'
+            )
+            return
         tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)

@@ -20,6 +20,7 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.state_folder import open_private
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options
 from pgsub.commands.preflight.findings import Table
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription import passfiles
@@ -30,7 +31,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
-from pgsub.target.ledger import schema, subscriptions, two_phase
+from pgsub.target.ledger import definitions, schema, subscriptions, two_phase
 from pgsub.target.ledger.subscriptions import Publisher, RelationState
 
 _DUPLICATE_OBJECT = "42710"
@@ -100,6 +101,7 @@ def register(
     note.unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
         subscriptions.registered(session, sub.subid)
+        definitions.record(session, sub.subid, options(sub))
     if creates:
         reporter.notice(f'created replication slot "{sub.slot_name}" on publisher')
 
@@ -209,8 +211,10 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
     return StateForbids(
         f'the target\'s ledger has a subscription "{name}" that this state store has lost',
         detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
-        hint="Bring the state store back. To give up the subscription, drop its slot on the publisher, then its rows on"
-        f" the target:\n{slot}{prepared}DELETE FROM pgsub.subscription WHERE subid = {subid};",
+        hint="To go on with it, rebuild it from the ledger with the connection strings given here:\n"
+        f"pgsub run {quoting.word(name)} --from-target --connection CONNINFO --target CONNINFO\n"
+        "To give up the subscription, drop its slot on the publisher, then its rows on the target:\n"
+        f"{slot}{prepared}DELETE FROM pgsub.subscription WHERE subid = {subid};",
     )
 
 

@@ -15,7 +15,7 @@ from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.query import scalar
 from pgsub.target.session import ledger_privileges
 
-VERSION = 1
+VERSION = 2
 
 
 # Those who use the ledger may use the tables that an upgrade adds.
@@ -191,8 +191,18 @@ CREATE TABLE pgsub.barrier (
     stood double precision NOT NULL DEFAULT 0);
 """
 
+_V2 = """
+-- options: the definition as the state store has it, without connection strings: one that is lost is made anew from
+-- it. json and not jsonb, which refuses names that this database's encoding does not have.
+-- moves: how often that was done; a state store of an older number is out of date
+CREATE TABLE pgsub.definition (
+    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
+    options json,
+    moves integer NOT NULL DEFAULT 0);
+"""
+
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.
-_MIGRATIONS = {1: _V1}
+_MIGRATIONS = {1: _V1, 2: _V2}
 
 
 def installed_version(connection: psycopg.Connection) -> int:

@@ -23,7 +23,7 @@ from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 _TABLES = (
-    *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table"),
+    *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table", "definition"),
     *("subscription_rel", "progress", "control", "subscription"),
 )
 

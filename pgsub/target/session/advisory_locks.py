@@ -15,6 +15,8 @@ from pgsub.common import quoting
 from pgsub.common.errors import LockHeld
 from pgsub.target.query import row
 
+#: "pgsu", with a subid: the lock that makes it one launcher a subscription, whatever host and state store it runs on.
+LAUNCHER = 0x70677375
 #: Seconds to wait for a lock that sessions of pgsub hold for a moment.
 PATIENCE_SECONDS = 5.0
 _PAUSE = 0.05

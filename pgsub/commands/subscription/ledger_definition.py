@@ -1,0 +1,108 @@
+"""A subscription's definition as the ledger has it: slot, options, what is to be skipped, and no connection string."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog import subscriptions as catalog
+from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import target_facts
+from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.target.ledger import definitions, skip, two_phase
+
+_OF_NAME = """
+SELECT subid, state_store, slot_name, slot_intent FROM pgsub.subscription WHERE subname = %s ORDER BY subid
+"""
+
+
+def find(session: psycopg.Connection, name: str) -> tuple[int, str | None]:
+    """Return number and slot of the ledger's subscription of a name.
+
+    :raises StateForbids: none, several, or one that is half-made.
+    """
+    found = session.execute(_OF_NAME.encode(), (name,)).fetchall()
+    if not found:
+        known = session.execute("SELECT DISTINCT subname FROM pgsub.subscription ORDER BY 1").fetchall()
+        raise not_found(name, [one for (one,) in known])
+    if len(found) > 1:
+        listed = "\n".join(
+            f'number {subid}, slot {slot or "none"}, state store "{place}"' for subid, place, slot, _ in found
+        )
+        raise StateForbids(
+            f'the target\'s ledger has {len(found)} subscriptions "{name}"',
+            detail=listed,
+            hint=f"Rename the others where they are served:\npgsub alter {word(name)} --rename-to NEW",
+        )
+    [(subid, place, slot_name, half)] = found
+    if half:
+        raise StateForbids(
+            f'subscription "{name}" is being created or dropped',
+            detail=f'A command of state store "{place}" has not ended, or was interrupted.',
+            hint="Repeat that command there. Where its state store is lost, drop the slot on the publisher, if there is"
+            f" one, then the subscription's rows on the target:\nDELETE FROM pgsub.subscription WHERE subid = {subid};",
+        )
+    return int(subid), slot_name
+
+
+def not_found(name: str, known: list[str]) -> SubscriptionNotFound:
+    """Make the error for a database without a subscription of a name.
+
+    :param known: names of those that it has.
+    """
+    listed = ", ".join(f'"{one}"' for one in known)
+    return SubscriptionNotFound(
+        f'the target\'s ledger has no subscription "{name}"',
+        detail=f"Subscriptions of this database are {listed}." if known else "No subscription replicates into it.",
+        hint="Check dbname in --target, and the name.",
+    )
+
+
+def read(session: psycopg.Connection, given: Subscription, store: StateStore) -> Subscription:
+    """Return the definition by the ledger, with the connection strings that were given.
+
+    :raises StateForbids: the ledger does not have its options, or the state store has it by another name.
+    """
+    there = store.subscription_by_id(given.subid)
+    if there is not None:
+        raise StateForbids(
+            f'the state store has subscription "{given.name}" by the name "{there.name}"',
+            hint=f"Serve it by that name:\npgsub run {word(there.name)}",
+        )
+    pending, rules = skip.pending(session, given.subid), skip.pending_rules(session, given.subid)
+    return replace(
+        given,
+        **_options(definitions.recorded(session, given.subid), given),
+        **target_facts(session),
+        two_phase=two_phase.state(session, given.subid),
+        skip_lsn=pending.lsn if pending is not None else 0,
+        skips=skip.shown(pending, rules),
+    )
+
+
+def _options(recorded: Mapping[str, Any] | None, given: Subscription) -> dict[str, Any]:
+    """Return the options that the ledger has; with publications by hand the defaults, for a disabled subscription."""
+    if recorded is None and given.publications:
+        return {"enabled": False}
+    if recorded is None:
+        raise StateForbids(
+            f'the target\'s ledger does not have the options of subscription "{given.name}"',
+            detail="No pgsub that records them has served it.",
+            hint="Name its publications. It will be disabled, with default options: alter them, then enable it.\n"
+            f"pgsub run {word(given.name)} --from-target --connection CONNINFO --target CONNINFO --publication PUB",
+        )
+    if given.publications:
+        raise UsageError(
+            f'the target\'s ledger has the publications of "{given.name}"',
+            hint="Leave out --publication. Change them afterwards:\n"
+            f"pgsub alter {word(given.name)} --set-publication PUB",
+        )
+    try:
+        return catalog.restored(recorded)
+    except ValueError as error:
+        raise StateForbids("the target's ledger holds an invalid option", detail=f"{error}.") from None

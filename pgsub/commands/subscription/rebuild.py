@@ -1,0 +1,258 @@
+"""``pgsub run --from-target``: a subscription of the ledger in a state store that lost it, or never had it.
+
+NOTES
+The ledger is the authority on what was applied, so nothing that is lost with a state store concerns a row. What is
+written here is what the launcher's mirror would show. First the subscription is moved in the ledger, which keeps the
+state store that had it from serving it; then the state store has all of it or nothing. Killed in between, it is done
+again. Meanwhile the launcher's own lock on the target is held, so nobody serves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.rows import PreparedRow, RelationRow, SkippedRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.preflight import findings, servers, tables
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_target, verified_publisher
+from pgsub.commands.subscription import definition, ledger_definition, passfiles, password_required
+from pgsub.commands.subscription.definition import Definition
+from pgsub.commands.subscription.registration import store_id
+from pgsub.common import conninfo as ci
+from pgsub.common import failpoints
+from pgsub.common.errors import SlotLost, StateForbids, UsageError
+from pgsub.common.plural import counted
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.mirror import held_stats
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.target.ledger import (
+    definitions,
+    held_tables,
+    schema,
+    skipped_changes,
+    subscription_tables,
+    subscriptions,
+    two_phase,
+    worker_takeover,
+)
+from pgsub.target.session import advisory_locks, ledger_privileges
+from pgsub.target.session import connect as target
+
+_PROGRESS = "SELECT least(remote_lsn, reported_lsn)::text, reported_lsn::text FROM pgsub.progress"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildOptions:
+    """The options of ``run --from-target``.
+
+    :ivar publication: of a subscription whose options the ledger does not have.
+    :ivar environment: PG* variables, taken out of the environment.
+    """
+
+    names: tuple[str, ...]
+    state_dir: Path
+    connection: str | None
+    target: str | None
+    publication: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def rebuild(options: RebuildOptions, *, reporter: Reporter) -> bool:
+    """Write subscriptions of the ledger into the state store; what is there already stays as it is.
+
+    :return: whether a launcher serves the whole state folder, and so these subscriptions.
+    :raises UsageError: no name is given, or no connection string.
+    :raises StateForbids: the state store has another subscription of this name; the ledger has none, several, or one
+        that is being created or dropped; or it does not have its options.
+    :raises LockHeld: another launcher serves it, or a command changes it.
+    :raises WrongSystem: the publisher is another one.
+    """
+    if not options.names:
+        raise UsageError("--from-target needs the name of a subscription", hint="pgsub run NAME --from-target …")
+    with StateStore.open(options.state_dir) as store:
+        for name in options.names:
+            _one(_given(name, options), store, reporter)
+    return launcher_lock(options.state_dir).holder() is not None
+
+
+def _one(given: Subscription, store: StateStore, reporter: Reporter) -> None:
+    if _is_there(store, given, reporter):
+        return
+    with connect_target(given) as session:
+        try:
+            _rebuild(session, given, store, reporter)
+        except psycopg.Error as error:
+            raise target.translate(error, "read the ledger", user=session.info.user) from None
+
+
+def _given(name: str, options: RebuildOptions) -> Subscription:
+    """Return what the command line tells of the subscription: connection strings, passwords included."""
+    if options.connection is None:
+        raise UsageError(
+            "no connection string for the publisher",
+            hint="Give --connection or set PGSUB_CONNECTION: the ledger holds no connection string.",
+        )
+    connection = definition.publisher_parameters(options.connection)
+    params = definition.target_parameters(options.target, options.environment)
+    return Subscription(0, name, ci.join(connection), ci.join(params), options.publication, None)
+
+
+def _is_there(store: StateStore, given: Subscription, reporter: Reporter) -> bool:
+    """Return whether the state store has the subscription, with these connection strings.
+
+    :raises StateForbids: with others.
+    """
+    found = next((one for one in store.subscriptions() if one.name == given.name), None)
+    if found is None:
+        return False
+    if _servers(found) != _servers(given):
+        raise StateForbids(
+            f'the state store has a subscription "{given.name}" with other connection strings',
+            detail="It was left as it is: only what is missing in the state store is rebuilt from the ledger.",
+            hint="Leave out --from-target, change the connection strings, or name an empty state folder:\n"
+            f"pgsub alter {word(given.name)} --connection CONNINFO --target CONNINFO",
+        )
+    reporter.notice(f'subscription "{given.name}" is in the state store already; nothing was rebuilt')
+    return True
+
+
+def _servers(sub: Subscription) -> list[dict[str, str]]:
+    parsed = (ci.parse(sub.connection, "publisher"), ci.parse(sub.target, "target"))
+    return [{k: v for k, v in ci.split_password(one)[0].items() if k != "passfile"} for one in parsed]
+
+
+def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore, reporter: Reporter) -> None:
+    if schema.installed_version(session) == 0:
+        raise ledger_definition.not_found(given.name, [])
+    ledger_privileges.check(session)
+    ledger_privileges.give(session)
+    subid, _ = ledger_definition.find(session, given.name)
+    with _alone(session, subid, given.name), subscription_tables.maintenance(session, subid, given.name):
+        subid, slot_name = ledger_definition.find(session, given.name)  # as it stays now
+        schema.install(session, lambda: worker_takeover.evict_all(session, subid))
+        sub = ledger_definition.read(session, replace(given, subid=subid, slot_name=slot_name), store)
+        warnings = servers.check_target(session)
+        unavailable = tuple(one.unavailable for one in warnings if one.unavailable)
+        made = _with_passfiles(replace(sub, unavailable=unavailable), store)
+        holds = any(path.suffix == ".publisher" for path in made.passwords)
+        password_required.check(session, sub, given=None, holds_password=holds)
+        warnings += _check_publisher(session, sub)
+        findings.report(warnings, reporter)
+        with passfiles.written(made) as written:
+            moves = definitions.move(session, subid, store_id(store.path.parent))
+            failpoints.point("rebuild.after_ledger")
+            _record(session, store, replace(made.sub, moves=moves))
+            written.clear()
+        failpoints.point("rebuild.after_definition")
+        _report(made.sub, len(store.relations(subid)), reporter, by_hand=bool(given.publications))
+
+
+@contextlib.contextmanager
+def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]:
+    """Hold the launcher's lock.
+
+    :raises LockHeld: another launcher serves the subscription, on whatever host.
+    """
+    key = (advisory_locks.LAUNCHER, subid)
+    # guard: nothing is rebuilt under a launcher that lives
+    if not advisory_locks.take(session, key):
+        message = f'subscription "{name}" is served by another launcher'
+        raise advisory_locks.held(session, key, message, "Stop it first where it runs.")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
+            session.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
+
+
+def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
+    """Return the definition as it is stored, and the passwords that go into files."""
+    folder = store.path.parent / "passfiles"
+    sides = {"publisher": sub.connection, "target": sub.target}
+    files = {folder / f"{sub.subid}.{side}": ci.parse(text, side) for side, text in sides.items()}
+    (connection, to) = (definition.public(params, path) for path, params in files.items())
+    passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
+    stored = replace(sub, connection=connection, target=to)
+    return Definition(stored, connect=True, create_slot=False, copy_data=False, passwords=passwords)
+
+
+def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[findings.Caution]:
+    """Check that it is the publisher that the ledger names; a slot that is lost must not keep it from being dropped.
+
+    :raises WrongSystem: another one.
+    :raises ReplicationBroken: the slot is another one, or ahead of what was applied.
+    """
+    if subscriptions.identity(session, sub.subid).system_identifier is None:
+        return []  # created without a connection: the first worker will note who answers
+    with verified_publisher(session, sub, sub.connection) as source:
+        warnings = tables.missing_publications(source, sub.publications)
+        if sub.slot_name is not None:
+            warnings += _check_slot(session, source, sub, sub.slot_name)
+    return warnings
+
+
+def _check_slot(
+    session: psycopg.Connection, source: publisher.Connection, sub: Subscription, name: str
+) -> Iterator[findings.Caution]:
+    _, reported = _progress(session, sub.subid)
+    try:
+        identity.check_slot(slots.slot_state(source, name), reported, name, source.info.dbname)
+    except SlotLost as error:
+        yield findings.Caution(error.message, error.detail, error.hint)
+
+
+def _progress(session: psycopg.Connection, subid: int) -> tuple[int, int]:
+    """Return the positions that the state store shows: durable, and reported."""
+    found = session.execute(f"{_PROGRESS} WHERE subid = %s AND worker = 0".encode(), (subid,)).fetchone()
+    if found is None:
+        raise subscriptions.unknown(subid)
+    return parse_lsn(found[0]), parse_lsn(found[1])
+
+
+def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:
+    """Read the ledger, then write the state store in one transaction."""
+    relations = subscriptions.relations(session, sub.subid)
+    held = held_stats.rows(relations, held_tables.overview(session, sub.subid))
+    skipped = skipped_changes.usage(session, sub.subid)
+    remote, reported = _progress(session, sub.subid)
+    pending = two_phase.pending(session, sub.subid) if sub.two_phase != two_phase.DISABLED else []
+    with store.batch():
+        store.add_subscription(sub)
+        store.put_relations(
+            sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in relations]
+        )
+        store.put_origin(sub.subid, remote, None, reported)
+        store.put_prepared(
+            sub.subid, [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in pending]
+        )
+        store.put_held(sub.subid, held)
+        store.put_skipped(sub.subid, SkippedRow(*skipped))
+        shown = {"publications": list(sub.publications), "slot_name": sub.slot_name, "enabled": sub.enabled}
+        store.journal("run", sub.subid, sub.name, {"from_target": True, **shown})
+
+
+def _report(sub: Subscription, relations: int, reporter: Reporter, *, by_hand: bool) -> None:
+    listed = ", ".join(f'"{name}"' for name in sub.publications)
+    slot = "no slot" if sub.slot_name is None else f'slot "{sub.slot_name}"'
+    state = "" if sub.enabled else ", disabled"
+    reporter.notice(
+        f'subscription "{sub.name}" was rebuilt from the ledger: {slot}, {counted(relations, "table")}, publications'
+        f" {listed}{state}"
+    )
+    if by_hand:
+        reporter.warning(
+            f'the options of subscription "{sub.name}" are the defaults',
+            "The ledger does not have them, so it is disabled.",
+            f"Alter what is to differ, then enable it:\npgsub alter {word(sub.name)} --help\n"
+            f"pgsub enable {word(sub.name)}",
+        )
