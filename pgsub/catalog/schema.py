@@ -43,8 +43,7 @@ CREATE TABLE pg_subscription (
     pgsub_max_parallel_apply_workers INTEGER NOT NULL DEFAULT 2,
     pgsub_messages INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_messages IN (0, 1)),
     pgsub_skips TEXT NOT NULL DEFAULT '[]',
-    pgsub_on_conflict TEXT NOT NULL DEFAULT '[]',
-    pgsub_sequences INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_sequences IN (0, 1))
+    pgsub_on_conflict TEXT NOT NULL DEFAULT '[]'
 );
 CREATE TABLE pg_subscription_rel (
     srsubid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
@@ -54,21 +53,6 @@ CREATE TABLE pg_subscription_rel (
     schemaname TEXT NOT NULL,
     relname TEXT NOT NULL,
     PRIMARY KEY (srsubid, srrelid)
-);
-CREATE TABLE pgsub_sequence (
-    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
-    srrelid INTEGER,
-    srsubstate TEXT NOT NULL CHECK (srsubstate IN ('i', 'r')),
-    schemaname TEXT NOT NULL,
-    relname TEXT NOT NULL,
-    publisher_value INTEGER,
-    publisher_is_called INTEGER,
-    target_value INTEGER,
-    target_is_called INTEGER,
-    ahead INTEGER,
-    problem TEXT,
-    taken_at TEXT NOT NULL,
-    PRIMARY KEY (subid, schemaname, relname)
 );
 """
 
@@ -285,7 +269,32 @@ CREATE TABLE pgsub_journal (
 );
 """
 
-_MOVES = "ALTER TABLE pg_subscription ADD COLUMN pgsub_moves INTEGER NOT NULL DEFAULT 0;"
+_SEQUENCES = """
+ALTER TABLE pg_subscription
+    ADD COLUMN pgsub_sequences INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_sequences IN (0, 1));
+CREATE TABLE pgsub_sequence (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    srrelid INTEGER,
+    srsubstate TEXT NOT NULL CHECK (srsubstate IN ('i', 'r')),
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    publisher_value INTEGER,
+    publisher_is_called INTEGER,
+    target_value INTEGER,
+    target_is_called INTEGER,
+    ahead INTEGER,
+    problem TEXT,
+    taken_at TEXT NOT NULL,
+    PRIMARY KEY (subid, schemaname, relname)
+);
+"""
+
+_MOVES = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_moves INTEGER NOT NULL DEFAULT 0;
+"""
 
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
-MIGRATIONS: tuple[tuple[int, str], ...] = ((1, _SUBSCRIPTION + _PROGRESS + _HISTORY), (2, _MOVES))
+MIGRATIONS: tuple[tuple[int, str], ...] = (
+    (1, _SUBSCRIPTION + _PROGRESS + _HISTORY),
+    (2, _SEQUENCES + _MOVES),
+)

@@ -282,11 +282,31 @@ def test_a_missing_privilege_is_named_with_its_grant(make_cli, tables):
         subdb.execute("CREATE PUBLICATION onward FOR TABLE a")
         one_error(cli(*words), 3, 'TRUNCATE of table public.a would be replicated by publication "onward"')
         subdb.execute("DROP PUBLICATION onward")
+        subdb.execute(f"REVOKE UPDATE, INSERT ON b FROM {role}")
+        planned = cli("refresh", "s", "--dry-run")
+        assert planned.returncode == 0 and "GRANT INSERT, UPDATE" in planned.stderr, planned.stderr
         ended = cli(*words)
         assert ended.returncode == 0, ended.stderr
         assert cli("drop", "s", "--yes").returncode == 0
     finally:
         subdb.execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_table_that_may_not_be_read_any_more_keeps_its_rows(stored, tables):
+    pubdb, subdb = tables
+    role = f"rep_{pubdb.name}"
+    pubdb.execute(f"CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON b TO {role}")
+    subdb.execute("INSERT INTO a VALUES (1, 'kept')")
+    try:
+        changed = stored("alter", "s", "--connection", make_conninfo(pubdb.conninfo, user=role))
+        assert changed.returncode == 0, changed.stderr
+        for last in ("--dry-run", "--yes"):
+            said = one_error(stored("refresh", "s", "--resync", "public.a", last), 11, "permission denied for")
+            assert "Their rows cannot be copied." in said and "GRANT SELECT ON TABLE" in said
+        assert subdb.rows("SELECT t FROM a") == [("kept",)] and subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
+    finally:
+        assert stored("alter", "s", "--connection", pubdb.conninfo).returncode == 0
+        pubdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_the_truncate_is_not_sent_to_a_peer_that_wants_local_changes_only(stored, tables):

@@ -27,6 +27,9 @@ def show(command: str, name: str, found: Preflight, document: dict[str, Any] | N
     if document is not None:
         emit_document(command, {"dry_run": True, "subscription": name, **document})
         return
+    if command == "refresh" and not found.tables:
+        console.notice("no table would be added; nothing was changed")
+        return
     emit(render.rows(_COLUMNS, [_row(table) for table in found.tables]))
     copied = [table for table in found.tables if table.mode != "none"]
     total = size(sum(table.remote.bytes for table in copied))

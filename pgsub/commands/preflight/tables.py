@@ -82,10 +82,10 @@ def check_tables(
     if adopt:
         adoption.decide(session, sub.subid, found.tables)
     unowned = list(privileges.owners(found.tables, sub))
-    pairs = _pairs(connection, session, sub, found.tables)
-    found.warnings += _fitting(connection, session, sub, pairs)
-    found.warnings += privileges.publisher(pairs, connection.info.user)
-    found.warnings += privileges.target(pairs, session.info.user)
+    checked = pairs(connection, session, sub, found.tables)
+    found.warnings += _fitting(connection, session, sub, checked)
+    found.warnings += privileges.publisher(checked, connection.info.user)
+    found.warnings += privileges.target(checked, session.info.user)
     found.warnings += unowned
     found.warnings += _not_empty(found.tables)
     if copy_data and sub.origin == "none":
@@ -203,9 +203,10 @@ SELECT g.relid::bigint, bool_or(p.pubupdate), bool_or(p.pubdelete), bool_or(p.pu
 """
 
 
-def _pairs(
+def pairs(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> list[Pair]:
+    """Read what the catalogs of both servers say of each table."""
     oids = {oid for table in tables for oid in (table.remote.oid, *(leaf.oid for leaf in table.remote.leaves))}
     try:
         theirs = catalog_facts.read(connection, oids)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands.preflight import adoption, tables
+from pgsub.commands.preflight import adoption, subscribed, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
@@ -100,6 +100,7 @@ def plan(
     :param named: publications that the command names; None where it names none and all are looked at.
     :raises TargetSchemaError: a published table has no place on the target.
     :raises StateForbids: a table that is to be copied again cannot be.
+    :raises PermissionMissing: neither, for want of a privilege.
     """
     published = publication.published_tables(source, sub.publications)
     names = [(t.schema, t.name) for t in published]
@@ -114,6 +115,8 @@ def plan(
     held = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     _refuse_kept(held, sub, drop)
     again = _again(session, resync, present, drop)
+    emptied = () if adopt else tuple(_emptied(session, sub, again))
+    subscribed.check_copied(source, session, sub, again)
     if adopt:
         adoption.check_again(source, session, sub, again)
     found.two_phase = two_phase.state(session, sub.subid)
@@ -124,7 +127,7 @@ def plan(
         drop,
         tuple(Renamed(oid, *n) for oid, n in kept.items() if n != recorded[oid]),
         again,
-        () if adopt else tuple(_emptied(session, sub, again)),
+        emptied,
         adopt,
         tuple(rel for rel in present.values() if rel.srsubstate != "r" and rel not in (*drop, *again)),
         tuple((f"{rel.schemaname}.{rel.relname}", held[rel.srrelid]) for rel in again if rel.srrelid in held),

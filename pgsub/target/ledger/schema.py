@@ -60,7 +60,6 @@ CREATE TABLE pgsub.subscription (
 -- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data.
 -- skip_lsn is cleared in the commit of the transaction that it skips. skip_lsns: several of them, the next one first;
 -- NULL where there is only one, which any transaction clears. skip_rules: the limit of each rule that has one
--- wanted_lsn: somebody waits until the ledger has this position
 CREATE TABLE pgsub.control (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
@@ -74,7 +73,6 @@ CREATE TABLE pgsub.control (
     skip_rows text CHECK (skip_rows IN ('whole', 'conflicting')),
     skip_lsns pg_lsn[],
     skip_rules jsonb,
-    wanted_lsn pg_lsn,
     PRIMARY KEY (subid, worker));
 
 CREATE TABLE pgsub.progress (
@@ -86,8 +84,7 @@ CREATE TABLE pgsub.progress (
     states_version bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
 
--- tables that are copied together share a slot, named here by each of them. adopt: the rows that are there are compared
--- with the publisher's, and not emptied; adopted: rows that were missing, extra, different, as far as they were brought
+-- tables that are copied together share a slot, named here by each of them
 CREATE TABLE pgsub.subscription_rel (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     srrelid oid NOT NULL,
@@ -101,8 +98,6 @@ CREATE TABLE pgsub.subscription_rel (
     copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
     spare_slot text,
     copy_bytes bigint,
-    adopt boolean NOT NULL DEFAULT false,
-    adopted bigint[],
     PRIMARY KEY (subid, srrelid),
     UNIQUE (subid, schemaname, relname));
 
@@ -178,6 +173,15 @@ CREATE TABLE pgsub.held_change (
     changes integer NOT NULL,
     bytes integer NOT NULL,
     PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
+"""
+
+_V2 = """
+-- wanted_lsn: somebody waits until the ledger has this position
+ALTER TABLE pgsub.control ADD COLUMN wanted_lsn pg_lsn;
+
+-- adopt: the rows that are there are compared with the publisher's, and not emptied; adopted: rows that were missing,
+-- extra, different, as far as they were brought
+ALTER TABLE pgsub.subscription_rel ADD COLUMN adopt boolean NOT NULL DEFAULT false, ADD COLUMN adopted bigint[];
 
 -- apply stops where it has applied all that lsn covers, and nothing else, and says so in reached_lsn. token names the
 -- request; apply takes it away once it has stood for so many seconds (target/ledger/barrier.py). stood: seconds that it
@@ -189,9 +193,7 @@ CREATE TABLE pgsub.barrier (
     seconds double precision NOT NULL,
     reached_lsn pg_lsn,
     stood double precision NOT NULL DEFAULT 0);
-"""
 
-_V2 = """
 -- options: the definition as the state store has it, without connection strings: one that is lost is made anew from
 -- it. json and not jsonb, which refuses names that this database's encoding does not have.
 -- moves: how often that was done; a state store of an older number is out of date
