@@ -39,7 +39,8 @@ PAGE = Page(
     description="""
 synced: every table that the subscription has now is ready. caught-up: synced, and apply has reached the publisher's
 present position. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers have
-ended. error: an error has been recorded.
+ended. error: an error has been recorded. A position is reached although changes of a held table are kept, or changes
+were skipped: pgsub verify tells whether the rows are equal.
 
 If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
 error that was there before is given two further attempts, however long these take. After the timeout the command ends
