@@ -50,6 +50,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from create' -l no-enabled -d 'Not:
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l copy-data -d 'Copy pre-existing data of the tables.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l no-copy-data -d 'Not: Copy pre-existing data of the tables.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l adopt -d 'Compare tables that have rows, and bring or delete only what differs.'
+complete -c pgsub -n '__fish_seen_subcommand_from create' -l yes -s y -d 'Do not ask.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l binary -d 'Request the publisher to send the data in binary format (as opposed to text).'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l no-binary -d 'Not: Request the publisher to send the data in binary format (as opposed to text).'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l streaming -x -a 'off on parallel' -d 'Enable streaming of in-progress transactions; with parallel, apply them as they arrive.'

@@ -174,6 +174,8 @@ def restored(found: Mapping[str, Any]) -> dict[str, Any]:
 
     :raises ValueError: the value of a field is none that it may have, or no publication is named.
     """
+    if not isinstance(found, Mapping):
+        raise ValueError("no object")
     fields = {}
     for field in _COLUMNS.keys() & found.keys() - _NOT_COPIED:
         kind = _COLUMNS[field][1]

@@ -36,6 +36,22 @@ _MIXED = sql.SQL(
     "pg_catalog.hashint8extended(pg_catalog.hash_array_extended(ARRAY[{}]::pg_catalog.int8[], 0), {}::pg_catalog.int8)"
 )
 _ROW, _KEY = sql.Literal(1), sql.Literal(2)
+_VARCHAR, _VARHDRSZ = 1043, 4
+#: An assignment cuts blanks, and nothing else.
+_FITTED = sql.SQL(
+    '(SELECT CASE WHEN pg_catalog.char_length(pg_catalog.rtrim(t)) <= {1} THEN pg_catalog."left"(t, {1}) ELSE t END'
+    " FROM (SELECT {0} AS t) AS x)"
+)
+#: Types of which an explicit cast to a length cuts what an assignment refuses, without their length.
+_CUT = {
+    1014: "pg_catalog.bpchar[]",
+    1015: "pg_catalog.varchar[]",
+    1042: "pg_catalog.bpchar",
+    1560: 'pg_catalog."bit"',
+    1561: 'pg_catalog."bit"[]',
+    1562: "pg_catalog.varbit",
+    1563: "pg_catalog.varbit[]",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +118,13 @@ def publisher_values(table: ComparedTable) -> list[sql.Composed]:
 
 def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
     name = sql.Identifier(remote.name)
-    if remote.type_oid == column.type_oid and column.typmod in (-1, remote.typmod):
+    if column.type_oid == _VARCHAR and column.typmod not in (-1, remote.typmod) and remote.type_oid < FIRST_NORMAL:
+        return _FITTED.format(_OUTPUT.format(name), sql.Literal(column.typmod - _VARHDRSZ))
+    if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or column.type_oid in _CUT):
         return _canonical(name, column.type_oid)
     if column.type_oid >= FIRST_NORMAL or (remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name):
         return _OUTPUT.format(name)
-    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.full_type))
+    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(_CUT.get(column.type_oid, column.full_type)))
     return _canonical(read, column.type_oid)
 
 
@@ -116,7 +134,9 @@ def rewritten(table: ComparedTable) -> dict[int, sql.Composed]:
     return {
         position: output(column.name)
         for position, column in enumerate(table.columns)
-        if column.type_oid in (_NUMERIC, *_FLOATS) or sent[column.name].type_oid != column.type_oid
+        if column.type_oid in (_NUMERIC, *_FLOATS)
+        or sent[column.name].type_oid != column.type_oid
+        or column.typmod not in (-1, sent[column.name].typmod)
     }
 
 

@@ -13,6 +13,7 @@ import pytest
 from fix_program import Cli, nothing_created, one_error, until, valid
 from fix_proxy import Proxy
 from fix_servers import Database
+from psycopg.conninfo import make_conninfo
 
 Tables = tuple[Database, Database]
 _names = (f"adopt{number}" for number in itertools.count(1))
@@ -27,7 +28,7 @@ def adopting(launcher: Cli, tables: Tables) -> Iterator[Callable[..., str]]:
     launcher.connection, launcher.target = (database.conninfo for database in tables)
 
     def create(*options: str, code: int = 0) -> str:
-        ended = launcher.create(next(_names), "--adopt", *options)
+        ended = launcher.create(next(_names), "--adopt", "--yes", *options)
         assert ended.returncode == code, ended.stderr
         return ended.stderr
 
@@ -161,10 +162,11 @@ def test_a_table_without_a_key_is_compared_as_a_multiset(adopting: Callable[...,
 
 
 def test_what_cannot_be_adopted_is_refused_before_anything_is_there(cli: Cli, tables: Tables) -> None:
-    ended = cli.create("s", "--adopt", "--no-copy-data")
+    one_error(cli.create("s", "--adopt"), 2, "deleting rows (--adopt) needs --yes", "--dry-run")
+    ended = cli.create("s", "--adopt", "--yes", "--no-copy-data")
     one_error(ended, 2, "copy_data = false and adopt = true are mutually exclusive options")
     _add(tables, "notes", "j json", "ALTER TABLE notes REPLICA IDENTITY FULL", "INSERT INTO notes VALUES ('{}')")
-    one_error(cli.create("s", "--adopt"), 3, 'table "public.notes" cannot be adopted', "no equality operator")
+    one_error(cli.create("s", "--adopt", "--yes"), 3, 'table "public.notes" cannot be adopted', "no equality operator")
     nothing_created(cli, *tables)
     tables[1].execute("TRUNCATE notes")
     planned = valid("plan", cli.create("s", "--adopt", "--dry-run", "--json").stdout)
@@ -173,7 +175,77 @@ def test_what_cannot_be_adopted_is_refused_before_anything_is_there(cli: Cli, ta
 
 def test_a_table_that_another_subscription_writes_is_not_adopted(served: tuple[Cli, str], tables: Tables) -> None:
     cli, name = served
-    one_error(cli.create("other", "--adopt"), 3, "has rows of another subscription", f'Subscription "{name}" writes it')
+    one_error(
+        cli.create("other", "--adopt", "--yes"),
+        3,
+        "has rows of another subscription",
+        f'Subscription "{name}" writes it',
+    )
+
+
+def test_a_partition_of_a_table_that_another_subscription_writes_is_not_adopted(cli: Cli, tables: Tables) -> None:
+    tables[0].execute("CREATE TABLE r (id int PRIMARY KEY); CREATE TABLE p1 (LIKE r INCLUDING ALL)")
+    tables[0].execute("CREATE PUBLICATION q FOR TABLE r; CREATE PUBLICATION q1 FOR TABLE p1; INSERT INTO p1 VALUES (1)")
+    tables[1].execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    tables[1].execute("CREATE TABLE p1 PARTITION OF r FOR VALUES FROM (0) TO (9); INSERT INTO r VALUES (2)")
+    assert cli(*cli.words("root", "--no-copy-data", "--no-wait", publication="q")).returncode == 0
+    ended = cli(*cli.words("leaf", "--adopt", "--yes", publication="q1"))
+    one_error(ended, 3, "has rows of another subscription", 'Subscription "root" writes it')
+    assert cli("drop", "root", "--yes").returncode == 0
+
+
+def test_a_subscription_that_came_meanwhile_keeps_its_rows(cli: Cli, tables: Tables) -> None:
+    assert cli.create("one", "--adopt", "--yes", "--no-wait").returncode == 0  # the tables are empty as yet
+    assert cli.create("two", "--no-copy-data", "--no-wait").returncode == 0
+    tables[1].execute("INSERT INTO a VALUES (-1, 'of the other')")
+    ended = cli("run", "one", "--until-caught-up", "--timeout", "2m")
+    assert ended.returncode != 0 and 'Subscription "two" writes it' in ended.stderr
+    assert tables[1].rows("SELECT * FROM a") == [(-1, "of the other")]
+    for name in ("one", "two"):
+        assert cli("drop", name, "--yes").returncode == 0
+
+
+def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Tables) -> None:
+    tables[1].execute(_FILL)
+    tables[0].execute("TRUNCATE a")
+    one_error(cli.create("s", "--adopt", "--yes"), 3, 'table "public.a" cannot be adopted: the publisher has no row')
+    nothing_created(cli, *tables)
+    assert tables[1].value("SELECT count(*) FROM a") == 100
+
+
+def test_no_value_is_cut_to_fit_a_narrower_column(cli: Cli, tables: Tables) -> None:
+    for database, length in zip(tables, (10, 4), strict=True):
+        database.execute(f"CREATE TABLE cut (id int PRIMARY KEY, v varchar({length}), c char({length}))")
+    tables[0].execute("INSERT INTO cut VALUES (1, 'ab      ', 'ab'), (2, 'abcdefgh', 'x')")
+    tables[1].execute("INSERT INTO cut VALUES (1, 'ab      ', 'ab'), (2, 'abcd', 'x')")
+    tables[0].execute("ALTER PUBLICATION p SET TABLE cut")
+    before = tables[1].rows(_ORIGINAL.format("cut"))
+    ended = cli.create("s", "--adopt", "--yes", "--timeout", "1m", env={"PGSUB_RETRY_SECONDS": "0.5"})
+    assert ended.returncode != 0 and "value too long for type character varying(4)" in ended.stderr
+    tables[0].execute("UPDATE cut SET v = 'abcd' WHERE id = 2")
+    assert cli("run", "--until-caught-up", "--timeout", "2m").returncode == 0
+    assert tables[1].rows(_ORIGINAL.format("cut")) == before
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
+def test_where_foreign_keys_fire_no_row_is_deleted_to_come_again(
+    make_cli: Callable[[str, str], Cli], tables: Tables
+) -> None:
+    role = f"adopts_{tables[1].name}"
+    for database, values in zip(tables, ("(1, 'a'), (2, 'b')", "(1, 'b'), (2, 'a')"), strict=True):
+        database.execute(f"CREATE TABLE u (id int PRIMARY KEY, v text UNIQUE); INSERT INTO u VALUES {values}")
+    tables[0].execute("ALTER PUBLICATION p SET TABLE u")
+    tables[1].execute("CREATE TABLE child (u int REFERENCES u ON DELETE CASCADE); INSERT INTO child VALUES (1), (2)")
+    tables[1].execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {tables[1].name} TO {role}")
+    tables[1].execute(f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON u TO {role}")
+    cli = make_cli(tables[0].conninfo, make_conninfo(tables[1].conninfo, user=role))
+    try:
+        ended = cli.create("s", "--adopt", "--yes", "--timeout", "1m", env={"PGSUB_RETRY_SECONDS": "0.5"})
+        assert ended.returncode != 0 and 'unique index "u_v_key"' in ended.stderr, ended.stderr
+        assert tables[1].value("SELECT count(*) FROM child") == 2
+        assert cli("drop", "s", "--yes").returncode == 0
+    finally:
+        tables[1].execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_rows_that_are_not_published_to_be_deleted_or_updated_stay(
@@ -231,7 +303,7 @@ def test_an_adoption_that_is_killed_is_gone_on_with_and_counts_each_row_once(
     tables[1].execute(f"{_FILL}; DELETE FROM a WHERE id % 5 = 0; UPDATE a SET t = 'x' WHERE id % 5 = 1 AND id > 100")
     tables[1].execute("INSERT INTO a SELECT g, 'extra' FROM generate_series(-500, -1) g")
     points = {"PGSUB_FAILPOINTS": f"{step}=kill", "PGSUB_FAILPOINTS_DIR": str(tmp_path), "PGSUB_RETRY_SECONDS": "0.5"}
-    ended = cli.create("s", "--adopt", env=points)
+    ended = cli.create("s", "--adopt", "--yes", env=points)
     assert (tmp_path / step).exists()
     if ended.returncode != 0:  # the task that was killed ended the command
         assert cli("run", "--until-caught-up", env={"PGSUB_RETRY_SECONDS": "0.5"}).returncode == 0
@@ -250,7 +322,9 @@ def test_a_copy_that_broke_off_is_gone_on_with_by_comparison(cli: Cli, tables: T
         "PGSUB_CHUNK_BYTES": str(256 << 10),
         "PGSUB_GROUP_TABLES": "1",
     }
-    creating = cli.start(*cli.words("s", "--adopt", "--copy-workers", "1", "--max-sync-workers", "1"), env=points)
+    creating = cli.start(
+        *cli.words("s", "--adopt", "--yes", "--copy-workers", "1", "--max-sync-workers", "1"), env=points
+    )
     until((tmp_path / "copy.after_commit").exists)
     creating.kill()
     creating.wait()
@@ -283,7 +357,7 @@ def test_no_value_of_a_row_that_is_equal_crosses_the_line(
     line = proxy(tables[0].conninfo)
     allowed = line.allowance = 1 << 40
     cli = make_cli(line.conninfo, tables[1].conninfo)
-    assert cli.create("s", "--adopt").returncode == 0
+    assert cli.create("s", "--adopt", "--yes").returncode == 0
     assert line.allowance is not None and allowed - line.allowance < size / 8
     _same(tables, "a")
     assert cli("drop", "s", "--yes").returncode == 0
@@ -310,7 +384,7 @@ def test_a_subscription_whose_slot_is_gone_is_made_again_and_gets_only_what_it_l
     before = {row for row in tables[1].rows(_ORIGINAL.format("a")) if row[0] > 2}
     assert "create it again with --adopt" in one_error(cli("run", "s", "--until-caught-up"), 7)
     assert cli("drop", "s", "--yes").returncode == 0
-    said = cli.create("s", "--adopt").stderr
+    said = cli.create("s", "--adopt", "--yes").stderr
     assert 'table "public.a" was adopted: 1 row missing, 1 extra, 1 different' in said
     assert before <= set(tables[1].rows(_ORIGINAL.format("a")))
     _same(tables, "a", "b")

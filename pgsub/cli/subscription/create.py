@@ -6,6 +6,7 @@ from typing import Any
 
 from pgsub.cli.command_tree.command import command, parameters
 from pgsub.cli.command_tree.values import collected, take_conninfos
+from pgsub.cli.output.prompts import confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
@@ -26,7 +27,8 @@ inserted, different ones updated, and rows that the publisher does not have are 
 rows are neither sent nor written. Empty tables are copied. Conflict rules are not asked. Where update or delete is not
 published, rows that such changes have left stay. If the work is killed, the next attempt compares again. A table
 without a key is compared as a multiset, and its columns must have types with equality. A table that another
-subscription writes is rejected. The user of --target needs SELECT on the tables.
+subscription writes is rejected, and so is one of which the publisher has no row. The command asks on a terminal;
+elsewhere --yes is needed. The user of --target needs SELECT on the tables.
 
 Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to paste, room for
 slots and sessions, and old transactions that slots must wait for. What does not fit is a warning; with --strict it is
@@ -70,7 +72,7 @@ is enforced: the server protects the credentials of its operating-system user, b
         ),
         (
             "Take over a target that was restored from a dump.",
-            "pgsub create sales --connection service=shop --target service=copy --publication sales --adopt",
+            "pgsub create sales --connection service=shop --target service=copy --publication sales --adopt --yes",
         ),
         (
             "Register only; a pgsub run that serves the folder does the rest.",
@@ -100,6 +102,9 @@ def create(**given: Any) -> None:
     if given["as_json"] and not wanted.dry_run:
         raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
     # who follows sees the log as pgsub run shows it
+    if wanted.adopt and not given["yes"] and not wanted.dry_run:
+        require_terminal("deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
+        confirm("Make the rows of tables that have some the publisher's, and delete all others?")
     with ConsoleReporter(log_from=0 if wanted.follow else 1) as reporter:
         result = create_subscription(wanted, reporter=reporter)
     if result is not None:

@@ -18,6 +18,7 @@ from pgsub.cli.command_tree.values import (
     Name,
     Target,
     Timeout,
+    Yes,
     choice,
     receiver_timeout,
     repeatable,
@@ -182,6 +183,7 @@ class Create:
     enabled: Annotated[bool | None, switch("enabled", "Replicate actively, or only set up but do not start.")] = None
     copy_data: Annotated[bool | None, _COPY_DATA] = None
     adopt: Adopt = False
+    yes: Yes = False
 
 
 class Checks:

@@ -88,6 +88,9 @@ def refresh(**given: Any) -> None:
         adopt = ["--adopt"] if wanted.adopt else []
         words = ["pgsub", "refresh", wanted.name, *tables, *adopt, "--yes"]
         require_terminal("replacing rows" if wanted.adopt else "emptying a table", "If you are sure:", words)
+    elif wanted.adopt and not yes and not wanted.dry_run:
+        require_terminal("deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
+        confirm("Make the rows of new tables that have some the publisher's, and delete all others?")
     with ConsoleReporter() as reporter:
         done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
     if wanted.dry_run:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import psycopg
+from psycopg import sql
 
-from pgsub.commands.preflight.findings import Table
+from pgsub.commands.preflight.findings import Caution, Table, concerning
+from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
+from pgsub.publisher.faults import translate
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
 from pgsub.target.catalog.relation import describe_many
@@ -20,23 +23,65 @@ from pgsub.target.sql import resync_truncate
 MODE = "adopt"
 
 
-def decide(session: psycopg.Connection, subid: int, tables: Sequence[Table]) -> None:
-    """Decide that tables which have rows, or may have some, are adopted.
+def decide(
+    source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
+) -> Iterator[Caution]:
+    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that.
 
     :raises StateForbids: one cannot be.
     """
     filled = [table for table in tables if table.empty is not True]
     for table in filled:
-        check(table)
         table.mode, table.reason, table.chunks = MODE, None, 1
-    refuse_others(session, subid, [table.target.oid for table in filled])
+    return check(source, session, sub, filled)
 
 
-def check(table: Table) -> None:
-    """Check that the rows of a table can be compared.
+def check(
+    source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
+) -> Iterator[Caution]:
+    """Check that tables can be adopted; yield what may be lost by that.
 
-    :raises StateForbids: they cannot.
+    :raises StateForbids: one cannot be.
     """
+    for table in tables:
+        _check_comparable(table)
+        _refuse_empty(source, table)
+    relids = [table.target.oid for table in tables]
+    if relids and schema.installed_version(session):
+        resync_truncate.check_writers(session, sub.subid, resync_truncate.members(session, relids))
+    if sub.origin != "none":
+        return iter(())
+    here = [table for table in tables if resync_truncate.publication_of(session, table.target.oid)]
+    return concerning(
+        [table.name for table in here],
+        "the target publishes {}, and rows that only it has are deleted",
+        "What was written on the target and has not reached the publisher yet would be gone there.",
+        "Write nothing on the target until the tables are synchronized.",
+    )
+
+
+def _refuse_empty(source: publisher.Connection, table: Table) -> None:
+    """Refuse a table of which nothing would be left: the publisher may be the wrong one.
+
+    :raises StateForbids: the publisher has no row of it.
+    """
+    name = quoting.statement(sql.Identifier(table.remote.schema, table.remote.name))
+    try:
+        found = source.execute(f"SELECT EXISTS (SELECT FROM {name})".encode()).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return  # which is told with its GRANT
+    except psycopg.Error as error:
+        raise translate(error, "look for rows on the publisher", user=source.info.user) from None
+    # guard: an empty publisher does not empty the target
+    if found is not None and not found[0]:
+        raise StateForbids(
+            f'table "{table.name}" cannot be adopted: the publisher has no row of it',
+            detail="All its rows on the target would be deleted.",
+            hint="If that is right, empty it on the target first.",
+        )
+
+
+def _check_comparable(table: Table) -> None:
     reason = not_comparable(compared(table.remote, table.target))
     if reason is not None:
         raise StateForbids(
@@ -47,24 +92,13 @@ def check(table: Table) -> None:
 
 def check_again(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[RelationState]
-) -> None:
-    """Check tables that are subscribed already.
+) -> Iterator[Caution]:
+    """Do what :func:`check` does for tables that are subscribed already.
 
     :raises StateForbids: one cannot be adopted.
     """
     names = [(one.schemaname, one.relname) for one in tables]
     remote = describe_tables(source, names, sub.publications).tables
     local = describe_many(session, names)
-    for name in names:
-        if name in remote and name in local:
-            check(Table(remote[name], local[name]))
-    refuse_others(session, sub.subid, [one.srrelid for one in tables])
-
-
-def refuse_others(session: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
-    """Refuse tables that another subscription writes: its rows would be taken for too many.
-
-    :raises StateForbids: there is one.
-    """
-    if relids and schema.installed_version(session):
-        resync_truncate.check_writers(session, subid, resync_truncate.members(session, relids))
+    there = [Table(remote[name], local[name]) for name in names if name in remote and name in local]
+    return check(source, session, sub, there)

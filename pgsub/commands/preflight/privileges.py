@@ -112,11 +112,12 @@ def _needed(pair: Pair) -> list[str]:
     """Return the privileges needed on the target's table, in the order of a GRANT."""
     finds = pair.actions.updates or pair.actions.deletes
     chunked = pair.table.mode == "chunked"  # searches for rows, locks the table, removes what a failed attempt left
+    adopted = pair.table.mode == "adopt"
     needed = (
-        ("SELECT", finds or chunked),
+        ("SELECT", finds or chunked or adopted),
         ("INSERT", True),
-        ("UPDATE", pair.actions.updates),
-        ("DELETE", pair.actions.deletes or chunked),
+        ("UPDATE", pair.actions.updates or adopted),
+        ("DELETE", pair.actions.deletes or chunked or adopted),
         ("TRUNCATE", pair.actions.truncates),
     )
     return [word for word, need in needed if need]

@@ -23,29 +23,33 @@ def lacking(
     sub: Subscription,
     relations: Sequence[RelationState],
     *,
-    copied: bool,
+    mode: str,
 ) -> list[Caution]:
     """Return what the two roles lack on these tables, each kind with its GRANT.
 
-    :param copied: whether the tables are copied again, which needs more than changes do.
+    :param mode: how they are copied again: none, atomic or adopt.
     """
     names = [(one.schemaname, one.relname) for one in relations]
     remote = describe_tables(source, names, sub.publications).tables
     local = describe_many(session, names)
-    mode = "atomic" if copied else "none"
     tables = [Table(remote[name], local[name], mode) for name in names if name in remote and name in local]
     unowned = list(privileges.owners(tables, sub))  # finds the role that writes, too
     found = pairs(source, session, sub, tables)
     both = [*privileges.publisher(found, source.info.user), *privileges.target(found, session.info.user)]
-    return both if copied else both + unowned
+    return both + unowned if mode == "none" else both
 
 
 def check_copied(
-    source: publisher.Connection, session: psycopg.Connection, sub: Subscription, relations: Sequence[RelationState]
+    source: publisher.Connection,
+    session: psycopg.Connection,
+    sub: Subscription,
+    relations: Sequence[RelationState],
+    mode: str,
 ) -> None:
     """Check that tables can be copied again, before they are emptied for it.
 
+    :param mode: atomic or adopt.
     :raises PermissionMissing: a privilege was revoked.
     """
-    for one in lacking(source, session, sub, relations, copied=True) if relations else ():
+    for one in lacking(source, session, sub, relations, mode=mode) if relations else ():
         raise PermissionMissing(one.message, detail=one.detail, hint=one.hint, sqlstate="42501")

@@ -80,7 +80,7 @@ def check_tables(
     _all_there(published, places)
     found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
     if adopt:
-        adoption.decide(session, sub.subid, found.tables)
+        found.warnings += adoption.decide(connection, session, sub, found.tables)
     unowned = list(privileges.owners(found.tables, sub))
     checked = pairs(connection, session, sub, found.tables)
     found.warnings += _fitting(connection, session, sub, checked)

@@ -116,9 +116,9 @@ def plan(
     _refuse_kept(held, sub, drop)
     again = _again(session, resync, present, drop)
     emptied = () if adopt else tuple(_emptied(session, sub, again))
-    subscribed.check_copied(source, session, sub, again)
+    subscribed.check_copied(source, session, sub, again, adoption.MODE if adopt else "atomic")
     if adopt:
-        adoption.check_again(source, session, sub, again)
+        found.warnings += adoption.check_again(source, session, sub, again)
     found.two_phase = two_phase.state(session, sub.subid)
     return Plan(
         sub,

@@ -59,7 +59,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
             with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
                 kept = [one for one in subscriptions.relations(session, sub.subid) if one not in wanted.drop]
-                wanted.found.warnings += subscribed.lacking(source, session, sub, kept, copied=False)
+                wanted.found.warnings += subscribed.lacking(source, session, sub, kept, mode="none")
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted

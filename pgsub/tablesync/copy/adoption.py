@@ -177,9 +177,10 @@ class Bringing(Differences):
         # the publisher's row wins, whatever the rules for conflicts are
         self._sub = replace(sub, on_conflict=())
         self._session, self._key, self._patience, self._alive = session, key, patience, alive
-        self._relations = RelationCache(session, self._sub, replica=target.is_replica(session))
+        replica = target.is_replica(session)
+        self._relations = RelationCache(session, self._sub, replica=replica)
         self._executor = Executor(session, self._relations, set_based=False)
-        self._rows = RowChanges(table)
+        self._rows = RowChanges(table, replica=replica)
         self._waiting: list[Difference] = []
         self._size = 0
         self._put_off = _PutOff()
@@ -270,10 +271,14 @@ class Bringing(Differences):
 
 
 class RowChanges:
-    """The changes that make the publisher's rows of the target's."""
+    """The changes that make the publisher's rows of the target's.
 
-    def __init__(self, table: ComparedTable) -> None:
+    :param replica: whether triggers and foreign keys do not fire.
+    """
+
+    def __init__(self, table: ComparedTable, *, replica: bool) -> None:
         self._table = table
+        self._replica = replica
         self._key = frozenset(table.key)
         self._sent = tuple(expressions.rewritten(table))
         compared = {column.name for column in table.columns}
@@ -292,7 +297,8 @@ class RowChanges:
 
     def anew(self, rows: Iterable[Difference]) -> Iterator[Change]:
         """Yield changes of rows whose values may have to change places: all are deleted before one comes."""
-        apart = self._whole
+        # guard: a row that comes again does not take with it what refers to it
+        apart = self._whole and self._replica
         yield from (self._delete(one) for one in rows if one.kind == EXTRA or (apart and one.kind == DIFFERENT))
         yield from (self._change(one) for one in rows if one.kind == DIFFERENT and not apart)
         yield from (self._insert(one) for one in rows if one.kind == MISSING or (apart and one.kind == DIFFERENT))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault
+from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
@@ -33,6 +33,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import roles
 from pgsub.target.session.connect import must_use_password
 from pgsub.target.session.transactions import durable
+from pgsub.target.sql import resync_truncate
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ def prepare(
             table = Table(described.tables[name], relation, claims[relid], attempts[relid])
             try:
                 if relid in adopt and not plan.is_empty(session, relation):
-                    prepared.pieces.append(_adopted(session, table, unpublished.get(name, ())))
+                    prepared.pieces.append(_adopted(session, sub, table, unpublished.get(name, ())))
                     continue
                 _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
             except SchemaFault as fault:
@@ -114,11 +115,17 @@ def prepare(
     return prepared
 
 
-def _adopted(session: psycopg.Connection, table: Table, unpublished: Collection[str]) -> Piece:
+def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpublished: Collection[str]) -> Piece:
     """Make the piece of a table whose rows are compared.
 
     :param unpublished: operations that are not published.
+    :raises SchemaFault: the table has rows of others, or its rows cannot be compared.
     """
+    try:
+        # guard: rows of another subscription, which may have come since this was decided, are not deleted
+        resync_truncate.check_writers(session, sub.subid, resync_truncate.members(session, [table.target.oid]))
+    except StateForbids as error:
+        raise SchemaFault(error.message, detail=error.detail, hint=error.hint) from None
     _other_types(session, table.remote, table.target)
     both = compared(table.remote, table.target)
     if (reason := not_comparable(both)) is not None:

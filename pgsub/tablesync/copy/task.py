@@ -30,10 +30,11 @@ from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins, roles
 from pgsub.target.session.connect import SessionName, must_use_password
-from pgsub.target.sql import copy_from
+from pgsub.target.sql import copy_from, resync_truncate
 
 #: What a table that is copied together with others may wait for a lock, on either side.
 PATIENCE = "SET LOCAL lock_timeout = '1s'"
+ADOPT_PATIENCE = "SET LOCAL lock_timeout = '10s'"
 LOCKED = "55P03"  #: lock_not_available
 
 
@@ -207,7 +208,10 @@ class _CopySessions:
             # guard: only one session brings what differs
             if not first:
                 return 0, 0
-            patience = PATIENCE if self._spec.grouped else ""
+            if not self._tagged:
+                resync_truncate.check_not_published(session, key.claim.worker, "the adoption")
+            # what the comparison reads is locked by another session of this task, which no server knows to wait for it
+            patience = PATIENCE if self._spec.grouped else ADOPT_PATIENCE
             found = Bringing(session, sub, key, adoption.table, patience=patience, alive=alive)
             rows = self._comparing(key).compare(adoption, found, progress)
             failpoints.point("adopt.compared")

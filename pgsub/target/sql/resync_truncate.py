@@ -52,6 +52,11 @@ SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p
        LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
  WHERE p.pubtruncate AND g.relid = ANY (%s::oid[]) ORDER BY 1, 2
 """
+_PUBLISHED_AT_ALL = """
+SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p,
+       LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
+ WHERE g.relid IN (SELECT %s::oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%s::oid)) ORDER BY 1, 2
+"""
 _HOLDERS = """
 SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
        pg_catalog.left(pg_catalog.regexp_replace(a.query, '\\s+', ' ', 'g'), 80)
@@ -160,16 +165,40 @@ def members(connection: psycopg.Connection, relids: Sequence[int]) -> list[int]:
 
 
 def check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
-    """Refuse tables that another subscription writes.
+    """Refuse tables that another subscription writes, also through a table that they are partitions of.
 
     :raises StateForbids: there is one.
     """
-    if found := row(connection, _OTHERS, (subid, members, members)):
+    query = "SELECT a.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_ancestors(w) AS a"
+    written = [*members, *(oid for (oid,) in connection.execute(query, (list(members),)))]
+    if found := row(connection, _OTHERS, (subid, written, written)):
         name, table = found
         raise StateForbids(
             f"table {table} has rows of another subscription too",
             detail=f'Subscription "{name}" writes it, and its rows would be lost.',
             hint="Remove the rows of this publisher by hand, drop this subscription and create it again.",
+        )
+
+
+def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str] | None:
+    """Return a publication of this database, and the table of it that is this one or a partition of it."""
+    found = row(connection, _PUBLISHED_AT_ALL, (relid, relid))
+    return None if found is None else (found[0], found[1])
+
+
+def check_not_published(connection: psycopg.Connection, relid: int, what: str) -> None:
+    """Refuse changes without a replication origin of a table that the target publishes.
+
+    :param what: of the table would be replicated.
+    :raises StateForbids: a publication of the target has it.
+    """
+    if found := publication_of(connection, relid):
+        name, table = found
+        raise StateForbids(
+            f'{what} of table {table} would be replicated by publication "{name}" of the target',
+            detail="Without a replication origin its subscribers take it for a local change; a publisher that"
+            " subscribes to the target would lose its own rows.",
+            hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
         )
 
 
