@@ -245,10 +245,16 @@ class Launcher:
                 served.again_at = served.again_at or clock + AGAIN_SECONDS
                 if clock < served.again_at and self._recorder.current(subid) == runner.sub:
                     continue
-            served.lock.release()
+            self._let_go(served)
             del self._served[subid]
             if self._bounded and runner.outcome != "stopped":
                 self._ended[subid] = Ended(runner.sub.name, runner.outcome, runner.error)
+
+    def _let_go(self, served: _Served) -> None:
+        """Let others serve it: the name in the state store goes with the lock, also after a failure."""
+        with contextlib.suppress(PgsubError):
+            self._recorder.run(lambda: self._store.clear_server(served.runner.sub.subid))
+        served.lock.release()
 
     def _stop_all(self) -> None:
         for served in self._served.values():
@@ -267,7 +273,7 @@ class Launcher:
                     ),
                 )
             else:
-                served.lock.release()  # otherwise the end of the process does
+                self._let_go(served)  # otherwise the end of the process does
         self._served.clear()
         self._engine.close()
         self._heartbeats.close()

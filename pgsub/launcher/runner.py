@@ -174,8 +174,6 @@ class Runner(SupervisedThread):
             except Exception as error:
                 self._failed(error_counters.internal_error(error))
         self.outcome = self.outcome or "stopped"
-        if self.outcome != "failed":  # an unbounded run tries that again
-            self._told(lambda: self._store.clear_server(self.sub.subid))
 
     def _serves(self) -> None:
         """Name this process as the launcher, with no workers yet."""

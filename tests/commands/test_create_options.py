@@ -139,6 +139,7 @@ def test_a_slot_that_is_made_after_create_said_not_to(cli, tables):
     assert cli.create("s", "--no-create-slot", "--no-wait").returncode == 0
     said = one_error(cli("run", "s", "--until-caught-up", "--timeout", "60s"), 7, 'replication slot "s" does not exist')
     assert "HINT" in said
+    assert cli.sql("SELECT * FROM pgsub_server") == []  # nobody serves it any more
     tables[0].execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     synchronized(cli, tables)
 
