@@ -265,7 +265,7 @@ class _Work:
         order = date_order(session)
 
         def target() -> psycopg.Connection:
-            return connect_to_target(sub.target, SessionName(sub.subid, "launcher", 0))
+            return connect_to_target(sub.target, SessionName(sub.subid, "launcher", 0), views=False)
 
         self.sides = (
             publisher_side(session, sub, point.publisher),

@@ -63,6 +63,8 @@ PINNED = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
+#: Minor versions that came with restrict_nonsystem_relation_kind; from 17 on it is always there.
+_RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 _PINNED_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
 
@@ -128,6 +130,15 @@ def _said_by_service(service: str) -> set[str]:
         return {option.keyword.decode() for option in nowhere.info if option.val is not None}
     finally:
         nowhere.finish()
+
+
+def without_views(version: int) -> dict[str, str]:
+    """Return the setting that refuses views of users, where the server has it.
+
+    A relation that is read by name and was exchanged for a view would be code (as in pg_dump, CVE-2024-7348).
+    """
+    since = _RESTRICTS_SINCE.get(version // 10000, 170000)
+    return {"restrict_nonsystem_relation_kind": "view"} if version >= since else {}
 
 
 def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> None:

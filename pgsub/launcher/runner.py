@@ -76,10 +76,12 @@ class Goal:
     :ivar caught_up: end when every table is ``r``, a pending two_phase is enabled and apply has reached the publisher's
         position of that moment.
     :ivar until_lsn: apply nothing beyond this position.
+    :ivar sequences: with ``caught_up``: and every sequence that is to follow has the publisher's value or is ahead.
     """
 
     caught_up: bool = False
     until_lsn: int = 0
+    sequences: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -246,7 +248,7 @@ class Runner(SupervisedThread):
         mirror = Mirror(session, self._store, sub, heartbeats, self._recorded)
         events = Events(session, self._store, sub, self._log, self._recorded)
         sync = SyncWorkers(context, heartbeats, self._errors, interval, self._is_current)
-        sequences = SequenceWorker(sub, self._store, self._errors, self._recorder.run, self._current)
+        sequences = SequenceWorker(sub, self._store, self._errors, self._recorder.run, self._current, stopping)
         return _Serving(session, mirror, events, apply, sync, sequences, stopping)
 
     def _current(self) -> Subscription | None:
@@ -350,7 +352,10 @@ class Runner(SupervisedThread):
             position = committed_position(self.sub.connection, self.sub.name)
             worker_takeover.ask_to_record(serving.session, self.sub.subid, position)
             self._goal_position = position
-        if serving.apply.alive and serving.mirror.reported_lsn >= self._goal_position and serving.sequences.settled():
+        well = self._goal.sequences
+        there = serving.apply.alive and serving.mirror.reported_lsn >= self._goal_position
+        if there and serving.sequences.settled(well=well):
+            error = error or (serving.sequences.error if well else None)
             self._end("failed" if error else "reached", error)
 
     def _wind_down(self, serving: _Serving) -> None:

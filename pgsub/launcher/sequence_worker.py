@@ -7,13 +7,21 @@ pauses double while nothing moves. Nothing waits for it, and none of its errors 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, PgsubError, SchemaFault, StateStoreError
+from pgsub.common.errors import (
+    Directive,
+    PgsubError,
+    PublisherUnavailable,
+    SchemaFault,
+    StateStoreError,
+    TargetUnavailable,
+)
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_counters, retry
@@ -21,15 +29,19 @@ from pgsub.launcher.error_reporting import SEQUENCES, ErrorReporter
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.launcher.sequence_rows import rows
 from pgsub.publisher import connect as publisher
-from pgsub.sequences.synchronization import Outcome, bring, failure, look
+from pgsub.publisher.faults import translating
+from pgsub.sequences import reading
+from pgsub.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.ledger import subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
 #: Seconds between two attempts, from the one while values move to the other; PGSUB_SEQUENCE_SECONDS is the longest.
 SHORTEST, LONGEST = 2.0, 30.0
-#: How many times the duration of an attempt the next one waits at least.
+#: How many times the duration of an attempt the next one waits at least, where no bounded run waits for it.
 FACTOR = 10
+#: What may pass is shown after so many attempts in a row that ended with it, or after so many seconds of them.
+LASTING_ATTEMPTS, LASTING_SECONDS = 5, 60.0
 #: Sessions of the target that draw values must not wait long for an attempt that has another one soon.
 _LOCK_TIMEOUT = "100ms"
 
@@ -44,6 +56,8 @@ class SequenceWorker:
 
     :param current: the definition as it is now: the option may be changed while the subscription is served.
     :param run: see :class:`~pgsub.launcher.mirror.mirror.Mirror`.
+    :param stopping: set where nothing is to be written any more.
+    :ivar error: what the last attempt ended with, None where every sequence follows.
     """
 
     def __init__(
@@ -53,12 +67,14 @@ class SequenceWorker:
         errors: ErrorReporter,
         run: Run,
         current: Callable[[], Subscription | None],
+        stopping: threading.Event,
     ) -> None:
         self._sub = sub
         self._store = store
         self._errors = errors
         self._run = run
         self._current = current
+        self._stopping = stopping
         self._longest = retry.seconds("PGSUB_SEQUENCE_SECONDS") or LONGEST
         self._pause = min(SHORTEST, self._longest)
         self._next = 0.0
@@ -67,6 +83,8 @@ class SequenceWorker:
         self._failure: PgsubError | None = None
         self._begun = self._ended = 0  #: attempts
         self._last = 0  #: the attempt that a bounded run waits for
+        self._passing: tuple[int, float] | None = None  #: attempts in a row that may go better, and since when
+        self.error: PgsubError | None = None
 
     @property
     def _follows(self) -> bool:
@@ -82,16 +100,23 @@ class SequenceWorker:
             self._thread = None
         if not self._follows:
             self._errors.clear(SEQUENCES)
+            self._passing = self.error = None
         elif time.monotonic() >= self._next or self._begun < self._last:
             self._begun += 1
             self._outcomes = self._failure = None
             self._thread = SupervisedThread("sequences", "sequences", self._attempt)
             self._thread.start()
 
-    def settled(self) -> bool:
-        """Return whether an attempt has ended that began after the first call: a run that is to end waits for it."""
+    def settled(self, *, well: bool) -> bool:
+        """Return whether an attempt has ended that began after the first call: a run that is to end waits for it.
+
+        :param well: whether it must not have met what another attempt may not meet: every sequence follows then, or
+            ``error`` is one that no attempt mends.
+        """
         self._last = self._last or self._begun + 1
-        return not self._follows or self._ended >= self._last
+        if not self._follows:
+            return True
+        return self._ended >= self._last and not (well and _may_pass(self.error))
 
     def close(self) -> None:
         """Wait for an attempt under way."""
@@ -101,16 +126,26 @@ class SequenceWorker:
     def _conclude(self, thread: SupervisedThread) -> None:
         self._ended = self._begun
         moving = any(one.moved or one.busy for one in self._outcomes or ())
-        self._pause = min(SHORTEST if moving else 2 * self._pause, self._longest)
+        self._pause = min(SHORTEST if moving or self._last else 2 * self._pause, self._longest)
         self._next = max(self._next, time.monotonic() + self._pause)
-        error = self._failure or thread.fatal_error
-        if error is None:
-            error = failure(self._sub, self._outcomes or (), SchemaFault)
+        outcomes = self._outcomes or ()
+        error = self._failure or thread.fatal_error or failure(self._sub, outcomes, SchemaFault)
+        error = self.error = error or kept(self._sub, outcomes)
+        lasts = self._lasts(error)
         if error is None:
             self._errors.clear(SEQUENCES)
-        # apply meets servers that do not answer as well, and the recorder reports the store
-        elif error.directive is not Directive.RETRY and not isinstance(error, StateStoreError):
+        # the recorder reports the store
+        elif lasts and not isinstance(error, StateStoreError):
             self._errors.report(SEQUENCES, error, "sync_seq_error_count", repeats=False)
+
+    def _lasts(self, error: PgsubError | None) -> bool:
+        """Count attempts that end with what may pass by itself, and return whether there is an error to be shown."""
+        if not _may_pass(error):
+            self._passing = None
+            return error is not None
+        attempts, since = self._passing or (0, time.monotonic())
+        self._passing = attempts + 1, since
+        return attempts + 1 >= LASTING_ATTEMPTS or time.monotonic() - since >= LASTING_SECONDS
 
     # in the thread
 
@@ -118,12 +153,12 @@ class SequenceWorker:
         began = time.monotonic()
         try:
             outcomes = self._synchronize()
-            if outcomes is not None:
+            if not self._stopping.is_set():  # or some were left out
                 self._outcomes = outcomes
                 self._run(lambda: self._write(outcomes))
         except Exception as error:
             self._failure = error_counters.internal_error(error)
-        self._next = time.monotonic() + FACTOR * (time.monotonic() - began)
+        self._next = time.monotonic() + (1 if self._last else FACTOR) * (time.monotonic() - began)
 
     def _write(self, outcomes: Sequence[Outcome]) -> None:
         """Write where the sequences are, unless a command has taken the option and the rows away meanwhile."""
@@ -132,25 +167,43 @@ class SequenceWorker:
             if now is not None and now.sequences:
                 self._store.put_sequences(self._sub.subid, rows(outcomes))
 
-    def _synchronize(self) -> list[Outcome] | None:
-        """Set what is behind; None where the server that answers is not the publisher: apply says so."""
+    def _synchronize(self) -> list[Outcome]:
+        """Set what is behind; sequences that are not reached before a stop are left out."""
         sub = self._sub
         name = SessionName(sub.subid, "sequences", 0)
         with contextlib.closing(target.connect(sub.target, name, replica=False)) as session:
             try:
+                reading.prepare(session)
                 must = must_use_password(session, sub)
                 with contextlib.closing(
                     publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
                 ) as source:
                     # guard: only the publisher's values are taken
-                    if not self._is_publisher(session, source):
-                        return None
+                    self._check_publisher(session, source)
                     found = look(session, source, sub)
-                return bring(session, found, run_as_owner=sub.run_as_owner, lock_timeout=_LOCK_TIMEOUT)
+                stop = self._stopping.is_set
+                return bring(session, found, run_as_owner=sub.run_as_owner, lock_timeout=_LOCK_TIMEOUT, stop=stop)
             except psycopg.Error as error:
-                raise target.translate(error, "synchronize sequences") from None
+                failed = target.translate(error, "synchronize sequences")
+                # the server took too long: no sequence is at fault
+                slow = isinstance(error, psycopg.errors.QueryCanceled)
+                raise TargetUnavailable(failed.message, sqlstate=failed.sqlstate) if slow else failed from None
 
-    def _is_publisher(self, session: psycopg.Connection, source: publisher.Connection) -> bool:
+    def _check_publisher(self, session: psycopg.Connection, source: publisher.Connection) -> None:
+        """Refuse values of another server.
+
+        :raises PublisherUnavailable: another one answers, which apply says with more words; or none is known yet.
+        """
         known = subscriptions.identity(session, self._sub.subid)
-        found = source.execute(_IDENTITY.encode()).fetchone()
-        return known.system_identifier is not None and found == (known.system_identifier, known.publisher_dboid)
+        with translating(source, "identify the publisher"):
+            reading.prepare(source)
+            found = source.execute(_IDENTITY.encode()).fetchone()
+        if known.system_identifier is None or found != (known.system_identifier, known.publisher_dboid):
+            raise PublisherUnavailable(
+                "sequences were not synchronized: the server that answers is not known as the publisher"
+            )
+
+
+def _may_pass(error: PgsubError | None) -> bool:
+    """Return whether there is an error that another attempt may not meet."""
+    return error is not None and (error.directive is Directive.RETRY or isinstance(error, StateStoreError))

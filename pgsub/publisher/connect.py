@@ -18,9 +18,6 @@ Connection = psycopg.Connection[TupleRow]
 #: The oldest publisher whose publication functions and pgoutput options are known here.
 MINIMUM_VERSION = 140000
 
-#: Minor versions that came with the setting (CVE-2024-7348); from 17 on it is always there.
-_RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
-
 
 def connect(
     conninfo: str,
@@ -118,7 +115,4 @@ def _prepare_session(connection: Connection) -> None:
             f"the publisher runs PostgreSQL {version // 10000}, which is too old",
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
-    settings = {"intervalstyle": "postgres"}
-    if version >= _RESTRICTS_SINCE.get(version // 10000, 170000):
-        settings["restrict_nonsystem_relation_kind"] = "view"  # a table exchanged for a view would be code (as pg_dump)
-    ci.pin(connection, "publisher", settings)
+    ci.pin(connection, "publisher", {"intervalstyle": "postgres", **ci.without_views(version)})

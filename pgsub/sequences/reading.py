@@ -12,11 +12,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgsub.common import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
 from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, identifier
 
 #: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
 BATCH = 100
+_PATIENCE = {"lock_timeout": "1s", "statement_timeout": "30s"}
 _SEQUENCES_PUBLISHED_SINCE = 190000
 _TYPES = ("smallint", "integer", "bigint")
 
@@ -66,6 +68,15 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text,
   LEFT JOIN pg_catalog.pg_sequence s ON s.seqrelid = c.oid
  ORDER BY 2, 3
 """
+
+
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    """Let a session of either server wait for nobody long, and read no view that took a sequence's place.
+
+    Whoever truncates a table with RESTART IDENTITY keeps its sequences from being read until the transaction ends.
+    """
+    for setting in (*_PATIENCE.items(), *ci.without_views(connection.info.server_version).items()):
+        connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", setting)
 
 
 def of_tables(source: psycopg.Connection[Any], tables: Iterable[Name], publications: Sequence[str]) -> list[Name]:

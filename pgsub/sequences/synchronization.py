@@ -5,13 +5,13 @@ Mirrors copy_sequences (sequencesync.c): what stands in the way of one does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -59,7 +59,7 @@ class Outcome:
 def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Subscription) -> Compared:
     """Compare the sequences of a subscription; nothing is changed.
 
-    :param session: on the target.
+    :param session: on the target; it and the publisher's are prepared.
     :raises PgsubError: translated.
     """
     tables = [one.recorded or (one.schemaname, one.relname) for one in subscriptions.relations(session, sub.subid)]
@@ -74,17 +74,24 @@ def bring(
     run_as_owner: bool,
     allow_backward: bool = False,
     lock_timeout: str = writing.LOCK_TIMEOUT,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Set the target's values where they are behind, or, if that is allowed, where they differ.
 
-    :param session: on the target, autocommit.
+    :param session: on the target, autocommit, prepared.
+    :param stop: whether to leave out those that are not set yet.
     :return: what became of each, by name.
     :raises psycopg.Error: the session is lost.
     """
     readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
-    known = reading.positions(session, readable)
+    try:
+        known = reading.positions(session, readable)
+    except psycopg.errors.LockNotAvailable:  # one is being truncated: each is read by itself
+        known = {}
     outcomes = [Outcome(one.key, one.oid, obstacle=one) for one in found.obstacles]
     for one in found.wanted:
+        if stop():
+            break
         before = known.get(one.local.key)
         if before is not None and not writing.moves(before, one, allow_backward=allow_backward):
             outcomes.append(_outcome(one, before))
@@ -105,7 +112,7 @@ def _set(
         before, moved = writing.bring_up(
             session, one, run_as_owner=run_as_owner, allow_backward=allow_backward, lock_timeout=lock_timeout
         )
-    except psycopg.errors.LockNotAvailable:
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
         return _outcome(one, before, busy=True)
     except psycopg.Error as error:
         if session.closed:
@@ -139,6 +146,20 @@ def failure(sub: Subscription, outcomes: Iterable[Outcome], kind: type[PgsubErro
         detail="\n".join(one.problem or "" for one in failed),
         hint="\n".join([*_statements(obstacles), "Then try again:", f"pgsub refresh {word(sub.name)} --sequences"]),
         sqlstate="55000",
+    )
+
+
+def kept(sub: Subscription, outcomes: Iterable[Outcome]) -> PgsubError | None:
+    """Make an error of sequences that open transactions keep from being set; None where there is none."""
+    names = [f'"{one.shown}"' for one in outcomes if one.busy]
+    if not names:
+        return None
+    return TargetUnavailable(
+        f'open transactions of the target keep sequences of subscription "{sub.name}" from being set',
+        detail=f"Sequences: {', '.join(names)}.",
+        hint="Sessions that took values of them, or truncate their tables, must end their transactions. pg_locks on the"
+        " target names them.",
+        sqlstate="55P03",
     )
 
 

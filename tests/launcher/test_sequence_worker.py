@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ from fix_program import Cli
 from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import UsageError
+from pgsub.common.errors import PublisherUnavailable, SchemaFault, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import sequence_worker
 from pgsub.launcher.error_reporting import ErrorReporter
@@ -32,7 +34,7 @@ def make(cli: Cli, tables: tuple[Database, Database]) -> Iterator[Make]:
         def worker(**changes: object) -> SequenceWorker:
             sub: Subscription = replace(store.subscription("s"), **changes)
             errors = ErrorReporter(store, sub, lambda level, text: None, recorder)
-            return SequenceWorker(sub, store, errors, recorder.run, lambda: sub)
+            return SequenceWorker(sub, store, errors, recorder.run, lambda: sub, threading.Event())
 
         yield worker
         recorder.close()
@@ -74,7 +76,7 @@ def test_the_pauses_double_while_nothing_moves_up_to_the_longest_and_are_short_a
 def test_without_the_option_no_attempt_begins_and_no_run_waits_for_one(make: Make) -> None:
     worker = make(sequences=False)
     worker.tick()
-    assert worker._thread is None and worker.settled()
+    assert worker._thread is None and worker.settled(well=True)
 
 
 def test_an_attempt_that_ends_after_the_option_was_taken_away_shows_nothing(make: Make, cli: Cli) -> None:
@@ -116,3 +118,96 @@ def test_values_of_a_server_that_is_not_the_publisher_are_not_taken(
         other.drop()
     _attempt(make())
     assert subdb.rows("SELECT last_value FROM q") == [(9,)]
+
+
+_SHOWN = "SELECT class FROM pgsub_error WHERE worker = 'sequence synchronization'"
+
+
+def test_a_bounded_run_waits_until_no_open_transaction_keeps_a_sequence_and_sees_an_error_that_stands(
+    make: Make, tables: tuple[Database, Database]
+) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("SELECT setval('q', 9)")
+    worker = make()
+    assert not worker.settled(well=False) and not worker.settled(well=True)
+    with contextlib.closing(subdb.connect()) as session:
+        session.execute("BEGIN")
+        session.execute("SELECT nextval('q')")
+        _attempt(worker)
+        assert worker.settled(well=False) and not worker.settled(well=True)
+        session.execute("COMMIT")
+    _attempt(worker)
+    assert worker.settled(well=True) and worker.error is None
+    assert subdb.rows("SELECT last_value FROM q") == [(9,)]
+    subdb.execute("ALTER SEQUENCE q CYCLE")
+    _attempt(worker)
+    assert worker.settled(well=True) and isinstance(worker.error, SchemaFault)
+
+
+def test_what_may_pass_is_shown_once_it_lasts_and_until_it_has_passed(
+    make: Make, tables: tuple[Database, Database], cli: Cli
+) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("SELECT setval('q', 9)")
+    worker = make()
+    with contextlib.closing(subdb.connect()) as session:
+        session.execute("BEGIN")
+        session.execute("SELECT nextval('q')")
+        for _ in range(sequence_worker.LASTING_ATTEMPTS - 1):
+            _attempt(worker)
+        assert cli.sql(_SHOWN) == []
+        _attempt(worker)
+        assert cli.sql(_SHOWN) == [(TargetUnavailable.__name__,)]
+        found = cli.status()
+        assert found["last_error"]["detail"] == 'Sequences: "public.q".'
+        assert found["stats"]["sync_seq_error_count"] == 0
+        session.execute("COMMIT")
+    _attempt(worker)
+    assert cli.sql(_SHOWN) == []
+    worker = make(connection="host=127.0.0.1 port=1")
+    for _ in range(sequence_worker.LASTING_ATTEMPTS):
+        assert cli.sql(_SHOWN) == [] and not worker.settled(well=True)
+        _attempt(worker)
+    assert cli.sql(_SHOWN) == [(PublisherUnavailable.__name__,)]
+
+
+def test_what_lasts_is_shown_after_a_time_however_few_attempts_it_took(
+    make: Make, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_worker, "LASTING_SECONDS", 0.0)
+    _attempt(make(connection="host=127.0.0.1 port=1"))
+    assert cli.sql(_SHOWN) == [(PublisherUnavailable.__name__,)]
+
+
+@pytest.mark.parametrize("side", ["publisher", "target"])
+def test_an_attempt_ends_while_a_transaction_keeps_the_sequences_of_a_table_that_it_truncated(
+    make: Make, tables: tuple[Database, Database], side: str
+) -> None:
+    pubdb, subdb = tables
+    for database in tables:
+        database.execute("CREATE SEQUENCE r; ALTER TABLE b ADD r int DEFAULT nextval('r')")
+        database.execute("ALTER SEQUENCE q OWNED BY b.q")
+    pubdb.execute("SELECT setval('q', 9), setval('r', 9)")
+    worker = make()
+    with contextlib.closing((pubdb if side == "publisher" else subdb).connect()) as session:
+        session.execute("BEGIN")
+        session.execute("TRUNCATE b RESTART IDENTITY")
+        _attempt(worker)
+        if side == "publisher":
+            assert isinstance(worker.error, PublisherUnavailable)
+        else:
+            assert isinstance(worker.error, TargetUnavailable)
+            assert subdb.rows("SELECT last_value FROM r") == [(9,)]
+        session.execute("ROLLBACK")
+    _attempt(worker)
+    assert worker.error is None
+    assert subdb.rows("SELECT q.last_value, r.last_value FROM q, r") == [(9, 9)]
+
+
+def test_nothing_is_set_once_the_launcher_stops(make: Make, tables: tuple[Database, Database]) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("SELECT setval('q', 9)")
+    worker = make()
+    worker._stopping.set()
+    _attempt(worker)
+    assert subdb.rows("SELECT last_value, is_called FROM q") == [(1, False)]

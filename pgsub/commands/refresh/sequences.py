@@ -14,6 +14,7 @@ from pgsub.common.errors import StateForbids, TargetSchemaError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.sequences.comparison import Compared
+from pgsub.sequences.reading import prepare
 from pgsub.sequences.synchronization import Outcome, failure, look
 
 
@@ -58,6 +59,8 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
 def _dry_run(sub: Subscription, reporter: Reporter) -> list[Outcome]:
     """Report what would be set, and return what stands in the way of others."""
     with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
+        prepare(session)
+        prepare(source)
         found: Compared = look(session, source, sub)
     for one in found.wanted:
         reporter.notice(f'sequence "{one.local.shown}" would be brought to {one.position.last_value} if it is behind')

@@ -73,7 +73,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
             options.state_dir,
             reporter.log,
             names=options.names,
-            goal=Goal(options.until_caught_up, options.until_lsn or 0),
+            goal=Goal(options.until_caught_up, options.until_lsn or 0, sequences=True),
             master=options.master,
             conf=options.conf,
         )

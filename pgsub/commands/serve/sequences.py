@@ -10,6 +10,7 @@ from pgsub.commands.sessions import ledger_session, maintenance, verified_publis
 from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.sequence_rows import rows
+from pgsub.sequences.reading import prepare
 from pgsub.sequences.synchronization import Outcome, bring, failure, look
 
 
@@ -22,6 +23,8 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     """
     with ledger_session(sub) as session, maintenance(session, store, sub):
         with verified_publisher(session, sub, sub.connection) as source:
+            prepare(session)
+            prepare(source)
             found = look(session, source, sub)
         outcomes = bring(session, found, run_as_owner=sub.run_as_owner, allow_backward=allow_backward)
         with store.batch():

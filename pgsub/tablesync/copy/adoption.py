@@ -102,7 +102,7 @@ class Adopter:
             application_name=application_name,
             must_use_password=must_use_password,
         )
-        here = partial(target.connect, sub.target, name)
+        here = partial(target.connect, sub.target, name, views=False)
         self._publisher = Side("publisher", there, snapshot, publisher_fault, order)
         self._target = Side("target", here, "", target.translate, order)
         self._comparison = Comparison((self._publisher, self._target), jobs=sub.copy_workers)
