@@ -47,24 +47,33 @@ class Compared:
 def compare(
     source: psycopg.Connection[Any],
     target: psycopg.Connection[Any],
-    tables: Sequence[Name],
+    tables: Mapping[Name, Name],
     publications: Sequence[str],
     *,
     run_as_owner: bool,
 ) -> Compared:
     """Read the sequences on both servers; nothing is changed.
 
-    :param tables: subscribed tables, as the publisher names them.
+    A publisher moves no sequence of the target that has nothing to do with the subscription: its tables own or use it
+    there too, or it is published itself.
+
+    :param tables: subscribed tables, as the publisher names them, and their names on the target.
     :param run_as_owner: the subscription's option: the user of the target's session writes all by itself.
     """
-    names = reading.of_tables(source, tables, publications)
+    uses, published = reading.of_tables(source, tables), reading.published(source, publications)
+    names = sorted({*uses, *published})
     remote = {name: one for name, one in reading.describe(source, names).items() if one.definition is not None}
     local = reading.describe(target, names)
-    checked = {name: _obstacle(one, local.get(name), target, run_as_owner) for name, one in remote.items()}
-    free = [name for name, obstacle in checked.items() if obstacle is None]
-    values = reading.positions(source, free)
+    # guard: the publisher alone does not say which sequences of the target it moves
+    free = {*published, *reading.of_tables(target, tables.values())}
+    apart = {name: use.again(name, tables.get(use.table, use.table)) for name, use in uses.items() if name not in free}
+    checked = {
+        name: _obstacle(one, local.get(name), target, run_as_owner, apart.get(name)) for name, one in remote.items()
+    }
+    clear = [name for name, obstacle in checked.items() if obstacle is None]
+    values = reading.positions(source, clear)
     return Compared(
-        tuple(_wanted(name, remote, local, values) for name in free),
+        tuple(_wanted(name, remote, local, values) for name in clear),
         tuple(obstacle for obstacle in checked.values() if obstacle is not None),
     )
 
@@ -81,10 +90,14 @@ def _wanted(
 
 
 def _obstacle(
-    remote: LocalSequence, local: LocalSequence | None, target: psycopg.Connection[Any], run_as_owner: bool
+    remote: LocalSequence,
+    local: LocalSequence | None,
+    target: psycopg.Connection[Any],
+    run_as_owner: bool,
+    use: str | None,
 ) -> Obstacle | None:
     assert remote.definition is not None
-    found = _hindrance(remote, remote.definition, local, target, run_as_owner)
+    found = _hindrance(remote, remote.definition, local, target, run_as_owner, use)
     return None if found is None else Obstacle(remote.key, *found, None if local is None else local.oid)
 
 
@@ -94,17 +107,24 @@ def _hindrance(
     local: LocalSequence | None,
     target: psycopg.Connection[Any],
     run_as_owner: bool,
+    use: str | None,
 ) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return message, side and statements of an obstacle."""
+    """Return message, side and statements of an obstacle.
+
+    :param use: what makes a subscribed table of the target use the sequence, where none does.
+    """
     if not (remote.usable and remote.readable):
         message = f'insufficient privileges on publisher sequence ("{remote.shown}")'
         return message, "publisher", _grants(remote, "SELECT", remote.usable, remote.readable)
     if local is None:
-        return f'missing sequence on subscriber ("{remote.shown}")', "target", (create(remote.key, wanted),)
+        statements = (create(remote.key, wanted), *([use] if use is not None else []))
+        return f'missing sequence on subscriber ("{remote.shown}")', "target", statements
     if local.definition is None:
         return f'relation "{local.shown}" is not a sequence on subscriber', "target", ()
     if not local.replicable:
         return f'cannot use relation "{local.shown}" as logical replication target', "target", ()
+    if use is not None:
+        return f'no subscribed table on subscriber uses sequence "{local.shown}"', "target", (use,)
     if not may_write(local, run_as_owner):
         message = f'insufficient privileges on subscriber sequence ("{local.shown}")'
         return message, "target", _grants(local, "SELECT, UPDATE", local.usable, local.writable)

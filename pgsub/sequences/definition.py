@@ -62,6 +62,22 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """A column that owns a sequence or has it in its default."""
+
+    table: Name
+    column: str
+    is_identity: bool
+
+    def again(self, key: Name, table: Name) -> str:
+        """Return the statement to paste that makes another table use a sequence in this way."""
+        if self.is_identity:
+            return f"ALTER SEQUENCE {quoting.name(*key)} OWNED BY {quoting.name(*table, self.column)};"
+        value = quoting.literal(quoting.name(*key))
+        return f"ALTER TABLE {quoting.name(*table)} ALTER {quoting.name(self.column)} SET DEFAULT nextval({value});"
+
+
+@dataclass(frozen=True, slots=True)
 class LocalSequence:
     """A relation of the wanted name. ``definition`` is None where it is no sequence."""
 

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
-from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, identifier
+from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
 #: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
 BATCH = 100
@@ -34,16 +34,20 @@ family AS MATERIALIZED (
       UNION SELECT a.relid::oid FROM wanted w, LATERAL pg_catalog.pg_partition_ancestors(w.oid) a
       UNION SELECT t.relid::oid FROM wanted w, LATERAL pg_catalog.pg_partition_tree(w.oid) t),
 used AS (
-     SELECT d.objid AS oid FROM family f JOIN pg_catalog.pg_depend d ON d.refobjid = f.oid
+     SELECT d.objid AS oid, d.refobjid AS relid, d.refobjsubid AS attnum, d.deptype = 'i' AS is_identity
+       FROM family f JOIN pg_catalog.pg_depend d ON d.refobjid = f.oid
       WHERE d.refclassid = 'pg_catalog.pg_class'::regclass AND d.classid = 'pg_catalog.pg_class'::regclass
         AND d.deptype IN ('a', 'i')
       UNION
-     SELECT d.refobjid FROM family f JOIN pg_catalog.pg_attrdef e ON e.adrelid = f.oid
+     SELECT d.refobjid, e.adrelid, e.adnum, false FROM family f JOIN pg_catalog.pg_attrdef e ON e.adrelid = f.oid
        JOIN pg_catalog.pg_depend d ON d.objid = e.oid AND d.classid = 'pg_catalog.pg_attrdef'::regclass
       WHERE d.refclassid = 'pg_catalog.pg_class'::regclass)
-SELECT n.nspname::text, c.relname::text
+SELECT n.nspname::text, c.relname::text, tn.nspname::text, t.relname::text, a.attname::text, u.is_identity
   FROM used u JOIN pg_catalog.pg_class c ON c.oid = u.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_class t ON t.oid = u.relid JOIN pg_catalog.pg_namespace tn ON tn.oid = t.relnamespace
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attnum = u.attnum
  WHERE c.relkind = 'S' AND c.relpersistence <> 't'
+ ORDER BY 1, 2, u.relid DESC, u.attnum DESC
 """
 
 _PUBLISHED = """
@@ -79,18 +83,21 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
         connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", setting)
 
 
-def of_tables(source: psycopg.Connection[Any], tables: Iterable[Name], publications: Sequence[str]) -> list[Name]:
-    """Find the sequences of a subscription on its publisher, sorted.
+def of_tables(connection: psycopg.Connection[Any], tables: Iterable[Name]) -> dict[Name, Use]:
+    """Find the sequences that tables own or use in defaults, and of each the first column that does.
 
-    Those are the ones that its tables own or use in defaults, and from PostgreSQL 19 on those that its publications
-    publish. A default that names its sequence as text (``nextval('s'::text)``) depends on nothing and is not seen.
-
-    :param tables: schema and name of each subscribed table, as the publisher names it.
+    A default that names its sequence as text (``nextval('s'::text)``) depends on nothing and is not seen.
     """
-    found = set(source.execute(_USED.encode(), _named(tables)).fetchall())
-    if source.info.server_version >= _SEQUENCES_PUBLISHED_SINCE:
-        found.update(source.execute(_PUBLISHED.encode(), {"publications": list(publications)}).fetchall())
-    return sorted((schema, name) for schema, name in found)
+    rows = connection.execute(_USED.encode(), _named(tables)).fetchall()
+    return {(schema, name): Use((table_schema, table), *rest) for schema, name, table_schema, table, *rest in rows}
+
+
+def published(source: psycopg.Connection[Any], publications: Sequence[str]) -> list[Name]:
+    """Find the sequences that publications publish, as those of PostgreSQL 19 can."""
+    if source.info.server_version < _SEQUENCES_PUBLISHED_SINCE:
+        return []
+    rows = source.execute(_PUBLISHED.encode(), {"publications": list(publications)}).fetchall()
+    return [(schema, name) for schema, name in rows]
 
 
 def describe(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, LocalSequence]:

@@ -62,7 +62,8 @@ def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Su
     :param session: on the target; it and the publisher's are prepared.
     :raises PgsubError: translated.
     """
-    tables = [one.recorded or (one.schemaname, one.relname) for one in subscriptions.relations(session, sub.subid)]
+    known = subscriptions.relations(session, sub.subid)
+    tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in known}
     with translating(source, "fetch sequence info from publisher"):
         return compare(source, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
 

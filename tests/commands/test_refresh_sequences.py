@@ -37,6 +37,13 @@ def subscribed(cli: Cli, tables: Tables) -> Cli:
     return cli
 
 
+def _statements(said: str, *beginnings: str) -> list[str]:
+    """Return the lines to paste that begin so."""
+    found = [line[line.index(one) :] for line in said.splitlines() for one in beginnings if one in line]
+    assert len(found) == len(beginnings), said
+    return found
+
+
 def _set(cli: Cli, *options: str) -> str:
     ended = cli("refresh", "s", "--sequences", *options)
     assert ended.returncode == 0, ended.stderr
@@ -137,10 +144,41 @@ def test_a_sequence_that_is_missing_is_an_error_with_a_create_that_mends_it(subs
     subdb.execute("ALTER TABLE s ALTER d DROP DEFAULT; DROP SEQUENCE down")
     ended = subscribed("refresh", "s", "--sequences", "--dry-run")
     one_error(ended, 3, 'missing sequence on subscriber ("public.down")')
-    [create] = [line[line.index("CREATE SEQUENCE") :] for line in ended.stderr.splitlines() if "CREATE SEQ" in line]
+    create, use = _statements(ended.stderr, "CREATE SEQUENCE", "ALTER TABLE")
     subdb.execute(create)
+    subdb.execute(use)
     _set(subscribed)
     assert _positions(subdb, "down") == [(-100, True)]
+
+
+def test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses(
+    subscribed: Cli, tables: Tables
+) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("ALTER TABLE s ALTER d SET DEFAULT nextval('stranger'); SELECT setval('stranger', 9000)")
+    pubdb.execute("SELECT setval('shared', 101)")
+    subdb.execute("CREATE TABLE unrelated (id int DEFAULT nextval('stranger'))")
+    ended = subscribed("refresh", "s", "--sequences")
+    one_error(ended, 3, 'no subscribed table on subscriber uses sequence "public.stranger"')
+    assert _positions(subdb, "stranger", "shared") == [(1, False), (101, True)]
+    [use] = _statements(ended.stderr, "ALTER TABLE")
+    subdb.execute(use)
+    _set(subscribed)
+    assert _positions(subdb, "stranger") == [(9000, True)]
+
+
+def test_an_identity_column_of_the_publisher_names_the_owner_that_its_sequence_needs(
+    subscribed: Cli, tables: Tables
+) -> None:
+    pubdb, subdb = tables
+    subdb.execute("ALTER TABLE s ALTER i DROP IDENTITY")
+    pubdb.execute("SELECT setval('s_i_seq', 77)")
+    ended = subscribed("refresh", "s", "--sequences")
+    one_error(ended, 3, 'missing sequence on subscriber ("public.s_i_seq")')
+    for statement in _statements(ended.stderr, "CREATE SEQUENCE", "ALTER SEQUENCE"):
+        subdb.execute(statement)
+    _set(subscribed)
+    assert _positions(subdb, "s_i_seq") == [(77, True)]
 
 
 def test_a_dry_run_sets_nothing(subscribed: Cli, tables: Tables) -> None:

@@ -134,3 +134,20 @@ def test_a_run_to_the_publishers_position_takes_the_sequences_along(cli: Cli, se
     assert ended.returncode == 0, ended.stderr
     assert subdb.value("SELECT count(*) FROM s") == 17
     assert _positions(subdb, *_OURS) == _positions(pubdb, *_OURS)
+
+
+def test_a_run_to_the_publishers_position_ends_well_only_if_its_sequences_follow(cli: Cli, sequences: Tables) -> None:
+    pubdb, subdb = sequences
+    assert cli.create("s", "--sequences", "--no-wait").returncode == 0
+    pubdb.execute("SELECT setval('shared', 101)")
+    with contextlib.closing(subdb.connect()) as session:
+        session.execute("BEGIN")
+        session.execute("SELECT nextval('shared')")
+        ended = cli("run", "s", "--until-caught-up", "--timeout", "25s")
+        one_error(ended, 8, "the subscription did not reach its goal in time")
+        session.execute("COMMIT")
+    subdb.execute("ALTER SEQUENCE down MAXVALUE 5000")
+    ended = cli("run", "s", "--until-caught-up", "--timeout", "2m")
+    assert ended.returncode == 6, ended.stderr
+    assert 'ALTER SEQUENCE "public"."down" MAXVALUE 10;' in ended.stderr
+    assert _positions(subdb, "shared") == [(101, True)]

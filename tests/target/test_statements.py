@@ -16,6 +16,7 @@ from psycopg import sql
 from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.messages import Column, Insert, Relation
+from pgsub.sequences import reading
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
 from pgsub.target.sql import copy_from
@@ -191,6 +192,17 @@ def test_sessions_are_what_apply_relies_on(subdb: Database) -> None:
         assert show("transaction_isolation") == "read committed" and show("transaction_read_only") == "off"
         assert show("application_name") == "pgsub 5 apply 3" and show("synchronous_commit") == "off"
     subdb.execute(f"ALTER DATABASE {subdb.name} RESET ALL")
+
+
+@pytest.mark.parametrize("place", ["a session without views", "a session that looks at sequences"])
+def test_a_view_that_took_the_place_of_a_relation_is_not_evaluated(connect: Connect, place: str) -> None:
+    connect().execute("CREATE VIEW public.v AS SELECT 1::bigint AS last_value, true AS is_called")
+    session = connect(views=place != "a session without views")
+    if session.execute("SELECT 1 FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'").fetchone():
+        if place == "a session that looks at sequences":
+            reading.prepare(session)
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="access to non-system view"):
+            reading.positions(session, [("public", "v")])
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def _sequences(
 ) -> Iterator[Caution]:
     """Yield what keeps sequences of these tables, and published ones, from following the publisher."""
     with translating(connection, "fetch sequence info from publisher"):
-        found = compare(connection, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
+        named = {name: name for name in tables}
+        found = compare(connection, session, named, sub.publications, run_as_owner=sub.run_as_owner)
     for one in found.obstacles:
         hint = "\n".join([f"Run this on the {one.side}:", *one.statements]) if one.statements else None
         yield Caution(one.message, "Its value on the target does not follow the publisher.", hint)
