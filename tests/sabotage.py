@@ -124,6 +124,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "changes are made as the owner of each table": ("test_changes_are_made_as_the_owner_of_each_table",),
     "the ledger is written by the session's own role": ("test_changes_are_made_as_the_owner_of_each_table",),
+    "the publisher alone does not say which sequences of the target it moves": (
+        "test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses",
+    ),
     "only the publisher's values are taken": ("test_values_of_a_server_that_is_not_the_publisher_are_not_taken",),
     "a password that is required is asked for": (
         "test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none_any_more",

@@ -64,7 +64,6 @@ def compare(
     names = sorted({*uses, *published})
     remote = {name: one for name, one in reading.describe(source, names).items() if one.definition is not None}
     local = reading.describe(target, names)
-    # guard: the publisher alone does not say which sequences of the target it moves
     free = {*published, *reading.of_tables(target, tables.values())}
     apart = {name: use.again(name, tables.get(use.table, use.table)) for name, use in uses.items() if name not in free}
     checked = {
@@ -123,6 +122,7 @@ def _hindrance(
         return f'relation "{local.shown}" is not a sequence on subscriber', "target", ()
     if not local.replicable:
         return f'cannot use relation "{local.shown}" as logical replication target', "target", ()
+    # guard: the publisher alone does not say which sequences of the target it moves
     if use is not None:
         return f'no subscribed table on subscriber uses sequence "{local.shown}"', "target", (use,)
     if not may_write(local, run_as_owner):
