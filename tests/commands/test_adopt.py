@@ -296,7 +296,7 @@ _LARGE = "INSERT INTO a SELECT g, repeat(md5(g::text), 8) FROM generate_series(1
 
 @pytest.mark.parametrize("step", ["adopt.compared", "adopt.before_commit", "adopt.after_commit"])
 def test_an_adoption_that_is_killed_is_gone_on_with_and_counts_each_row_once(
-    cli: Cli, tables: Tables, tmp_path: Path, step: str
+    cli: Cli, tables: Tables, tmp_path: Path, step: str, reached: Callable[[str], None]
 ) -> None:
     for database in tables:
         database.execute(_LARGE)
@@ -305,6 +305,7 @@ def test_an_adoption_that_is_killed_is_gone_on_with_and_counts_each_row_once(
     points = {"PGSUB_FAILPOINTS": f"{step}=kill", "PGSUB_FAILPOINTS_DIR": str(tmp_path), "PGSUB_RETRY_SECONDS": "0.5"}
     ended = cli.create("s", "--adopt", "--yes", env=points)
     assert (tmp_path / step).exists()
+    reached(step)
     if ended.returncode != 0:  # the task that was killed ended the command
         assert cli("run", "--until-caught-up", env={"PGSUB_RETRY_SECONDS": "0.5"}).returncode == 0
     _same(tables, "a", "b")
