@@ -213,6 +213,38 @@ def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Ta
     assert tables[1].value("SELECT count(*) FROM a") == 100
 
 
+def test_a_table_that_is_empty_on_both_sides_is_adopted_again(served: tuple[Cli, str], tables: Tables) -> None:
+    cli, name = served
+    words = ("refresh", name, "--resync", "public.a", "--adopt", "--yes")
+    tables[0].execute("ALTER TABLE a RENAME TO old; CREATE TABLE a (LIKE old INCLUDING ALL); DROP TABLE old")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE a")
+    one_error(cli(*words), 3, "the publisher has no row of it")
+    tables[1].execute("TRUNCATE a")
+    ended = cli(*words)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_without_an_origin_what_the_target_publishes_is_not_adopted(
+    make_cli: Callable[[str, str], Cli], tables: Tables
+) -> None:
+    role = f"plain_{tables[1].name}"
+    tables[1].execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {tables[1].name} TO {role}")
+    tables[1].execute(
+        f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON a, b TO {role}; {_FILL}; DELETE FROM a WHERE id > 9"
+    )
+    tables[1].execute("CREATE PUBLICATION onward FOR TABLE a")
+    cli = make_cli(tables[0].conninfo, make_conninfo(tables[1].conninfo, user=role))
+    try:
+        planned = cli.create("s", "--adopt", "--origin", "none", "--dry-run")
+        assert 'the target publishes table "public.a", and rows that only it has are deleted' in planned.stderr
+        ended = cli.create("s", "--adopt", "--yes", "--timeout", "1m", env={"PGSUB_RETRY_SECONDS": "0.5"})
+        assert ended.returncode != 0 and 'would be replicated by publication "onward" of the target' in ended.stderr
+        assert tables[1].value("SELECT count(*) FROM a") == 9
+        assert cli("drop", "s", "--yes").returncode == 0
+    finally:
+        tables[1].execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_no_value_is_cut_to_fit_a_narrower_column(cli: Cli, tables: Tables) -> None:
     for database, length in zip(tables, (10, 4), strict=True):
         database.execute(f"CREATE TABLE cut (id int PRIMARY KEY, v varchar({length}), c char({length}))")

@@ -15,6 +15,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
+from pgsub.tablesync.copy import plan
 from pgsub.target.catalog.relation import describe_many
 from pgsub.target.ledger import schema
 from pgsub.target.ledger.subscriptions import RelationState
@@ -101,4 +102,4 @@ def check_again(
     remote = describe_tables(source, names, sub.publications).tables
     local = describe_many(session, names)
     there = [Table(remote[name], local[name]) for name in names if name in remote and name in local]
-    return check(source, session, sub, there)
+    return check(source, session, sub, [table for table in there if not plan.is_empty(session, table.target)])

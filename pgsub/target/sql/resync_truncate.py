@@ -193,24 +193,21 @@ def check_not_published(connection: psycopg.Connection, relid: int, what: str) -
     :raises StateForbids: a publication of the target has it.
     """
     if found := publication_of(connection, relid):
-        name, table = found
-        raise StateForbids(
-            f'{what} of table {table} would be replicated by publication "{name}" of the target',
-            detail="Without a replication origin its subscribers take it for a local change; a publisher that"
-            " subscribes to the target would lose its own rows.",
-            hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
-        )
+        raise _replicated(connection, *found, what)
 
 
 def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> None:
     if found := row(connection, _PUBLISHED, (members,)):
-        name, table = found
-        raise StateForbids(
-            f'the TRUNCATE of table {table} would be replicated by publication "{name}" of the target',
-            detail="Without a replication origin its subscribers take it for a local change; a publisher that"
-            " subscribes to the target would lose its own rows.",
-            hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
-        )
+        raise _replicated(connection, found[0], found[1], "the TRUNCATE")
+
+
+def _replicated(connection: psycopg.Connection, publication: str, table: str, what: str) -> StateForbids:
+    return StateForbids(
+        f'{what} of table {table} would be replicated by publication "{publication}" of the target',
+        detail="Without a replication origin its subscribers take it for a local change; a publisher that"
+        " subscribes to the target would lose its own rows.",
+        hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
+    )
 
 
 def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> None:
