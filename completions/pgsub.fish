@@ -208,7 +208,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from status' -l help -s h -d 'Show 
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l for -x -a 'synced caught-up disabled error' -d 'What to wait for.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
-complete -c pgsub -n '__fish_seen_subcommand_from wait' -l even-if-stopped -d 'Wait although it is disabled or no pgsub run serves it.'
+complete -c pgsub -n '__fish_seen_subcommand_from wait' -l even-if-stopped -d 'Wait although it is disabled, not served, or a table is held.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l color -x -a 'auto always never' -d 'Colours on standard error.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l verbose -s v -d 'Say more; twice for debugging messages.'

@@ -6,16 +6,24 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import patience
 import pytest
 
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ErrorRow, RelationRow, WorkerRow
+from pgsub.catalog.rows import ErrorRow, HeldRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, SubscriptionNotFound, TimeoutExpired
+from pgsub.common.errors import (
+    ApplyError,
+    PublisherUnavailable,
+    SchemaFault,
+    SlotLost,
+    SubscriptionNotFound,
+    TimeoutExpired,
+)
 from pgsub.protocol.lsn import parse_lsn
 
 READY = [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x16, "public", "b")]
@@ -261,3 +269,41 @@ def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environme
 def test_caught_up_with_a_publisher_that_is_away_is_code_4(pgsub, store):
     store.alter(5, connection="host=127.0.0.1 port=1 dbname=x")
     assert pgsub("wait", "orders", "--for", "caught-up").returncode == 4
+
+
+@pytest.fixture
+def reached(store, pubdb):
+    """Subscription 5 is synchronized, and beyond every position that its publisher will have."""
+    store.alter(5, connection=pubdb.conninfo)
+    store.put_relations(5, READY)
+    store.put_origin(5, parse_lsn("FF/0"), None)
+
+
+def test_a_subscription_with_a_held_table_is_not_caught_up_before_it_is_released(pgsub, store, served, reached):
+    words = ("wait", "orders", "--timeout", "100ms", "--for")
+    assert pgsub(*words, "caught-up").returncode == 0
+    held = HeldRow(101, "public", "b", "2026-01-01T00:00:00Z", releasing=False, kept_changes=0, kept_bytes=0)
+    store.put_held(5, [held])
+    ended = pgsub(*words, "caught-up")
+    assert ended.returncode == 3 and 'table "public.b" of subscription "orders" is held' in ended.stderr
+    assert ended.stderr.splitlines()[-1] == "pgsub alter orders --release public.b"
+    ended = pgsub(*words, "caught-up", "--even-if-stopped")
+    assert ended.returncode == 8 and '1 table held: "public.b".' in ended.stderr
+    assert pgsub(*words, "synced").returncode == pgsub(*words, "lsn=FE/0").returncode == 0
+    store.put_held(5, [replace(held, releasing=True)])
+    assert pgsub(*words, "caught-up").returncode == 0
+
+
+def test_a_subscription_whose_sequences_do_not_follow_is_not_caught_up(pgsub, store, served, reached, soon):
+    words = ("wait", "orders", "--for", "caught-up", "--timeout")
+    _fails(store, SchemaFault, "sequence synchronization")
+    assert pgsub(*words, "100ms").returncode == 0  # no sequence is to follow
+    store.alter(5, sequences=True)
+    ended = pgsub(*words, "100ms")
+    assert (ended.returncode, ended.stderr) == (6, "pgsub: error: it failed\n")
+    assert pgsub("wait", "orders", "--for", "lsn=FE/0").returncode == 0
+    _fails(store, PublisherUnavailable, "sequence synchronization")  # what passes by itself is waited for
+    ended = pgsub(*words, "100ms")
+    assert ended.returncode == 8 and "Sequences do not follow: it failed." in ended.stderr
+    soon(lambda: store.clear_error(5, "sequence synchronization"))
+    assert pgsub(*words, "1m").returncode == 0

@@ -190,6 +190,8 @@ def test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served
     for words in (("run", "s", "--until-caught-up"), ("refresh", "s"), ("skip-lsn", "s", "7F/10", "--yes")):
         assert str(elsewhere.state) in one_error(cli(*words), 3, moved)
     assert subdb.value("SELECT count(*) FROM b") == 0
+    assert str(elsewhere.state) in one_error(cli("drop", "s", "--keep-target", "--yes"), 3, moved)
+    assert pubdb.rows(_SLOTS) == [("s",)]
     ended = cli("drop", "s", "--yes")
     assert ended.returncode == 0 and "only its definition here is dropped" in ended.stderr, ended.stderr
     assert pubdb.rows(_SLOTS) == [("s",)]

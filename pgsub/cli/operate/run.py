@@ -40,7 +40,8 @@ record.
 --metrics-listen serves metrics without authentication, on the loopback address unless a host is named.
 
 With a bound, run ends with 3 if the state folder has no subscription. With --until-caught-up it also waits until no
-sequence is behind that follows the publisher, and ends with an error that keeps one from following.
+sequence is behind that follows the publisher, and ends with an error that keeps one from following. It does not wait
+for tables that are held (alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
 
 With --from-target the subscriptions named need not be in the state folder: what state.db holds is made anew from the
 ledger on the target, then they are served. That moves a launcher to another host, and is the way out where state.db is

@@ -39,15 +39,18 @@ PAGE = Page(
     description="""
 synced: every table that the subscription has now is ready. caught-up: synced, and apply has reached the publisher's
 present position. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers have
-ended. error: an error has been recorded. A position is reached although changes of a held table are kept, or changes
-were skipped: pgsub verify tells whether the rows are equal.
+ended. error: an error has been recorded. The position of lsn is reached although changes of a held table are kept, and
+either although changes were skipped: pgsub verify tells whether the rows are equal.
 
 If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
 error that was there before is given two further attempts, however long these take. After the timeout the command ends
 with 8 and names what is missing.
 
 On a subscription that is disabled the command ends at once with 3, and so it does after 5 seconds, in which one may
-start, where no pgsub run serves the subscription, unless disabled is awaited; with --even-if-stopped it waits.
+start, where no pgsub run serves the subscription, unless disabled is awaited; with --even-if-stopped it waits. A
+subscription with a table that is held (alter --hold) is not caught up: the command ends with 3, or waits until the
+table is released. Neither is one whose sequences are to follow the publisher while an error keeps one from it; values
+that are drawn after the last look are not waited for.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),
@@ -64,7 +67,7 @@ def wait(
     ],
     timeout: Timeout = None,
     even_if_stopped: Annotated[
-        bool, typer.Option("--even-if-stopped", help="Wait although it is disabled or no pgsub run serves it.")
+        bool, typer.Option("--even-if-stopped", help="Wait although it is disabled, not served, or a table is held.")
     ] = False,
 ) -> None:
     """Wait."""
@@ -74,5 +77,13 @@ def wait(
     from pgsub.commands.status.wait import wait as wait_for
 
     wait_for(
-        WaitOptions(name, current.state_dir, awaited.condition, awaited.lsn, timeout, even_if_stopped=even_if_stopped)
+        WaitOptions(
+            name,
+            current.state_dir,
+            awaited.condition,
+            awaited.lsn,
+            timeout,
+            even_if_stopped=even_if_stopped,
+            everything=True,
+        )
     )

@@ -18,6 +18,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.commands.status.status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
+from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, SEQUENCES, sync_name
@@ -50,6 +51,7 @@ class WaitOptions:
     timeout: float | None = None  #: seconds; None waits for ever
     tables: frozenset[int] | None = None  #: only these, by oid
     even_if_stopped: bool = True  #: wait also for a subscription that is disabled or that nothing serves
+    everything: bool = False  #: for caught-up: no table is held, and sequences that follow have no error
 
 
 def wait(options: WaitOptions) -> None:
@@ -57,7 +59,8 @@ def wait(options: WaitOptions) -> None:
 
     :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
     :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
-    :raises StateForbids: it is disabled or nothing serves it, unless ``even_if_stopped`` or ``disabled`` is awaited.
+    :raises StateForbids: it is disabled, nothing serves it, or a table of which everything is awaited is held, unless
+        ``even_if_stopped`` or ``disabled`` is awaited.
     :raises TimeoutExpired: naming what is missing.
     """
     begin = served_at = time.monotonic()
@@ -81,6 +84,7 @@ def wait(options: WaitOptions) -> None:
                 raise _recorded(problem)
             if not options.even_if_stopped and options.condition != "disabled":
                 _refuse_stopped(subscription, missing, unserved)
+                _refuse_held(options, subscription, _held(options, store, subscription))
             if expired:
                 raise _timeout(options, store, subscription, missing)
             time.sleep(_POLL)
@@ -97,7 +101,7 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
 
         sub = store.subscription(options.name)  # awaited is that apply gets to where the publisher is now
         synced, reached = _synced(options, store), _reached(committed_position(sub.connection, sub.name))
-        return lambda *now: synced(*now) or reached(*now) or _released(*now)
+        return lambda *now: synced(*now) or reached(*now) or _released(*now) or _unfollowed(options, *now)
     if options.condition == "error":
         return lambda store, sub: None if store.errors(sub.subid) else "The subscription has no error."
     return {"disabled": _disabled, "two-phase": _two_phase}[options.condition]
@@ -124,6 +128,21 @@ def _released(store: StateStore, subscription: Subscription) -> str | None:
     waiting = [row for row in store.held(subscription.subid) if row.releasing and row.kept_changes]
     names = [f'"{row.schemaname}.{row.relname}"' for row in waiting[:_NAMED]]
     return f"Kept changes are being applied to {', '.join(names)}." if names else None
+
+
+def _held(options: WaitOptions, store: StateStore, subscription: Subscription) -> list[str]:
+    """Return the tables whose changes are kept until somebody releases them, where everything is awaited."""
+    rows = store.held(subscription.subid) if options.everything and options.condition == "caught-up" else []
+    return [f"{row.schemaname}.{row.relname}" for row in rows if not row.releasing]
+
+
+def _unfollowed(options: WaitOptions, store: StateStore, subscription: Subscription) -> str | None:
+    """Say which part of everything does not follow although apply is where it is awaited."""
+    held = [f'"{name}"' for name in _held(options, store, subscription)]
+    if held:
+        return f"{counted(len(held), 'table')} held: {', '.join(held[:_NAMED])}{', …' if held[_NAMED:] else ''}."
+    errors = store.errors(subscription.subid) if options.everything and subscription.sequences else []
+    return next((f"Sequences do not follow: {row.message}." for row in errors if row.worker == SEQUENCES), None)
 
 
 def _reached(position: int) -> Condition:
@@ -179,7 +198,7 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
         return None
     for row in store.errors(subscription.subid):
         concerned = row.worker == APPLY or options.condition in ("synced", "two-phase", "caught-up")
-        if row.worker == SEQUENCES:
+        if row.worker == SEQUENCES and not (options.everything and subscription.sequences):
             continue  # nobody waits for those
         if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
             continue
@@ -226,6 +245,18 @@ def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -
     if unserved >= _STARTING:
         message = f'subscription "{name}" is not served by any pgsub run'
         raise StateForbids(message, detail=missing, hint=f"{_START}\npgsub run {word(name)}")
+
+
+def _refuse_held(options: WaitOptions, subscription: Subscription, held: list[str]) -> None:
+    """End the wait for changes that are kept: none is applied until an operator releases their table."""
+    # guard: a subscription with a held table is not called caught up
+    if held:
+        raise StateForbids(
+            f'table "{held[0]}" of subscription "{subscription.name}" is held',
+            detail=f"Its changes are kept and not applied. {counted(len(held), 'table')} held in all.",
+            hint="With --even-if-stopped the command waits until it is released; this releases it:\n"
+            f"pgsub alter {word(subscription.name)} --release {word(held[0])}",
+        )
 
 
 def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:

@@ -15,7 +15,7 @@ from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.common import failpoints
-from pgsub.common.errors import SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.common.errors import PermissionMissing, SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
 from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
@@ -55,8 +55,10 @@ def drop(
 
     :param folder: the state folder.
     :param keep_slot: whether the replication slots stay on the publisher.
-    :param keep_target: whether the target is not asked, for it is gone.
+    :param keep_target: whether nothing is changed on the target, for it is gone. One that answers is only asked
+        whether the subscription was moved.
     :raises SubscriptionNotFound: unless ``if_exists``.
+    :raises StateForbids: with ``keep_target``, the subscription was moved to another state store: the slots are in use.
     :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
     :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
     :raises LockHeld: a launcher does not let the subscription go.
@@ -75,9 +77,10 @@ def drop(
                 _forget(store, sub, reporter, keep_slot=keep_slot, lost=lost)
             else:
                 if not keep_slot:
+                    _check_not_moved(sub)
                     drop_slots(sub, None, None, reporter, lost=lost)
                 reporter.notice(
-                    f'the target was not contacted: if it still exists, subscription {sub.subid} "{sub.name}" stays in'
+                    f'the target was not changed: if it still exists, subscription {sub.subid} "{sub.name}" stays in'
                     " its schema pgsub, and what is prepared there keeps its locks"
                 )
             store.remove_subscription(sub.subid)
@@ -115,6 +118,16 @@ def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_sl
                 _remove(session, sub, reporter, keep_slot=keep_slot, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
+
+
+def _check_not_moved(sub: Subscription) -> None:
+    """Refuse to take slots away from another state store; a target that does not answer is gone, as was said.
+
+    :raises StateForbids: the target answers, and its ledger says that the subscription was moved.
+    """
+    # guard: a state store that was left behind drops no slot of a target that is said to be gone
+    with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error), _target(sub) as session:
+        definitions.check_not_moved(session, sub)
 
 
 def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
