@@ -69,6 +69,11 @@ class Cluster:
         pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
         return ["--master", self.url, *pairs]
 
+    def give(self, file: Path) -> None:
+        """Make a file the cluster's user's own."""
+        if os.geteuid() == 0:
+            os.chown(file, server_uid(), server_uid())
+
     def join(self, number: int, *, wait: bool = True) -> None:
         """Start the worker of a machine."""
         name, folder = f"worker{number}", self.folder / f"work{number}"

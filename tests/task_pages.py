@@ -23,9 +23,14 @@ _RULE = re.compile(r"[-+ ]*")
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the command lines of a page, each with the lines that it is to show."""
     for block in _BLOCK.findall(page.read_text()):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            line, *shown = part.rstrip("\n").split("\n")
-            yield line, shown
+        yield from parts(block)
+
+
+def parts(block: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the command lines of one block, each with the lines that it is to show."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, *shown = part.rstrip("\n").split("\n")
+        yield line, shown
 
 
 def run(cli: Cli, databases: dict[str, Database]) -> None:
@@ -47,7 +52,7 @@ def run(cli: Cli, databases: dict[str, Database]) -> None:
             assert program == "pgsub", line
             ended = cli(*words)
             assert ended.returncode == 0, f"{page.name}: {line}: {ended.stderr}"
-            _compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
+            compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
 
 
 def _sql(where: str, database: Database, words: list[str], shown: list[str]) -> None:
@@ -57,10 +62,10 @@ def _sql(where: str, database: Database, words: list[str], shown: list[str]) -> 
         assert shown == [], f"{where}: -Atc shows rows without a frame"
         return
     assert option == "-Atc", where
-    _compare(where, shown, "\n".join("|".join(map(str, row)) for row in database.rows(statement)))
+    compare(where, shown, "\n".join("|".join(map(str, row)) for row in database.rows(statement)))
 
 
-def _compare(where: str, shown: list[str], printed: str) -> None:
+def compare(where: str, shown: list[str], printed: str) -> None:
     """Check that the shown lines come in their order; the form of a terminal's table does not count."""
     left = iter([_plain(line) for line in printed.split("\n")])
     for wanted in filter(None, map(_plain, shown)):

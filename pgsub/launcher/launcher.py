@@ -94,6 +94,7 @@ class Launcher:
         :param tick: called every :data:`TICK` seconds, for progress, with what reads the state store.
         :return: how each subscription's service ended; empty for an unbounded run.
         :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
+        :raises SparkUnusable: the Spark that this process was given is gone.
         :raises LockHeld: at its start a subscription that was named, or any of a bounded run, is served by others.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -119,6 +120,9 @@ class Launcher:
                 self._reap()
                 self._reconcile()
                 self._look()
+                if (lost := self._engine.lost) is not None:
+                    self._log("ERROR", lost.log_text())  # what is printed goes to a pipe whose other end has ended, too
+                    raise lost
                 self._tidy()
         except TimeoutExpired as error:
             expired = error

@@ -10,6 +10,9 @@ on, the thread closes it.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +38,10 @@ SPARE_SLOTS = 48
 _POLL = 0.05  #: seconds between checks of ``stopping`` while Spark starts
 #: Seconds for which a failed start is everyone's answer: who asks a moment later must not start a second JVM.
 _FAILED_SECONDS = 15.0
+#: Seconds in which executors usually come: it takes no word in the log.
+_REGISTERING_SECONDS = 5.0
+#: Between looks whether a Spark that somebody else started is still there.
+_GIVEN_SECONDS = 2.0
 #: Seconds for the task that looks at an executor; each of its connections may take ten.
 _CHECK_SECONDS = 90.0
 
@@ -88,6 +95,9 @@ class Engine:
         self._submitter: jobs.Submitter | None = None
         self._asked: set[Any] = set()  #: jobs that Spark is to be asked about
         self._answers: dict[Any, Slots] = {}
+        self._registering: float | None = None  #: since when executors are awaited; infinity once that is logged
+        self._next_check = 0.0
+        self.lost: SparkUnusable | None = None  #: why no worker can run any more, whatever is tried
 
     def heartbeat_place(self) -> tuple[str, str, int]:
         """Return where workers reach this process, the address to bind, and the UDP port (0 for any).
@@ -150,6 +160,7 @@ class Engine:
 
     def _open(self) -> None:
         """Start Spark, in a thread, without the lock that :meth:`close` takes: it takes seconds."""
+        self._check_given()
         if self._submitter is not None:
             session.close_context(self._context)  # its JVM died
             self._submitter = None
@@ -168,22 +179,45 @@ class Engine:
         with self._lock:
             if not self._closed:
                 self._answers.pop(None, None)
+                self._registering = None
                 self._total = max(submitter.slots(), slots) if named else slots
                 self._context, self._submitter, self.ui = context, submitter, context.uiWebUrl
                 return
         session.close_context(context)
 
+    def _check_given(self) -> None:
+        """Give up with the Spark that this process was given: whoever started both has to start both again.
+
+        :raises SparkUnusable: it is gone.
+        """
+        if session.lost(self._context):
+            self.lost = SparkUnusable(
+                "the Spark that this launcher was started in has ended",
+                detail="The Java process of spark-submit died or was stopped, or the program stopped its context.",
+                hint="Start both again; replication goes on where the ledger is.",
+            )
+            raise self.lost
+
     def _registered(self, slots: int, master: str) -> None:
         """Log once that executors are awaited, and let whoever asks know how many there are."""
-        needed = least_slots(self._subscriptions)
-        if None not in self._answers:
-            text = f"waiting for executors: {needed} task slots are needed, {slots} are registered"
-            hint = (
-                "Start workers, or give a limit to the wait.\n"
-                "--conf spark.scheduler.maxRegisteredResourcesWaitingTime=5m"
-            )
-            self._log("WARNING", log_text(text, hint=hint))
         self._answers = {None: Slots(False, slots, master)}
+        clock = time.monotonic()
+        self._registering = self._registering or clock
+        if clock < self._registering + _REGISTERING_SECONDS:
+            return
+        self._registering = math.inf
+        text = (
+            f"waiting for executors: {least_slots(self._subscriptions)} task slots are needed, {slots} are registered"
+        )
+        self._log("WARNING", log_text(text, hint=self._executors_hint(master)))
+
+    def _executors_hint(self, master: str) -> str:
+        if not self._patient:
+            return "Let the command wait longer.\n--conf spark.scheduler.maxRegisteredResourcesWaitingTime=5m"
+        if master.startswith("spark://"):
+            return f"Start a worker, or end other applications that have its cores.\n{start_worker(master)}"
+        log = shlex.quote(str(self._state_dir / "log" / "spark.log"))
+        return f"The cluster has no room for them, or they do not start.\ntail -n 20 {log}"
 
     def _check(self, submitter: jobs.Submitter) -> None:
         """Look at one executor before any worker runs there.
@@ -246,6 +280,10 @@ class Engine:
 
     def look(self) -> None:
         """Ask Spark about the jobs that somebody wants to know of; this may hang with its JVM."""
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _GIVEN_SECONDS
+            with contextlib.suppress(SparkUnusable):
+                self._check_given()
         asked, submitter = self._asked, self._submitter
         if asked and submitter is not None:
             self._asked = set()
@@ -263,6 +301,11 @@ class Engine:
             submitter, self._submitter = self._submitter, None
         if submitter is not None:
             session.close_context(self._context)
+
+
+def start_worker(master: str) -> str:
+    """Return the command that adds a worker to a standalone cluster."""
+    return f'"$SPARK_HOME"/sbin/start-worker.sh {master}'
 
 
 def slots_of(sub: Subscription) -> int:

@@ -26,7 +26,7 @@ from pgsub.common.errors import Log, UsageError, log_text
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.spark_driver import Slots
+from pgsub.launcher.spark_driver import Slots, start_worker
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
 
@@ -190,7 +190,7 @@ class WorkerWatch:
         if not self._waits:
             return None
         if slots is not None and not slots.registered and slots.master.startswith("spark://"):
-            return f'"$SPARK_HOME"/sbin/start-worker.sh {slots.master}'
+            return start_worker(slots.master)
         return f"pgsub status {word(self._sub.name)} --runbook"
 
     @property

@@ -56,7 +56,7 @@ def _hint(master: str, local: bool) -> str:
     conf = f"--conf spark.archives={_ARCHIVE}#env --conf spark.pyspark.python=./env/bin/python"
     return "\n".join(
         [
-            "Ship what this launcher runs with to the executors:",
+            "Ship what this launcher runs with to the executors; --python names an interpreter that they have:",
             f"{sys.executable} -m pgsub.spark.archive {_ARCHIVE}",
             f"pgsub run --master {master} {conf}",
         ]

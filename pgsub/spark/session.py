@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 
 #: Seconds that a JVM may take to end; it takes less than one. Nothing is lost with one that is killed.
 ENDING_SECONDS = 8.0
+_ANSWER_SECONDS = 1.0  #: that the JVM of spark-submit may take to accept a connection
 
 #: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
 _lock = threading.RLock()
@@ -249,6 +251,24 @@ def alive(context: SparkContext) -> bool:
         return False
 
 
+def lost(context: SparkContext | None) -> bool:
+    """Return whether the Spark that this process was given is gone, which nothing here can start again.
+
+    spark-submit's JVM ends with its script or is killed, and this process, its child, is not told; a notebook stops its
+    context. Another context that is open there then is as good.
+
+    :param context: the one that was open last, None if none was.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ and (context is None or context in _own):
+        try:
+            socket.create_connection(("127.0.0.1", int(os.environ["PYSPARK_GATEWAY_PORT"])), _ANSWER_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # it is too busy to answer
+            return False
+    return context is not None and context not in _own and not alive(context) and _active() is None
+
+
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:
     """End Spark, its JVM and its python workers; also after the JVM was killed. A guest's context stays open.
 
@@ -263,7 +283,8 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         _own.discard(context)
         process = context._gateway.proc
         if process is None or context._jsc is None:
-            context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
+            with suppress(Py4JError, OSError):  # it was killed
+                context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
             return
         ending = SupervisedThread("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
         ending.start()

@@ -1,0 +1,170 @@
+"""The commands of the page on running on Spark, as a user types them, and what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import patience
+import pytest
+import task_pages
+from fix_faults import until
+from fix_servers import Database, Pair
+from fix_spark import Cluster, python
+from psycopg.conninfo import conninfo_to_dict
+
+from pgsub.spark.java import find_java
+
+_PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+#: What keeps executors and masters small; a user's cluster has settings of its own.
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_LEAN = f"""spark.executor.memory 512m
+spark.executor.extraJavaOptions {_JVM}
+spark.cores.max 2
+spark.executor.cores 2
+"""
+
+
+class User:
+    """Somebody at the launcher's machine, who has pgsub and Spark on PATH and types what the page shows.
+
+    :ivar launcher: the command that serves the subscriptions, until the next one that does.
+    """
+
+    def __init__(self, folder: Path, cluster: Cluster, services: dict[str, Database]) -> None:
+        self._folder = folder
+        self._cluster = cluster
+        self.state = folder / "state"
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self._output = folder / "output"
+        self._defaults("")
+        text = "".join(
+            f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in conninfo_to_dict(database.conninfo).items())
+            for name, database in services.items()
+        )
+        for file in (folder / ".pg_service.conf", cluster.folder / "pg_service.conf"):
+            file.write_text(text)
+            file.chmod(0o600)
+        cluster.give(cluster.folder / "pg_service.conf")
+
+    def _defaults(self, text: str) -> None:
+        (self._folder / "spark-defaults.conf").write_text(_LEAN + self.here(text))
+
+    def here(self, text: str) -> str:
+        """The page's words with the places of this machine; the interpreter is one that the cluster's user may run."""
+        text = text.replace("pgsub.spark.archive", f"pgsub.spark.archive --python {python()}")
+        return text.replace("spark://head:7077", self._cluster.url).replace("/etc/pgsub", str(self._cluster.folder))
+
+    def _environment(self) -> dict[str, str]:
+        removed = ("PG", "SPARK_", "PYSPARK_", "PYTEST_", "PYTHON")
+        home = find_java(self._folder).home
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(removed)},
+            **({"JAVA_HOME": str(home)} if home else {}),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self._folder),
+            "PGSUB_STATE_DIR": str(self.state),
+            "SPARK_CONF_DIR": str(self._folder),
+            "SPARK_SUBMIT_OPTS": _JVM,
+        }
+
+    def types(self, line: str, shown: list[str]) -> None:
+        """Run a command; one that serves subscriptions goes on once it has printed what the page shows."""
+        if line.endswith(" run"):
+            self.ends()
+            self._serves(line, shown)
+            return
+        words = ["bash", "-c", self.here(line)]
+        ended = subprocess.run(
+            words, cwd=self._folder, env=self._environment(), capture_output=True, text=True, timeout=patience.SECONDS
+        )
+        assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
+        task_pages.compare(line, shown, ended.stdout + ended.stderr)
+
+    def _serves(self, line: str, shown: list[str]) -> None:
+        with self._output.open("wb") as output:
+            self.launcher = subprocess.Popen(
+                ["bash", "-c", f"exec {self.here(line)}"],
+                cwd=self._folder,
+                env=self._environment(),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        until(lambda: _has(shown, self.said()), self.said)
+        until(lambda: "running" in self.status(), self.status)
+
+    def said(self) -> str:
+        """What the launcher has printed."""
+        return self._output.read_text(errors="replace")
+
+    def status(self) -> str:
+        """``pgsub status``."""
+        words = [sys.executable, "-m", "pgsub", "status"]
+        return subprocess.run(words, env=self._environment(), capture_output=True, text=True, check=False).stdout
+
+    def launcher_pid(self) -> int:
+        """Process id of the launcher, by its lock file."""
+        found = re.search(r"pid (\d+) on host ", (self.state / "launcher.lock").read_text())
+        assert found is not None
+        return int(found[1])
+
+    def ends(self) -> None:
+        """End the launcher in order, as the page says."""
+        launcher, self.launcher = self.launcher, None
+        if launcher is not None:
+            os.kill(self.launcher_pid(), signal.SIGTERM)
+            assert launcher.wait(patience.SECONDS) == 0, self.said()
+
+    def reads(self) -> None:
+        """Type all of the page, in its order."""
+        for block in re.finditer(r"^```(console|properties)\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL):
+            if block[1] == "properties":
+                self._defaults(block[2])
+                continue
+            for line, shown in task_pages.parts(block[2]):
+                self.types(line, shown)
+
+
+def _has(shown: list[str], said: str) -> bool:
+    try:
+        task_pages.compare("", shown, said)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.fixture
+def user(tmp_path: Path, cluster: Cluster, own_pair: Callable[..., Pair]) -> Iterator[tuple[User, Pair]]:
+    """A user of servers that want a password."""
+    pair = own_pair(password="of the servers")
+    for database in (pair.pubdb, pair.subdb):
+        database.execute("CREATE TABLE orders (id int PRIMARY KEY, item text)")
+    pair.pubdb.execute("INSERT INTO orders SELECT g, 'tea' FROM generate_series(1, 1000) g")
+    pair.pubdb.execute("CREATE PUBLICATION sales FOR TABLE orders")
+    made = User(tmp_path, cluster, {"shop": pair.pubdb, "copy": pair.subdb})
+    yield made, pair
+    if made.launcher is not None:
+        os.killpg(made.launcher.pid, signal.SIGKILL)
+        made.launcher.wait()
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_spark_page_do_what_it_shows_and_a_launcher_never_outlives_its_spark_submit(
+    user: tuple[User, Pair],
+) -> None:
+    typist, pair = user
+    typist.reads()
+    pair.pubdb.execute("INSERT INTO orders VALUES (0, 'coffee')")
+    pair.subdb.wait("SELECT count(*) FROM orders", value=1001)
+    submitted, launcher = typist.launcher, typist.launcher_pid()
+    assert submitted is not None and submitted.pid != launcher
+    submitted.kill()
+    submitted.wait()
+    typist.launcher = None
+    until(lambda: not Path(f"/proc/{launcher}").exists(), typist.said)
