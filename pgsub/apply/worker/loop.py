@@ -97,6 +97,7 @@ class ApplyLoop:
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
         self._next_control = self._next_ping = 0.0
+        self._wanted = 0  #: a position that somebody wants to see in the ledger
         streams.assembler.on_message = self._committer.take_message
         self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit)
         self.position = self._progress.remote_lsn  #: idle stretches included
@@ -120,9 +121,7 @@ class ApplyLoop:
         try:
             self._policy.attach(self)  # may ask the target, and that may be gone
             while (outcome := self._between()) is None:
-                frames = self._receiver.take(
-                    batch_limits.CLOSE_SECONDS if self._batch or self._policy.hurries() else 0.1
-                )
+                frames = self._receiver.take(self._patience())
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
@@ -136,6 +135,12 @@ class ApplyLoop:
                 self._leader.close()
             with contextlib.suppress(Exception):
                 self._receiver.close()
+
+    def _patience(self) -> float:
+        """Return for how many seconds something to be received is waited for."""
+        if self._batch or self._policy.hurries():
+            return batch_limits.CLOSE_SECONDS
+        return HURRY_SECONDS if self._hurries else 0.1
 
     # receiving
 
@@ -252,15 +257,21 @@ class ApplyLoop:
         if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
             return "reached"
         if clock >= self._next_ping and self._receiver.idle():
-            self._next_ping = clock + (HURRY_SECONDS if self._policy.hurries() else PING_SECONDS)
+            self._next_ping = clock + (HURRY_SECONDS if self._hurries else PING_SECONDS)
             self._receiver.ping()
         self._beat()
         return "stopped" if self._ending or (control is not None and control.stop) else None
 
     def _read_control(self) -> Control:
         control = self._progress.control()
-        self._next_control = time.monotonic() + (HURRY_SECONDS if self._policy.hurries() else CONTROL_SECONDS)
+        self._wanted = control.wanted_lsn
+        self._next_control = time.monotonic() + (HURRY_SECONDS if self._hurries else CONTROL_SECONDS)
         return control
+
+    @property
+    def _hurries(self) -> bool:
+        """Whether somebody waits for apply, or for the ledger to have a position."""
+        return self._policy.hurries() or self._progress.reported_lsn < self._wanted
 
     def _beat(self, *, now: bool = False) -> None:
         heartbeat, receiver = self._heartbeat, self._receiver
