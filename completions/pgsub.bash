@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -140,6 +140,13 @@ _pgsub() {
                 --table|--sample|--jobs|-j|--timeout) return ;;
             esac
             ;;
+        switchover)
+            options="--back --dry-run --timeout --fence --fence-command --promote-command --back-connection --back-target --back-publication --no-verify --status --abort --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            case $prev in
+                --timeout|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication) return ;;
+            esac
+            ;;
         drop)
             options="--if-exists --keep-slot --keep-target --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -171,7 +178,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify drop metrics config demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify switchover drop metrics config demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify drop metrics config demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify switchover drop metrics config demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -24,6 +24,7 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a origin-advance -d 'Advance the replication origin past transactions that must not be applied'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a verify -d 'Compare the tables of a subscription with the publisher\'s'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a switchover -d 'Move the writes to the target, with a way back'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a metrics -d 'Print metrics of all subscriptions'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a config -d 'Show every setting and where its value comes from'
@@ -296,6 +297,27 @@ complete -c pgsub -n '__fish_seen_subcommand_from verify' -l verbose -s v -d 'Sa
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back -d 'Move the writes back to where they were.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l dry-run -d 'Name what stands in the way, and rehearse.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l fence -x -d 'How clients are kept from writing.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l fence-command -x -d 'Command that keeps clients from writing.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l promote-command -x -d 'Command that leads clients to the target.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-connection -x -d 'How the way back reads the target.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-target -x -d 'How it writes to the publisher.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-publication -x -d 'What it subscribes to.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l no-verify -d 'Do not compare the tables before.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l status -d 'Tell where a switchover stands.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l abort -d 'Leave everything as it was before.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l yes -s y -d 'Do not ask.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l json -d 'One JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'

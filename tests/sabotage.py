@@ -56,6 +56,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a table changes hands only where apply has not passed it": ("test_a_table_does_not_change_hands_behind_apply",),
     "nothing beyond a barrier is committed": ("test_what_a_barrier_does_not_cover_waits_until_it_is_released",),
     "apply does not wait at a barrier for ever": ("test_apply_goes_on_by_itself_when_nobody_releases_it",),
+    "a phase changes only from one that it may follow": ("test_what_was_given_is_not_given_or_released_again",),
+    "the right is not given while something still comes": ("test_a_session_that_sets_itself_writable_is_found_out",),
+    "the right is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
+    "what was given is released only after the taking side has declined": (
+        "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",
+    ),
     "the publisher's snapshot lies at the barrier": ("test_a_snapshot_behind_the_barrier_is_not_taken",),
     "apply stands still until the target's snapshot is taken": (
         "test_a_point_that_takes_longer_than_apply_stands_is_none",

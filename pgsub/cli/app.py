@@ -12,7 +12,7 @@ from typer.main import get_command
 from pgsub import __version__
 from pgsub.cli.command_tree.command import COMMANDS
 from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn  # noqa: F401
-from pgsub.cli.operate import completion, config, demo, metrics, run, status, verify, version, wait  # noqa: F401
+from pgsub.cli.operate import completion, config, demo, metrics, run, status, switchover, verify, version, wait  # noqa: F401  # noqa: F401
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import SHARED, remember
@@ -34,6 +34,7 @@ _ORDER = (
         "skip-lsn",
         "origin-advance",
         "verify",
+        "switchover",
         "drop",
         "metrics",
         "config",

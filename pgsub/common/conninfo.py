@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     "PGAPPNAME": "application_name",
 }
 
+#: a field of a line of a passfile, whose colons and backslashes are escaped
+_FIELD = re.compile(r"(?:^|:)((?:[^:\\]|\\.)*)")
+
 #: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
 #: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
 KEEPALIVES = {
@@ -192,6 +195,21 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
         os.fsync(descriptor)  # the state store, which will name it, outlives a loss of power
     draft.replace(passfile)
     return {**public, "passfile": str(passfile)}
+
+
+def stored_password(passfile: Path) -> str:
+    """Return the password that :func:`store_password` wrote.
+
+    :raises StateForbids: the file is not there, or not as it was written.
+    """
+    try:
+        line = passfile.read_text().partition("\n")[0]
+    except OSError as error:
+        raise StateForbids(f'could not read passfile "{passfile}": {error.strerror}') from None
+    parts = _FIELD.findall(line)
+    if len(parts) != 5:
+        raise StateForbids(f'passfile "{passfile}" is not as pgsub wrote it')
+    return re.sub(r"\\(.)", r"\1", parts[-1])
 
 
 def _servers(params: Mapping[str, str]) -> list[str]:

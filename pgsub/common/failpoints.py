@@ -43,6 +43,10 @@ _POINTS = {
     "replay": "journalled taken before_commit committed",
     "repair": "journalled standing taken before_commit committed",
     "sequence": "before_setval before_commit",
+    "switchover": (
+        "planned created prepared fenced sessions_ended drained sequences recorded advanced given taken promoted "
+        "disabled enabled done releasing declined dropped"
+    ),
     "state": "write",
     "thread": (
         "apply_receiver barrier parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "

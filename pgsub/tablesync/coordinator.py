@@ -37,7 +37,7 @@ _POLL = 0.02
 
 
 class TableSync:
-    """Brings tables from whatever state they are in to ``s``; called again after an error.
+    """Synchronization of tables, from whatever state they are in to ``s``; called again after an error.
 
     :param context: see :class:`SyncContext`.
     :param relids: oids of the target's tables. Several are copied together; those among them that apply has passed

@@ -44,7 +44,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
     :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
     """
     made = definition.resolve(options)
-    with _undone_by_sigterm(), StateStore.open(options.state_dir) as store:
+    with undone_by_sigterm(), StateStore.open(options.state_dir) as store:
         if any(s.name == options.name for s in store.subscriptions()):
             if not options.if_not_exists:
                 raise SubscriptionExists(
@@ -87,7 +87,7 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
 
 
 @contextlib.contextmanager
-def _undone_by_sigterm() -> Iterator[None]:
+def undone_by_sigterm() -> Iterator[None]:
     """Let SIGTERM undo the creation as SIGINT does; then the process dies of it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers

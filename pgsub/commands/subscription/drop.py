@@ -20,6 +20,7 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
+from pgsub.switchover import journal
 from pgsub.target.ledger import (
     definitions,
     held_tables,
@@ -208,6 +209,8 @@ def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: U
     """Name what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
     if not subscriptions.any_left(session):
+        if journal.keeps(session, sub.subid):
+            return
         also = f", and {kept} of this one" if skipped.waiting or skipped.replayed else ""
         reporter.notice(
             f"schema pgsub of the target holds no subscription any more{also}",

@@ -33,3 +33,15 @@ def remove(folder: Path, subid: int, *named_in: str) -> None:
     for file in (folder / "passfiles").glob(f"{subid}.*"):
         if not any(file.name in text for text in named_in):
             file.unlink(missing_ok=True)
+
+
+def revealed(conninfo: str, side: str, folder: Path) -> str:
+    """Return a stored connection string with the password that its passfile in the state folder holds.
+
+    :param side: publisher or target.
+    """
+    params = ci.parse(conninfo, side)
+    named = Path(params.get("passfile", ""))
+    if named.parent != folder / "passfiles":
+        return conninfo
+    return ci.join({**{k: v for k, v in params.items() if k != "passfile"}, "password": ci.stored_password(named)})

@@ -15,7 +15,7 @@ from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.query import scalar
 from pgsub.target.session import ledger_privileges
 
-VERSION = 2
+VERSION = 3
 
 
 # Those who use the ledger may use the tables that an upgrade adds.
@@ -203,8 +203,29 @@ CREATE TABLE pgsub.definition (
     moves integer NOT NULL DEFAULT 0);
 """
 
+_V3 = """
+-- One side of a switchover: the server that gives the right to write, or the one that takes it. No foreign key: the
+-- subscription that ends leaves its row behind. saved: what the fence replaced. definition: the options of the
+-- subscription that ends, without connection strings. subid: of this ledger. position: where the slot of the way back
+-- begins (pgsub/switchover/journal.py)
+CREATE TABLE pgsub.switchover (
+    id uuid PRIMARY KEY,
+    side text NOT NULL CHECK (side IN ('giving', 'taking')),
+    subid integer NOT NULL,
+    subname text NOT NULL,
+    back_name text NOT NULL,
+    phase text NOT NULL,
+    fence text NOT NULL,
+    saved json,
+    definition json,
+    position pg_lsn,
+    fenced_at timestamptz,
+    began_at timestamptz NOT NULL DEFAULT now(),
+    changed_at timestamptz NOT NULL DEFAULT now());
+"""
+
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.
-_MIGRATIONS = {1: _V1, 2: _V2}
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
 
 
 def installed_version(connection: psycopg.Connection) -> int:

@@ -1,0 +1,181 @@
+"""``pgsub switchover``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import AsJson, Name, Timeout, Yes
+from pgsub.cli.output import console
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.prompts import confirm, require_terminal
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import StateForbids, UsageError
+
+if TYPE_CHECKING:
+    from pgsub.commands.switchover.switchover import Outcome
+
+PAGE = Page(
+    summary="Move the writes to the target, with a way back",
+    description="""
+Clients write on the publisher; afterwards they write on the target, and a subscription NAME_back brings what they write
+there to the former publisher. With --back the same is done in the other direction, minutes or days later.
+
+These are the steps. Each is written into a journal on both servers before it begins:
+
+1. Everything that stands in the way is named, with what to run. All tables are compared (pgsub verify).
+
+2. The subscription NAME_back is created, disabled, and with it its slot on the target, from the target's publication
+NAME_back or those of --back-publication.
+
+3. The target is fenced, and, once apply is near, the publisher is: the pause begins. Sessions of clients are ended.
+
+4. Apply comes to the end of what clients wrote. The target's sequences are set to the values of the publisher's. The
+slot is brought behind all that.
+
+5. The publisher gives the right to write away. Up to here whatever fails, or lasts longer than --timeout, leaves
+everything as it was, and clients write on the publisher again.
+
+6. The target takes the right: the pause is over. --promote-command is run.
+
+7. The subscription is dropped, and NAME_back is enabled. The publisher stays fenced.
+
+If the command is interrupted or killed, the same command goes on, or goes back where the time is over. Never can
+clients write on both servers. --status tells where it stands, --abort leaves everything as it was, as long as the
+target has not taken the right.
+
+--fence says how clients are kept from writing. read-only sets default_transaction_read_only for the database and ends
+its sessions; a client that sets it off for itself is not kept out. connect takes the privilege CONNECT from all roles
+but those of pgsub; superusers are not kept out. --fence-command names a command of your own, as for a pooler: it is run
+by the shell with PGSUB_SWITCHOVER set to fence, or release, and PGSUB_GIVING and PGSUB_TAKING to connection strings
+without secrets of the server that clients leave and of the one that they go to. It must have an effect by the time it
+ends, and may be run more than once. --promote-command is run likewise, with promote.
+
+The way back reads the target with the connection string of the target, whose role needs REPLICATION, and writes to the
+publisher with that of the publisher, whose role must own the database to fence it; --back-connection and --back-target
+name others.
+
+--dry-run names what stands in the way and rehearses: it measures how long each step of the pause would take now.
+""",
+    examples=(
+        ("See what stands in the way, and how long the pause would be.", "pgsub switchover sales --dry-run"),
+        ("Move the writes; give up if the pause would take longer than ten seconds.",
+         "pgsub switchover sales --timeout 10s"),
+        ("Move them back.", "pgsub switchover sales --back"),
+        ("With a pooler.", "pgsub switchover sales --fence-command ./pause-pool --promote-command ./resume-pool-there"),
+    ),
+)  # fmt: skip
+
+
+@command("switchover", PAGE, connects=True)
+def switchover(
+    name: Name,
+    back: Annotated[bool, typer.Option("--back", help="Move the writes back to where they were.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what stands in the way, and rehearse.")] = False,
+    timeout: Timeout = None,
+    fence: Annotated[
+        Literal["read-only", "connect"], typer.Option("--fence", help="How clients are kept from writing.")
+    ] = "read-only",
+    fence_command: Annotated[
+        str | None, typer.Option("--fence-command", metavar="C", help="Command that keeps clients from writing.")
+    ] = None,
+    promote_command: Annotated[
+        str | None, typer.Option("--promote-command", metavar="C", help="Command that leads clients to the target.")
+    ] = None,
+    back_connection: Annotated[
+        str | None, typer.Option("--back-connection", metavar="CONNINFO", help="How the way back reads the target.")
+    ] = None,
+    back_target: Annotated[
+        str | None, typer.Option("--back-target", metavar="CONNINFO", help="How it writes to the publisher.")
+    ] = None,
+    back_publication: Annotated[
+        list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What it subscribes to.")
+    ] = None,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables before.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Tell where a switchover stands.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Leave everything as it was before.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move the writes."""
+    if sum((dry_run, status, abort)) > 1:
+        raise UsageError("only one of --dry-run, --status and --abort can be given")
+    if not (yes or dry_run or status):
+        _ask(name, back=back, abort=abort)
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.switchover import switchover as moves
+    from pgsub.commands.switchover.parties import SwitchoverOptions
+
+    options = SwitchoverOptions(
+        name,
+        current.state_dir,
+        back,
+        timeout,
+        fence,
+        fence_command,
+        promote_command,
+        back_connection,
+        back_target,
+        tuple(back_publication or ()),
+        verify=not no_verify,
+    )
+    reporter = ConsoleReporter()
+    if status:
+        found = moves.status(options)
+    elif abort:
+        found = moves.abort(options, reporter=reporter)
+    elif dry_run:
+        from pgsub.commands.switchover.rehearsal import rehearse
+
+        found = rehearse(options, reporter=reporter)
+    else:
+        found = moves.switchover(options, reporter=reporter)
+    if as_json:
+        emit_document("switchover", found.document())
+    else:
+        _print(found)
+    if dry_run and any(one["severity"] == "error" for one in found.obstacles):
+        raise typer.Exit(StateForbids.exit_code)
+
+
+def _ask(name: str, *, back: bool, abort: bool) -> None:
+    words = ["pgsub", "switchover", name, *(["--back"] if back else []), *(["--abort"] if abort else [])]
+    require_terminal(
+        "a switchover", "To see what stands in the way, and then:", [*words, "--dry-run"], [*words, "--yes"]
+    )
+    if abort:
+        confirm("Abort?", "Clients write on the publisher again; what was made for the way back is removed.")
+    else:
+        confirm(
+            "Switch over?",
+            "Sessions of clients are ended on both servers. Until the target has taken over, nobody can write.",
+        )
+
+
+def _print(found: Outcome) -> None:
+    for one in found.obstacles:
+        where = "" if one["server"] == "both" else f" ({one['server']})"
+        emit(console.line(f"{one['severity']}{where}: {one['message']}"))
+        for label, text in (("DETAIL", one["detail"]), ("HINT", one["hint"])):
+            if text:
+                emit(f"  {label}:  " + "\n  ".join(console.pasted(text).splitlines()))
+    emit(console.line(_verdict(found)))
+
+
+def _verdict(found: Outcome) -> str:
+    pause = "" if found.pause is None else f"{found.pause:.1f} s"
+    said = {
+        "done": f'The writes were moved; subscription "{found.back_name}" leads back.'
+        + (f" Clients could not write for {pause}." if pause else ""),
+        "as before": "Everything is as it was before.",
+        "none": f'No switchover of subscription "{found.name}" is under way.',
+        "rehearsed": f"Nothing was changed. The pause would take about {pause} now."
+        if pause
+        else "Nothing was changed.",
+        "under way": "The switchover is under way."
+        + (f" Clients have not been able to write for {pause}." if pause else ""),
+    }[found.state]
+    return f"{said} {found.said}" if found.said else said

@@ -1,0 +1,88 @@
+"""The subscription that leads back, made from the one that ends; it stays disabled until the right has moved."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog import subscriptions as catalog
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription import passfiles
+from pgsub.commands.subscription.create import create
+from pgsub.commands.subscription.definition import CreateOptions
+from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.common import failpoints
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.target.ledger import schema, two_phase
+
+#: The first version of a publisher that leaves out what has an origin.
+_ORIGIN_VERSION = 160000
+_OWN = {"publications", "enabled", "password_required", "password_enforced", "on_conflict"}
+_SETTINGS = {one.name for one in fields(Subscription)} - _OWN
+
+
+def way_back(
+    options: SwitchoverOptions,
+    sub: Subscription,
+    giving: psycopg.Connection,
+    taking: psycopg.Connection,
+    store: StateStore,
+) -> CreateOptions:
+    """Make the options of the subscription that leads back.
+
+    They are those of the subscription that ended with the last switchover in the other direction, or else those of the
+    one that ends now, with a publication of its own name.
+
+    :param giving: a session on the giving side, where it will write.
+    """
+    _, back = options.names
+    before = _before(giving, back)
+    chosen = catalog.restored(catalog.options(sub) if before is None else before)
+    if before is None:
+        chosen["publications"] = (back,)
+        chosen["origin"] = "none" if taking.info.server_version >= _ORIGIN_VERSION else "any"
+    return CreateOptions(
+        name=back,
+        connection=options.back_connection or passfiles.revealed(sub.target, "target", store.path.parent),
+        target=options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent),
+        publications=options.back_publications or chosen["publications"],
+        state_dir=options.state_dir,
+        connect=True,
+        create_slot=True,
+        enabled=False,
+        copy_data=False,
+        two_phase=sub.two_phase != two_phase.DISABLED,
+        password_required=_password_required(chosen),
+        on_conflict=chosen.get("on_conflict", ()),
+        settings=_settings(chosen),
+    )
+
+
+def _password_required(chosen: dict[str, Any]) -> bool | None:
+    """Return the option as it was given."""
+    if chosen.get("password_enforced"):
+        return True
+    return None if chosen.get("password_required", True) else False
+
+
+def _settings(chosen: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in chosen.items() if name in _SETTINGS}
+
+
+def _before(giving: psycopg.Connection, name: str) -> Any:
+    """Return the definition of a subscription that ended with a switchover on this server, None where none did."""
+    if schema.installed_version(giving) < schema.VERSION:
+        return None
+    entry = journal.latest(giving, journal.TAKING, name)
+    return None if entry is None or entry.phase != journal.DONE else entry.definition
+
+
+def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subscription:
+    """Create the subscription that leads back, with its slot on the taking side."""
+    create(made, reporter=reporter)
+    failpoints.point("switchover.created")
+    return store.subscription(made.name)

@@ -1,0 +1,133 @@
+"""The parties of a switchover: the subscription that ends, the one that leads back, and sessions of both servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
+from pgsub.commands.subscription import passfiles
+from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.switchover import fence
+from pgsub.target.session import advisory_locks
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import must_use_password
+
+#: The lock of a switchover on the taking side: "pgsw", with the subid.
+LOCK = 0x70677377
+#: Seconds of the pause after which everything is as before, where nothing else is asked for.
+TIMEOUT = 30.0
+_SUFFIX = "_back"
+_NAME_BYTES = 63
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchoverOptions:
+    """The options of ``switchover``.
+
+    :ivar back: in the other direction: what the subscription ``NAME_back`` follows gives the right.
+    :ivar timeout: seconds of the pause, None for :data:`TIMEOUT`.
+    :ivar fence: one of :data:`pgsub.switchover.fence.WAYS`.
+    :ivar fence_command: keeps clients from writing, and lets them (PGSUB_SWITCHOVER is fence, or release).
+    :ivar promote_command: run once clients may write on the taking side.
+    :ivar back_connection: how the way back reads the taking side; None for the connection string of the target.
+    :ivar back_target: how it writes to the giving side; None for that of the publisher.
+    :ivar back_publications: what it subscribes to; none for one of its name, or what the subscription had that ended.
+    :ivar verify: compare all tables before.
+    """
+
+    name: str
+    state_dir: Path
+    back: bool = False
+    timeout: float | None = None
+    fence: str = fence.READ_ONLY
+    fence_command: str | None = None
+    promote_command: str | None = None
+    back_connection: str | None = field(default=None, repr=False)
+    back_target: str | None = field(default=None, repr=False)
+    back_publications: tuple[str, ...] = ()
+    verify: bool = True
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the subscription that ends, and of the one that leads back.
+
+        :raises UsageError: the latter would be too long.
+        """
+        back = f"{self.name}{_SUFFIX}"
+        if len(back.encode()) > _NAME_BYTES:
+            raise UsageError(
+                f'the name of subscription "{self.name}" is too long for a switchover',
+                detail=f'The way back is named "{back}", and a name has at most {_NAME_BYTES} bytes.',
+                hint=f"Rename it:\npgsub alter {word(self.name)} --rename-to NEW",
+            )
+        return (back, self.name) if self.back else (self.name, back)
+
+    @property
+    def command(self) -> str:
+        """The command that goes on with it."""
+        return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}"
+
+
+@contextlib.contextmanager
+def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
+    """Open a session on the taking side that holds the lock of the switchover.
+
+    :raises LockHeld: another run of the command is at work.
+    """
+    with ledger_session(sub) as session:
+        key = (LOCK, sub.subid)
+        if not advisory_locks.take(session, key, seconds=0.5):
+            message = f'another switchover of subscription "{sub.name}" is under way'
+            raise advisory_locks.held(session, key, message)
+        yield session
+
+
+@contextlib.contextmanager
+def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[publisher.Connection]:
+    """Open a session on the giving side as the subscription reads it, for its sequences.
+
+    :raises WrongSystem: it is another server than the subscription follows.
+    """
+    verify_publisher(taking, sub, sub.connection)
+    with connect_publisher(sub, must_use_password=must_use_password(taking, sub)) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateStore) -> Iterator[psycopg.Connection]:
+    """Open a session on the giving side as the way back will write there, before that is made."""
+    conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
+    with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False)) as session:
+        yield session
+
+
+def found(store: StateStore, name: str) -> Subscription | None:
+    """Return a subscription of the state store, None where it has none of this name."""
+    return next((one for one in store.subscriptions() if one.name == name), None)
+
+
+def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
+    """Return the subscription that is to end.
+
+    :raises StateForbids: there is none, but the one of the other direction.
+    :raises SubscriptionNotFound: there is neither.
+    """
+    active, back = options.names
+    if found(store, active) is None and (there := found(store, back)) is not None and there.enabled:
+        raise StateForbids(
+            f'subscription "{active}" has been switched over already'
+            if not options.back
+            else f'subscription "{options.name}" has not been switched over',
+            detail=f'Subscription "{back}" replicates now.',
+            hint=f"To go the other way:\npgsub switchover {word(options.name)}{'' if options.back else ' --back'}",
+        )
+    return store.subscription(active)

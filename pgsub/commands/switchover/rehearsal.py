@@ -1,0 +1,92 @@
+"""The rehearsal of a switchover: what stands in the way, and how long the steps of the pause would take now."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription import passfiles
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
+from pgsub.commands.switchover.steps import APPROACH, Timing
+from pgsub.commands.switchover.switchover import REHEARSED, Outcome
+from pgsub.commands.verify import served
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.publisher.faults import translating
+from pgsub.publisher.position import committed_position, flushed_position
+from pgsub.sequences import reading, synchronization
+from pgsub.switchover import drain, fence
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+
+#: Times that apply is waited for in the pause.
+_ROUNDS = 2
+_PAUSE = ("drain", "sequences", "way back")
+
+
+def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
+    """Look what stands in the way, and measure; nothing is changed.
+
+    :raises PgsubError: a server cannot be reached, or apply does not come to the publisher's position.
+    """
+    with StateStore.open(options.state_dir, create=False) as store:
+        sub = the_one(store, options)
+        timing = Timing()
+        with ledger_session(sub) as taking, giving_session(options, sub, store) as giving:
+            try:
+                ended = len(fence.sessions(giving, []))
+                with served(store, options.state_dir, sub, reporter):
+                    _apply(options, sub, taking, timing)
+                _sequences(sub, taking, timing)
+                _slot(options, sub, store, timing)
+            except psycopg.Error as error:
+                raise target.translate(error, "rehearse the switchover", user=taking.info.user) from None
+    pause = sum(timing.steps[name] for name in _PAUSE)
+    said = f"{ended} sessions of clients would be ended on the publisher."
+    return Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said)
+
+
+def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
+    """Wait for apply as a switchover would."""
+    position = committed_position(sub.connection, sub.name)
+    wait(WaitOptions(sub.name, options.state_dir, "lsn", position, APPROACH, even_if_stopped=False))
+    for _ in range(_ROUNDS):
+        position = committed_position(sub.connection, sub.name)
+        with timing.step("drain"):
+            drain.covered(taking, sub.subid, position, time.monotonic() + APPROACH, lambda: None)
+
+
+def _sequences(sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
+    name = SessionName(sub.subid, "sequences", 0)
+    with (
+        giving_source(taking, sub) as source,
+        contextlib.closing(target.connect(sub.target, name, replica=False)) as session,
+    ):
+        reading.prepare(session)
+        reading.prepare(source)
+        with timing.step("sequences"):
+            synchronization.look(session, source, sub)
+
+
+def _slot(options: SwitchoverOptions, sub: Subscription, store: StateStore, timing: Timing) -> None:
+    """Create a temporary slot on the taking side and advance it."""
+    conninfo = options.back_connection or passfiles.revealed(sub.target, "target", store.path.parent)
+    name = f"pgsub_{sub.subid}_rehearsal_{secrets.token_hex(4)}"
+    with contextlib.closing(
+        publisher.connect(conninfo, application_name=options.names[1], replication=True)
+    ) as connection:
+        slots.create_slot(connection, name, temporary=True)
+        with timing.step("way back"), translating(connection, "advance a replication slot"):
+            connection.execute(
+                "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+                (name, format_lsn(flushed_position(connection))),
+            )

@@ -1,0 +1,247 @@
+"""``pgsub switchover``: the right to write goes to the target, with a way back; ``--back`` is the other direction."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.subscription.create import undone_by_sigterm
+from pgsub.commands.switchover import definition, steps
+from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
+from pgsub.commands.verify import VerifyOptions, served, verify
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.session import connect as target
+
+DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", "none", "rehearsed"
+
+_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE, journal.DECLINED)
+#: What a phase means, that of the taking side first where it is one of these.
+_SAID = {
+    journal.PLANNED: "It was begun. Clients write on the publisher.",
+    journal.PREPARED: "The target is fenced. Clients write on the publisher.",
+    journal.OPEN: "The way back is made. Clients write on the publisher.",
+    journal.FENCED: "Clients are kept from writing on either server.",
+    journal.GIVEN: "The publisher has given the right to write, and the target is to take it.",
+    journal.TAKEN: "Clients may write on the target.",
+    journal.PROMOTED: "Clients write on the target. The subscription is to end.",
+    journal.DONE: "Clients write on the target. The subscription is to be dropped.",
+    journal.DECLINED: "Clients write on the publisher. What was made for the way back is to be removed.",
+    journal.RELEASING: "Clients write on the publisher. What was made for the way back is to be removed.",
+    journal.RELEASED: "Clients write on the publisher.",
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Result of a switchover.
+
+    :ivar state: one of the words above.
+    :ivar giving: phase of the giving side, ``taking`` of the other; None where there is no row.
+    :ivar pause: seconds for which clients could write on neither side, or that are expected.
+    """
+
+    name: str
+    back_name: str
+    state: str
+    giving: str | None = None
+    taking: str | None = None
+    pause: float | None = None
+    steps: dict[str, float] = field(default_factory=dict)
+    said: str | None = None
+    obstacles: list[dict[str, Any]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Make the JSON object."""
+        return {
+            "subscription": self.name,
+            "back": self.back_name,
+            "state": self.state,
+            "giving": self.giving,
+            "taking": self.taking,
+            "pause": None if self.pause is None else round(self.pause, 3),
+            "steps": {name: round(seconds, 3) for name, seconds in self.steps.items()},
+            "said": self.said,
+            "obstacles": self.obstacles,
+        }
+
+
+def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
+    """Move the right to write to the target, or go on with what was begun.
+
+    :raises StateForbids: something stands in the way, or the subscription was switched over already.
+    :raises ApplyError: rows differ.
+    :raises TimeoutExpired: the pause would have been too long; everything is as before.
+    :raises PgsubError: what ended it; the same command goes on.
+    """
+    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
+        sub = the_one(store, options)
+        with taking_session(sub) as taking:
+            try:
+                return _Run(options, store, sub, taking, reporter).go_on()
+            except psycopg.Error as error:
+                failed = target.translate(error, "switch over", user=taking.info.user)
+                raise _with_hint(failed, options) from None
+            except PgsubError as error:
+                raise _with_hint(error, options) from None
+
+
+def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
+    """Return an error that says how to go on."""
+    error.hint = error.hint or f"See where it stands, then let it go on:\n{options.command} --status\n{options.command}"
+    return error
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        options: SwitchoverOptions,
+        store: StateStore,
+        sub: Subscription,
+        taking: psycopg.Connection,
+        reporter: Reporter,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._sub = sub
+        self._taking = taking
+        self._reporter = reporter
+
+    def go_on(self) -> Outcome:
+        """Do what is left of it."""
+        entry = under_way(self._taking, self._sub, self._store)
+        if entry is None:
+            entry = self._begin()
+        back = self._way_back()
+        with ledger_session(back) as giving:
+            run = steps.Switchover(self._options, self._store, self._sub, back, self._taking, giving, self._reporter)
+            there = journal.of(giving, entry.id)
+            if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
+                run.release(entry)
+                return Outcome(self._sub.name, back.name, AS_BEFORE, journal.RELEASED, journal.DECLINED)
+            if entry.phase in (journal.PLANNED, journal.PREPARED):
+                if there is not None and there.phase == journal.GIVEN:
+                    run.take(entry)
+                else:
+                    with served(self._store, self._options.state_dir, self._sub, self._reporter) as alive:
+                        run.until_taken(entry, alive)
+            run.turn(entry)
+            pause, took = run.timing.pause, run.timing.steps
+            return Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, pause, took)
+
+    def _way_back(self) -> Subscription:
+        """Return the subscription that leads back; it is created here."""
+        there = found(self._store, self._options.names[1])
+        if there is not None:
+            return there
+        with giving_session(self._options, self._sub, self._store) as giving:
+            made = definition.way_back(self._options, self._sub, giving, self._taking, self._store)
+        return definition.created(made, self._store, self._reporter)
+
+    def _begin(self) -> Entry:
+        """Check everything, compare the tables, and write the first row."""
+        sub, options = self._sub, self._options
+        if not sub.enabled:
+            raise StateForbids(
+                f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
+            )
+        if options.verify:
+            result = verify(VerifyOptions(sub.name, options.state_dir), reporter=self._reporter)
+            if not result.equal:
+                raise ApplyError(
+                    f'the tables of subscription "{sub.name}" differ from the publisher\'s',
+                    hint=f"See which rows, and repair them:\npgsub verify {word(sub.name)} --rows\n"
+                    f"pgsub verify {word(sub.name)} --repair",
+                )
+        way = fence.COMMAND if options.fence_command is not None else options.fence
+        return steps.plan(self._taking, sub, options.names[1], way)
+
+
+def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
+    """Return the row of a switchover of this very subscription that is not over, None where there is none."""
+    entry = journal.latest(taking, journal.TAKING, sub.name)
+    if entry is None or entry.subid != sub.subid:
+        return None
+    if entry.phase == journal.DECLINED and found(store, entry.back_name) is None:
+        return None
+    return entry
+
+
+def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
+    """Leave everything as it was before a switchover that has not come to its end; where there is none, it is.
+
+    :raises StateForbids: clients may write on the target already.
+    :raises TargetUnavailable: what is left is done when the command is run again.
+    """
+    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
+        sub = the_one(store, options)
+        back = found(store, options.names[1])
+        with contextlib.ExitStack() as stack:
+            try:
+                taking = stack.enter_context(taking_session(sub))
+            except TargetUnavailable:
+                if back is None:
+                    raise
+                return _without_taking(options, sub, back, reporter)
+            entry = under_way(taking, sub, store)
+            if entry is None:
+                return Outcome(sub.name, options.names[1], AS_BEFORE)
+            if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
+                raise StateForbids(
+                    "the switchover cannot be aborted any more: clients may write on the target",
+                    hint=f"Let it come to its end, then go back:\n{options.command}\n"
+                    f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}",
+                )
+            if back is None:
+                steps.decline(taking, entry)
+            else:
+                with ledger_session(back) as giving:
+                    steps.Switchover(options, store, sub, back, taking, giving, reporter).release(entry)
+    return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
+
+
+def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:
+    """Let clients write on the giving side again although the other cannot be reached."""
+    with ledger_session(back) as giving:
+        entry = journal.latest(giving, journal.GIVING, sub.name)
+        if entry is None or entry.subid != back.subid:
+            raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
+        steps.release(entry, giving, None, steps.commands(options, sub, back))
+    reporter.warning(
+        "the target cannot be reached: what was made there for the way back stays",
+        hint=f"Run this again when it can:\n{options.command} --abort",
+    )
+    return Outcome(sub.name, back.name, AS_BEFORE, journal.RELEASING, None)
+
+
+def status(options: SwitchoverOptions) -> Outcome:
+    """Tell where a switchover stands; nothing is changed."""
+    with StateStore.open(options.state_dir, create=False) as store:
+        active, back_name = options.names
+        sub, back = found(store, active), found(store, back_name)
+        if sub is None and back is not None:
+            return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
+        sub = store.subscription(active)
+        with ledger_session(sub) as taking:
+            entry = under_way(taking, sub, store)
+        if entry is None:
+            return Outcome(active, back_name, NONE)
+        there = None
+        if back is not None:
+            with ledger_session(back) as giving:
+                there = journal.of(giving, entry.id)
+        said = next((_SAID[phase] for phase in (entry.phase, there and there.phase) if phase in _LATE), None)
+        said = said or _SAID[there.phase if there is not None else entry.phase]
+        pause = there.fenced_for if there is not None and entry.phase in (journal.PLANNED, journal.PREPARED) else None
+        return Outcome(active, back_name, UNDER_WAY, there.phase if there else None, entry.phase, pause, {}, said)

@@ -1,0 +1,138 @@
+"""All that the publisher committed is on the target, and nothing more comes.
+
+NOTES
+A commit on the publisher with synchronous_commit = on flushes every commit before it, asynchronous ones too. So where
+the WAL is flushed to behind the commit that fences, or behind a later one of this module, covers all that clients were
+told of. The publisher is quiet once apply has covered such a position and has applied no transaction that ended behind
+an earlier one: whoever still wrote in between would be seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from pgsub.common import quoting
+from pgsub.common.errors import StateForbids, TimeoutExpired
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.publisher.position import flushed_position
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.query import row
+from pgsub.target.session.transactions import durable
+
+#: Times that a fence may be found to leak before it is called one.
+_LEAKS = 5
+#: Bytes of WAL for which :func:`announce` holds, and seconds in which apply reads it, however busy it is.
+AHEAD_BYTES, KNOWN_SECONDS = 64 << 20, 1.25
+_POLL = 0.002
+_CHECK = 0.5
+_PREPARED = """
+SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts
+ WHERE database = pg_catalog.current_database() ORDER BY prepared
+"""
+
+
+def announce(taking: psycopg.Connection, subid: int, position: int) -> None:
+    """Let apply look often for what is asked, until the publisher has written so much more; wait until it knows."""
+    worker_takeover.ask_to_record(taking, subid, position + AHEAD_BYTES)
+    time.sleep(KNOWN_SECONDS)
+
+
+def withdraw(taking: psycopg.Connection, subid: int) -> None:
+    """Let apply look as seldom as ever."""
+    worker_takeover.ask_to_record(taking, subid, 0)
+
+
+def mark(giving: psycopg.Connection, id: str) -> int:
+    """Commit durably on the publisher and return the position that covers this and every commit before it."""
+    with durable(giving):
+        giving.execute("UPDATE pgsub.switchover SET changed_at = pg_catalog.clock_timestamp() WHERE id = %s", (id,))
+    return flushed_position(giving)
+
+
+def quiet(
+    giving: psycopg.Connection,
+    taking: psycopg.Connection,
+    subid: int,
+    id: str,
+    deadline: float,
+    check: Callable[[], object],
+) -> int:
+    """Wait until all of a fenced publisher is applied, and nothing more came.
+
+    :param deadline: of ``time.monotonic()``.
+    :param check: called now and then; raises what keeps apply from coming there.
+    :return: a position behind all.
+    :raises TimeoutExpired: apply did not come there in time, or a prepared transaction stays open.
+    :raises StateForbids: clients still write.
+    """
+    resolved(giving, deadline)
+    position = mark(giving, id)
+    for _ in range(_LEAKS):
+        covered(taking, subid, position, deadline, check)
+        before, position = position, mark(giving, id)
+        # guard: the right is not given while something still comes, always
+        if covered(taking, subid, position, deadline, check) <= before:
+            return position
+    raise StateForbids(
+        "clients still write to the fenced publisher",
+        detail=f"Transactions were committed there behind {format_lsn(before)}.",
+        hint="Look for sessions that set default_transaction_read_only off, and for writers that are no clients:\n"
+        "SELECT pid, backend_type, usename, application_name, query FROM pg_stat_activity;",
+    )
+
+
+def covered(taking: psycopg.Connection, subid: int, position: int, deadline: float, check: Callable[[], object]) -> int:
+    """Wait until apply has covered a position.
+
+    :return: where the last transaction ended that it applied.
+    :raises TimeoutExpired: it did not come there in time.
+    """
+    asked, next_check = False, time.monotonic() + _CHECK
+    while True:
+        reached, applied = _progress(taking, subid)
+        if reached >= position:
+            return applied
+        if not asked:
+            worker_takeover.ask_to_record(taking, subid, position)
+            asked = True
+        if time.monotonic() >= next_check:
+            check()
+            next_check, asked = time.monotonic() + _CHECK, False
+        if time.monotonic() > deadline:
+            raise TimeoutExpired(
+                "timeout while waiting for apply",
+                detail=f"It is at {format_lsn(reached)}, not at {format_lsn(position)}.",
+            )
+        time.sleep(_POLL)
+
+
+def _progress(taking: psycopg.Connection, subid: int) -> tuple[int, int]:
+    found = row(
+        taking,
+        "SELECT greatest(remote_lsn, reported_lsn)::text, remote_lsn::text FROM pgsub.progress"
+        " WHERE subid = %s AND worker = 0",
+        (subid,),
+    )
+    if found is None:
+        raise StateForbids("the subscription is not in the ledger any more")
+    return parse_lsn(found[0]), parse_lsn(found[1])
+
+
+def resolved(giving: psycopg.Connection, deadline: float) -> None:
+    """Wait until no prepared transaction of the publisher is undecided: it could be committed behind the fence.
+
+    :raises TimeoutExpired: some stay.
+    """
+    while found := giving.execute(_PREPARED).fetchall():
+        if time.monotonic() > deadline:
+            listed = ", ".join(f'"{gid}" of "{owner}"' for gid, owner in found)
+            raise TimeoutExpired(
+                "timeout while waiting for prepared transactions",
+                detail=f"Prepared and not decided: {listed}.",
+                hint="Commit them or roll them back there:\n"
+                + "\n".join(f"ROLLBACK PREPARED {quoting.literal(gid)};" for gid, _ in found),
+            )
+        time.sleep(_POLL)

@@ -1,0 +1,201 @@
+"""How clients are kept from writing to a database, and let in again.
+
+NOTES
+*read-only* sets default_transaction_read_only for the database. Sessions take it when they begin, so all that are
+there are ended. A client that sets it off for itself is not kept out. *connect* takes the privilege CONNECT from all
+roles but those of pgsub: superusers and the database's owner are not kept out. *command* leaves it to the user.
+pgsub's own sessions set default_transaction_read_only off.
+
+A fence is put and lifted in the caller's transaction, together with the row of the journal. What it replaced is kept
+there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import conninfo as ci
+from pgsub.common import server_words
+from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
+from pgsub.common.subscription import SECRETS
+from pgsub.target.query import scalar
+
+READ_ONLY, CONNECT, COMMAND = "read-only", "connect", "command"
+WAYS = (READ_ONLY, CONNECT, COMMAND)
+
+_ON: LiteralString = "SET default_transaction_read_only = on"
+_OFF: LiteralString = "SET default_transaction_read_only = off"
+_RESET: LiteralString = "RESET default_transaction_read_only"
+_PREVIOUS = """
+SELECT pg_catalog.split_part(c, '=', 2)
+  FROM pg_catalog.pg_db_role_setting s, pg_catalog.unnest(s.setconfig) AS c
+ WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+   AND c LIKE 'default\\_transaction\\_read\\_only=%'
+"""
+# PUBLIC has no name
+_CONNECTING = """
+SELECT r.rolname::text
+  FROM pg_catalog.pg_database d
+  CROSS JOIN pg_catalog.aclexplode(coalesce(d.datacl, pg_catalog.acldefault('d', d.datdba))) a
+  LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+ WHERE d.datname = current_database() AND a.privilege_type = 'CONNECT' ORDER BY 1 NULLS FIRST
+"""
+# What a session without pg_read_all_stats may not see of others is NULL.
+_SESSIONS = """
+SELECT a.pid FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = current_database() AND a.pid <> pg_catalog.pg_backend_pid() AND a.pid <> ALL(%s::int[])
+   AND coalesce(a.backend_type, 'client backend') = 'client backend'
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication w WHERE w.pid = a.pid)
+   AND NOT (a.application_name ~ '^pgsub [0-9]+ ' AND coalesce(
+        pg_catalog.has_table_privilege(a.usesysid, pg_catalog.to_regclass('pgsub.control'), 'UPDATE'), false))
+"""
+_OLD = f"{_SESSIONS} AND (a.backend_start <= %s::timestamptz OR a.pid = ANY(%s::int[]))"
+_POLL = 0.01
+
+
+def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[str, Any]:
+    """Keep clients from writing, in the open transaction; sessions that are there are not ended yet.
+
+    :param way: one of :data:`WAYS`; ``command`` does nothing here.
+    :param roles: who may connect all the same.
+    :return: what was replaced.
+    :raises psycopg.Error: the session's role may not.
+    """
+    if way == READ_ONLY:
+        before = scalar(session, _PREVIOUS)
+        session.execute(_alter(_ON, session))
+        return {"setting": before}
+    if way == CONNECT:
+        found = [name for (name,) in session.execute(_CONNECTING).fetchall()]
+        known = session.execute("SELECT rolname::text FROM pg_catalog.pg_roles WHERE rolname = ANY(%s)", (list(roles),))
+        keep = {name for (name,) in known}
+        saved = {
+            "revoked": [name for name in found if name not in keep],
+            "granted": sorted(keep - set(found)),
+        }
+        _each(session, "GRANT CONNECT ON DATABASE {} TO {}", saved["granted"])
+        _each(session, "REVOKE CONNECT ON DATABASE {} FROM {}", saved["revoked"])
+        return saved
+    return {}
+
+
+def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
+    """Lift a fence, in the open transaction: as it was before it was put."""
+    if way == READ_ONLY:
+        before = saved.get("setting")
+        change: LiteralString = _RESET if before is None else _ON if before == "on" else _OFF
+        session.execute(_alter(change, session))
+    elif way == CONNECT:
+        _each(session, "GRANT CONNECT ON DATABASE {} TO {}", saved.get("revoked", ()))
+        _each(session, "REVOKE CONNECT ON DATABASE {} FROM {}", saved.get("granted", ()))
+
+
+def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
+    """Let clients write, in the open transaction, whatever was set before.
+
+    :param saved: what the first fence of this database replaced.
+    """
+    if way == READ_ONLY:
+        session.execute(_alter(_RESET, session))
+    else:
+        restore(session, way, saved)
+
+
+def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: float) -> int:
+    """End the sessions of clients that began before this call, and wait until none of them is left.
+
+    Walsenders and sessions of pgsub's workers stay.
+
+    :param keep: pids that stay.
+    :param deadline: of ``time.monotonic()``.
+    :return: how many were ended.
+    :raises PermissionMissing: the role may not.
+    :raises TimeoutExpired: some stay.
+    """
+    now = str(scalar(session, "SELECT pg_catalog.clock_timestamp()::text"))
+    first = sessions(session, keep)
+    ended: set[int] = set()
+    while left := [pid for (pid,) in session.execute(_OLD, (list(keep), now, first)).fetchall()]:
+        ended.update(left)
+        _terminate(session, left)
+        if time.monotonic() > deadline:
+            raise TimeoutExpired(
+                "timeout while waiting for sessions of clients to end",
+                detail=f"PIDs: {', '.join(map(str, left))}.",
+            )
+        time.sleep(_POLL)
+    return len(ended)
+
+
+def sessions(session: psycopg.Connection, keep: Collection[int]) -> list[int]:
+    """Return the pids of clients' sessions."""
+    return [pid for (pid,) in session.execute(_SESSIONS, (list(keep),)).fetchall()]
+
+
+def _terminate(session: psycopg.Connection, pids: Collection[int]) -> None:
+    try:
+        session.execute("SELECT pg_catalog.pg_terminate_backend(p) FROM pg_catalog.unnest(%s::int[]) p", (list(pids),))
+    except psycopg.errors.InsufficientPrivilege as error:
+        words = server_words.said(error)
+        raise PermissionMissing(
+            f"could not end sessions of clients: {words.message}",
+            detail=words.detail,
+            hint="Let a superuser run this there:\nGRANT pg_signal_backend TO "
+            f"{scalar(session, 'SELECT pg_catalog.quote_ident(current_user)')};\n"
+            "Sessions of superusers are ended by a superuser only.",
+            sqlstate=error.sqlstate,
+        ) from None
+
+
+def run(command: str, action: str, giving: str, taking: str, seconds: float | None) -> None:
+    """Run a command of the user's: ``sh -c``, with what it is for in its environment; its output goes to stderr.
+
+    :param action: PGSUB_SWITCHOVER: fence, release or promote.
+    :param giving: connection string of PGSUB_GIVING; ``taking`` of PGSUB_TAKING, both without secrets.
+    :param seconds: after which it is killed.
+    :raises TimeoutExpired: it took longer.
+    :raises PgsubError: it ended with another status than 0.
+    """
+    environment = {
+        **os.environ,
+        "PGSUB_SWITCHOVER": action,
+        "PGSUB_GIVING": _public(giving),
+        "PGSUB_TAKING": _public(taking),
+    }
+    try:
+        done = subprocess.run(
+            command, shell=True, env=environment, stdin=subprocess.DEVNULL, stdout=2, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None
+    if done.returncode != 0:
+        raise PgsubError(
+            f"the command to {action} failed with exit code {done.returncode}",
+            detail=command,
+            hint=f"Its output is above. To try it:\nPGSUB_SWITCHOVER={action} sh -c {shlex.quote(command)}",
+        )
+
+
+def _public(conninfo: str) -> str:
+    hidden = (*SECRETS, "passfile")
+    return ci.join({key: value for key, value in ci.parse(conninfo, "target").items() if key not in hidden})
+
+
+def _alter(change: LiteralString, session: psycopg.Connection) -> sql.Composed:
+    return sql.SQL("ALTER DATABASE {} {}").format(sql.Identifier(session.info.dbname), sql.SQL(change))
+
+
+def _each(session: psycopg.Connection, statement: LiteralString, names: Iterable[str | None]) -> None:
+    """Run a statement for each role; None is PUBLIC."""
+    database = sql.Identifier(session.info.dbname)
+    for name in names:
+        role = sql.SQL("PUBLIC") if name is None else sql.Identifier(name)
+        session.execute(sql.SQL(statement).format(database, role))

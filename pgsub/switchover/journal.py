@@ -1,0 +1,130 @@
+"""The journal of a switchover: one row on the server that gives the right to write, one on the one that takes it.
+
+NOTES
+The right is a token. It is given away by a commit on the giving side, and taken by one on the taking side that follows
+it. The phases of a row are changed by compare-and-set, in the transaction that puts or lifts the fence of that server.
+So whatever dies, and however many runs of the command there are:
+
+* *given* and *releasing* exclude each other: what was given is not released, and the reverse.
+* *taken* follows *given* only. What was given is released only after the taking side has *declined*, which excludes
+  *taken*.
+
+tests/models/switchover_model.py walks every order of these steps.
+
+giving: open, fenced, given; or releasing, released. taking: planned, prepared (fenced), taken, promoted, done; or
+declined.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common.errors import StateForbids
+from pgsub.protocol.lsn import lsn_or_none
+from pgsub.target.query import row, scalar
+
+GIVING, TAKING = "giving", "taking"
+OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"
+PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "taken", "promoted", "done", "declined"
+
+_COLUMNS = """id::text, side, subid, subname, back_name, phase, fence, saved, definition, position::text,
+ extract(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the journal.
+
+    :ivar id: of the switchover, the same on both sides.
+    :ivar subid: of the subscription in this ledger: the one that ends, or on the giving side the one that leads back.
+    :ivar subname: the subscription that ends; ``back_name`` the one that leads back.
+    :ivar fence: the way in which clients are kept from writing, see :mod:`pgsub.switchover.fence`.
+    :ivar saved: what the fence replaced.
+    :ivar definition: options of the subscription that ends, on the taking side.
+    :ivar position: on the taking side, where the slot of the way back is to begin.
+    :ivar fenced_for: seconds since the fence was put, by this server's clock; None where it was not.
+    """
+
+    id: str
+    side: str
+    subid: int
+    subname: str
+    back_name: str
+    phase: str
+    fence: str
+    saved: Mapping[str, Any] | None = None
+    definition: Mapping[str, Any] | None = None
+    position: int | None = None
+    fenced_for: float | None = None
+
+
+_FIELDS = [one.name for one in fields(Entry)]
+
+
+def add(connection: psycopg.Connection, entry: Entry) -> None:
+    """Write the first row of a side, unless it is there."""
+    definition = None if entry.definition is None else json.dumps(dict(entry.definition))
+    connection.execute(
+        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, phase, fence, definition)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s::json) ON CONFLICT (id) DO NOTHING",
+        (entry.id, entry.side, entry.subid, entry.subname, entry.back_name, entry.phase, entry.fence, definition),
+    )
+
+
+def latest(connection: psycopg.Connection, side: str, subname: str) -> Entry | None:
+    """Return the newest row of a side of a subscription's switchovers."""
+    return _found(connection, "side = %s AND subname = %s ORDER BY began_at DESC LIMIT 1", side, subname)
+
+
+def of(connection: psycopg.Connection, id: str) -> Entry | None:
+    """Return this server's row of a switchover."""
+    return _found(connection, "id = %s", id)
+
+
+def _found(connection: psycopg.Connection, condition: str, *values: str) -> Entry | None:
+    found = row(connection, f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE {condition}", values)
+    if found is None:
+        return None
+    *kept, position, seconds = found
+    named: dict[str, Any] = dict(zip(_FIELDS, kept, strict=False))
+    return Entry(**named, position=lsn_or_none(position), fenced_for=seconds)
+
+
+def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], phase: str, **columns: object) -> None:
+    """Change the phase of this server's row, in the caller's transaction.
+
+    :param expected: phases that it may have.
+    :param columns: that change with it.
+    :raises StateForbids: it has another one; another run of the command went on.
+    """
+    assignments = sql.SQL("").join(sql.SQL(", {} = %s").format(sql.Identifier(name)) for name in columns)
+    query = sql.SQL(
+        "UPDATE pgsub.switchover SET phase = %s, changed_at = pg_catalog.clock_timestamp(), fenced_at = CASE"
+        " WHEN %s = 'fenced' AND phase <> 'fenced' THEN pg_catalog.clock_timestamp() ELSE fenced_at END{}"
+        " WHERE id = %s AND phase = ANY(%s)"
+    ).format(assignments)
+    # guard: a phase changes only from one that it may follow
+    if connection.execute(query, (phase, phase, *columns.values(), id, list(expected))).rowcount != 1:
+        found = of(connection, id)
+        raise StateForbids(
+            f'the switchover is not "{" or ".join(expected)}" any more, but "{found.phase if found else "unknown"}"',
+            detail="Another run of the command went on with it.",
+            hint="See where it stands with --status.",
+        )
+
+
+def keeps(connection: psycopg.Connection, subid: int) -> bool:
+    """Return whether the row of a subscription that a switchover ends, or gives up, is needed on this server."""
+    query = "SELECT EXISTS (SELECT FROM pgsub.switchover WHERE subid = %s AND phase IN ('done', 'releasing'))"
+    return scalar(connection, query, (subid,)) is True
+
+
+def saved(value: Mapping[str, Any]) -> str:
+    """Return a value for the column ``saved``."""
+    return json.dumps(dict(value))

@@ -1,0 +1,84 @@
+"""A subscription whose writes move between two databases, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fix_program import Cli, valid
+from switching_clients import TABLE
+
+if TYPE_CHECKING:
+    from fix_servers import Database
+
+
+class Mover:
+    """A subscription whose writes move between two databases."""
+
+    def __init__(self, cli: Cli, databases: tuple[Database, Database], name: str) -> None:
+        self.cli = cli
+        self.databases = databases
+        self.name = name
+        self.side = 0  #: where clients write
+
+    def __call__(self, *options: str, code: int = 0, kill: str | None = None, **more: Any) -> dict[str, Any]:
+        """Run ``switchover`` in the direction that is next; return its document."""
+        back = ["--back"] if self.side else []
+        env = {"PGSUB_FAILPOINTS": f"switchover.{kill}=kill"} if kill else None
+        ended = self.cli("switchover", self.name, *back, "--yes", "--json", *options, env=env, **more)
+        assert ended.returncode == (-9 if kill else code), ended.stdout + ended.stderr
+        return {} if kill or code else valid("switchover", ended.stdout)
+
+    def rows(self, side: int, query: str) -> list[tuple[Any, ...]]:
+        """Ask one side in a session of its own: fences end those that there are."""
+        with self.databases[side].connect() as session:
+            return session.execute(query).fetchall()
+
+    @property
+    def conninfos(self) -> tuple[str, str]:
+        """Connection strings of both sides, for clients."""
+        return self.databases[0].conninfo, self.databases[1].conninfo
+
+    @property
+    def active(self) -> str:
+        """The subscription that replicates now."""
+        return f"{self.name}_back" if self.side else self.name
+
+    def subscriptions(self) -> list[dict[str, Any]]:
+        """Those that ``status`` shows."""
+        ended = self.cli("status", "--json")
+        assert ended.returncode == 0, ended.stderr
+        return list(valid("status", ended.stdout)["subscriptions"])
+
+    def plant(self, side: int, statement: str) -> None:
+        """Change rows of one side whatever the fence, as nobody notices."""
+        with self.databases[side].connect() as session:
+            session.execute("SET default_transaction_read_only = off; SET session_replication_role = replica")
+            session.commit()
+            session.execute(statement)
+
+    def caught_up(self) -> None:
+        """Wait until the other side has everything."""
+        ended = self.cli("wait", self.active, "--for", "caught-up", "--timeout", "2m", "--even-if-stopped")
+        assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def mover(launcher: Cli, pubdb: Database, subdb: Database) -> Iterator[Mover]:
+    """A subscription that is caught up; the target is read-only for clients, as it is to be."""
+    for database in (pubdb, subdb):
+        database.execute(TABLE)
+    pubdb.execute("CREATE PUBLICATION p FOR TABLE writes")
+    subdb.execute(f"CREATE PUBLICATION moved_back FOR TABLE writes; {_read_only(subdb)}")
+    launcher.connection, launcher.target = pubdb.conninfo, subdb.conninfo
+    moving = Mover(launcher, (pubdb, subdb), "moved")
+    assert launcher.create("moved", "--no-wait").returncode == 0
+    moving.caught_up()
+    yield moving
+    for (name,) in launcher.sql("SELECT subname FROM pg_subscription"):
+        assert launcher("drop", name, "--yes").returncode == 0
+
+
+def _read_only(database: Database) -> str:
+    return f'ALTER DATABASE "{database.name}" SET default_transaction_read_only = on'

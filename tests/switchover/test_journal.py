@@ -1,0 +1,104 @@
+"""The journal of a switchover: which phase may follow which, on both servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from fix_servers import Database
+
+from pgsub.commands.switchover import steps
+from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import schema
+from pgsub.target.session.connect import connect
+
+_ID = "00000000-0000-0000-0000-000000000001"
+_SETTING = "SELECT current_setting('default_transaction_read_only')"
+
+
+class Sides(NamedTuple):
+    """A session on each server, with a row of the journal."""
+
+    giving: psycopg.Connection
+    taking: psycopg.Connection
+
+    @property
+    def entry(self) -> Entry:
+        """The row of the taking side."""
+        found = journal.of(self.taking, _ID)
+        assert found is not None
+        return found
+
+    def phases(self, giving: str, taking: str) -> None:
+        """Set both."""
+        for session, phase in ((self.giving, giving), (self.taking, taking)):
+            session.execute("UPDATE pgsub.switchover SET phase = %s, saved = '{\"setting\": null}'", (phase,))
+
+
+@pytest.fixture
+def sides(pubdb: Database, subdb: Database) -> Iterator[Sides]:
+    """Both servers with a ledger."""
+    with closing(connect(pubdb.conninfo, "a")) as giving, closing(connect(subdb.conninfo, "b")) as taking:
+        for session, side, phase in ((giving, journal.GIVING, "open"), (taking, journal.TAKING, "planned")):
+            schema.install(session)
+            journal.add(session, Entry(_ID, side, 1, "s", "s_back", phase, fence.READ_ONLY))
+        yield Sides(giving, taking)
+
+
+def _nothing(action: str) -> None:
+    """Stand for the user's command where there is none."""
+
+
+def test_what_was_given_is_not_given_or_released_again(sides: Sides) -> None:
+    sides.phases("given", "prepared")
+    for expected, phase in (("fenced", "given"), ("open", "releasing"), ("fenced", "releasing")):
+        with pytest.raises(StateForbids, match=f'not "{expected}" any more, but "given"'):
+            journal.move(sides.giving, _ID, (expected,), phase)
+    journal.move(sides.giving, _ID, ("given",), "releasing")
+
+
+@pytest.mark.parametrize("phase", ["open", "fenced", "releasing", "released"])
+def test_what_was_not_given_is_not_taken(sides: Sides, phase: str) -> None:
+    sides.phases(phase, "prepared")
+    with pytest.raises(PgsubError, match=f"was not given, but is {phase}"):
+        steps.take(sides.entry, sides.giving, sides.taking, steps.Timing())
+    assert sides.entry.phase == "prepared"
+
+
+def test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it(sides: Sides) -> None:
+    sides.phases("given", "taken")
+    with pytest.raises(StateForbids, match='but "taken"'):
+        steps.release(sides.entry, sides.giving, sides.taking, _nothing)
+    with pytest.raises(TargetUnavailable, match="cannot be reached"):
+        steps.release(sides.entry, sides.giving, None, _nothing)
+    assert journal.of(sides.giving, _ID).phase == "given"  # type: ignore[union-attr]
+    sides.phases("given", "prepared")
+    steps.release(sides.entry, sides.giving, sides.taking, _nothing)
+    assert sides.entry.phase == "declined"
+    with pytest.raises(PgsubError, match="was not given, but is releasing"):
+        steps.take(sides.entry, sides.giving, sides.taking, steps.Timing())
+
+
+@pytest.mark.parametrize("before", [None, "on", "off"])
+def test_a_fence_is_lifted_to_what_was_before_or_to_writable(pubdb: Database, before: str | None) -> None:
+    database = f'ALTER DATABASE "{pubdb.name}"'
+    if before is not None:
+        pubdb.execute(f"{database} SET default_transaction_read_only = {before}")
+
+    def found() -> str:
+        with pubdb.connect() as session:
+            return str(session.execute(_SETTING).fetchall()[0][0])
+
+    with closing(connect(pubdb.conninfo, "a")) as session:
+        saved = fence.put(session, fence.READ_ONLY, ())
+        assert found() == "on" and saved == {"setting": before}
+        fence.restore(session, fence.READ_ONLY, saved)
+        assert found() == (before or "off")
+        fence.put(session, fence.READ_ONLY, ())
+        fence.lift(session, fence.READ_ONLY, saved)
+        assert found() == "off"

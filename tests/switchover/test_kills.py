@@ -1,0 +1,93 @@
+"""A switchover that is killed at any step, under clients that write: run again it goes on, or everything is as before.
+
+Audited by each client's own record of what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import pytest
+from fix_program import until
+from fix_switchover import Mover
+from switching_clients import Clients
+from thorough import thorough
+
+#: Steps before the right is given, and those behind it.
+_BEFORE = ("planned", "created", "prepared", "fenced", "sessions_ended", "drained", "sequences", "recorded", "advanced")
+_BEHIND = ("given", "taken", "promoted", "disabled", "enabled", "done")
+_ALL = (*_BEFORE, *_BEHIND)
+#: Steps of one switchover at which run after run is killed, for each of several in a row.
+CHAINS = {
+    "every other step, and the others on the way back": (_ALL[::2], _ALL[1::2]),
+    **dict(
+        thorough(
+            [
+                ("two steps of each", tuple(zip(_BEFORE, itertools.cycle(_BEHIND), strict=False))),
+                ("the same step again and again", tuple((step,) * 3 for step in _BEFORE)),
+            ]
+        )
+    ),
+}
+
+
+def _audit(mover: Mover, clients: Clients) -> None:
+    """Everything that was acknowledged is on both sides, once."""
+    mover.caught_up()
+    here, there = (dict(mover.rows(side, "SELECT id, (client, number)::text FROM writes")) for side in (0, 1))
+    assert here == there
+    lost = [one for one in clients.acknowledged if here.get(one.id) != f"({one.client},{one.number})"]
+    assert not lost and not clients.faults
+    assert len(set(here.values())) == len(here)
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
+def test_killed_and_run_again_it_moves_the_writes_and_loses_none(
+    mover: Mover, chain: tuple[tuple[str, ...], ...], reached: Callable[[str], None]
+) -> None:
+    with Clients(mover.conninfos) as clients:
+        for steps in chain:
+            since, to = time.monotonic(), 1 - mover.side
+            for step in steps:
+                mover("--no-verify", "--timeout", "2m", kill=step)
+                assert mover("--status")["state"] == "under way", step
+                reached(f"switchover.{step}")
+            assert mover("--no-verify", "--timeout", "2m")["state"] == "done"
+            mover.side = to
+            until(lambda to=to, since=since: clients.wrote_on(to, since) or clients.faults)
+            assert clients.both_wrote(since, to) == []
+            mover.caught_up()
+    _audit(mover, clients)
+
+
+def test_an_abort_that_is_killed_and_run_again_leaves_everything_as_it_was(
+    mover: Mover, reached: Callable[[str], None]
+) -> None:
+    before = _settings(mover)
+    with Clients(mover.conninfos) as clients:
+        for step, releasing in (("fenced", "releasing"), ("given", "declined"), ("advanced", "dropped")):
+            since = time.monotonic()
+            mover("--no-verify", "--timeout", "2m", kill=step)
+            mover("--abort", kill=releasing)
+            reached(f"switchover.{releasing}")
+            assert mover("--abort")["state"] == "as before"
+            now = time.monotonic()
+            until(lambda now=now: clients.wrote_on(0, now) or clients.faults)
+            assert not clients.wrote_on(1, since)
+            assert _settings(mover) == before
+            assert mover("--status")["state"] == "none"
+    _audit(mover, clients)
+
+
+def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:
+    """What a switchover changes: settings of the databases, slots, and subscriptions of the ledgers."""
+    queries = (
+        "SELECT setconfig FROM pg_db_role_setting s JOIN pg_database d ON d.oid = setdatabase"
+        " WHERE datname = current_database()",
+        "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()",
+        "SELECT datacl::text FROM pg_database WHERE datname = current_database()",
+    )
+    found = [mover.rows(side, query) for side in (0, 1) for query in queries]
+    return [*found, mover.rows(1, "SELECT subname FROM pgsub.subscription")]

@@ -1,0 +1,155 @@
+"""``pgsub switchover``: the writes move to the target and back."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+from fix_program import one_error, until
+from fix_switchover import Mover
+from switching_clients import Clients
+
+
+def _insert(mover: Mover, side: int, number: int) -> int:
+    """Write as a client does; return the id that the sequence gave."""
+    [(id,)] = mover.rows(side, f"INSERT INTO writes (client, number) VALUES (0, {number}) RETURNING id")
+    return int(id)
+
+
+def _refused(mover: Mover, side: int) -> None:
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        _insert(mover, side, 0)
+
+
+def test_writes_move_with_equal_tables_and_come_back_with_what_was_written_meanwhile(mover: Mover) -> None:
+    assert _insert(mover, 0, 1) == 1
+    found = mover()
+    assert (found["state"], found["giving"], found["taking"]) == ("done", "given", "done")
+    assert 0 < found["pause"] < 30 and {"drain", "sequences", "give", "take"} <= found["steps"].keys()
+    _refused(mover, 0)
+    assert _insert(mover, 1, 2) == 2
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT id, number FROM writes ORDER BY 1") == [(1, 1), (2, 2)]
+    assert mover()["state"] == "done"
+    mover.side = 0
+    _refused(mover, 1)
+    assert _insert(mover, 0, 3) == 3
+    mover.caught_up()
+    assert mover.rows(1, "SELECT id, number FROM writes ORDER BY 1") == [(1, 1), (2, 2), (3, 3)]
+    [row] = mover.subscriptions()
+    assert (row["subname"], row["subpublications"], row["suborigin"]) == ("moved", ["p"], "any")
+
+
+def test_a_rehearsal_changes_nothing_and_measures(mover: Mover) -> None:
+    found = mover("--dry-run")
+    assert found["state"] == "rehearsed" and found["pause"] > 0
+    assert _insert(mover, 0, 1) == 1
+    assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+
+
+def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> None:
+    mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
+    ended = mover.cli("switchover", "moved", "--yes")
+    one_error(ended, 6, 'the tables of subscription "moved" differ', "pgsub verify moved --repair")
+    assert mover("--status")["state"] == "none"
+    assert _insert(mover, 0, 1) == 1
+
+
+def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover) -> None:
+    with mover.databases[0].connect() as session:
+        session.autocommit = True
+        session.execute("BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
+    try:
+        ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "500ms")
+        one_error(ended, 8, "timeout while waiting for prepared transactions", "ROLLBACK PREPARED 'undecided'")
+        assert "everything is left as it was" in ended.stderr
+        _insert(mover, 0, 1)
+        _refused(mover, 1)
+        assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+        assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    finally:
+        with mover.databases[0].connect() as session:
+            session.autocommit = True
+            session.execute("ROLLBACK PREPARED 'undecided'")
+
+
+def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
+    mover("--no-verify", kill="fenced")
+    _refused(mover, 0)
+    time.sleep(0.2)  # the fence lasts longer than the next run allows, however fast that is
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "100ms")
+    assert ended.returncode == 8, ended.stderr
+    assert _insert(mover, 0, 1) == 1
+    assert mover("--status")["state"] == "none"
+
+
+def test_nothing_is_aborted_once_clients_may_write_on_the_target(mover: Mover) -> None:
+    mover("--no-verify", kill="taken")
+    ended = mover.cli("switchover", "moved", "--abort", "--yes")
+    one_error(ended, 3, "cannot be aborted any more", "pgsub switchover moved --back")
+    assert mover("--status")["said"] == "Clients may write on the target."
+    assert mover("--no-verify")["state"] == "done"
+    mover.side = 1
+    ended = mover.cli("switchover", "moved", "--yes")
+    one_error(ended, 3, "has been switched over already", "pgsub switchover moved --back")
+
+
+def test_commands_of_the_user_fence_and_promote(mover: Mover, tmp_path: Path) -> None:
+    log, script = tmp_path / "log", tmp_path / "pool"
+    script.write_text(f'#!/bin/sh\necho "$PGSUB_SWITCHOVER|$PGSUB_GIVING|$PGSUB_TAKING" >> {log}\n')
+    script.chmod(stat.S_IRWXU)
+    mover("--no-verify", "--fence-command", str(script), "--promote-command", str(script))
+    lines = [line.split("|") for line in log.read_text().splitlines()]
+    assert [line[0] for line in lines] == ["fence", "promote"]
+    assert all(mover.databases[0].name in giving and mover.databases[1].name in taking for _, giving, taking in lines)
+    assert _insert(mover, 0, 1) == 1  # nothing else kept clients from it
+
+
+def test_a_fence_command_that_fails_is_told_to_release(mover: Mover, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = f'echo "$PGSUB_SWITCHOVER" >> {log}; test "$PGSUB_SWITCHOVER" = release'
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--fence-command", command)
+    one_error(ended, 1, "the command to fence failed with exit code 1")
+    assert log.read_text().split() == ["fence", "release"]
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+
+
+def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
+    query = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
+    before = mover.rows(1, "SELECT datacl::text FROM pg_database WHERE datname = current_database()")
+    mover("--no-verify", "--fence", "connect")
+    assert (mover.rows(0, query), mover.rows(1, query)) == ([(False,)], [(True,)])
+    mover.side = 1
+    mover.caught_up()
+    mover("--no-verify", "--fence", "connect")
+    mover.side = 0
+    assert (mover.rows(0, query), mover.rows(1, query)) == ([(True,)], [(False,)])
+    mover.caught_up()
+    assert before == [(None,)]
+
+
+def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = mover.cli.start(
+        "switchover", "moved", "--yes", "--no-verify", "--timeout", "2m",
+        env={"PGSUB_FAILPOINTS": f"switchover.drained=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
+    )  # fmt: skip
+    until(lambda: (tmp_path / "switchover.drained").exists())
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 9, 'another switchover of subscription "moved" is under way', "pg_terminate_backend")
+    go.touch()
+    assert first.wait(60) == 0, first.log.read_text()  # type: ignore[attr-defined]
+    assert _insert(mover, 1, 1) == 1
+
+
+def test_a_session_that_sets_itself_writable_is_found_out(mover: Mover) -> None:
+    publisher = mover.conninfos[0]
+    with Clients((publisher, publisher), options="-c default_transaction_read_only=off"):
+        ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "20s")
+    one_error(ended, 3, "clients still write to the fenced publisher", "pg_stat_activity")
+    assert _insert(mover, 0, 1) > 1
