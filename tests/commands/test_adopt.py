@@ -396,13 +396,33 @@ def test_no_value_of_a_row_that_is_equal_crosses_the_line(
     assert cli("drop", "s", "--yes").returncode == 0
 
 
-def test_only_one_session_brings_what_differs(launcher: Cli, adopting: Callable[..., str], tables: Tables) -> None:
+def test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named(
+    launcher: Cli, adopting: Callable[..., str], tables: Tables
+) -> None:
     tables[1].execute("INSERT INTO a VALUES (1, 'x')")
-    with contextlib.closing(tables[1].connect()) as session:
+    with contextlib.closing(tables[1].connect(application_name="curious")) as session:
         session.execute("SELECT pg_advisory_lock(%s, 'a'::regclass::oid::int)", (0x70677361,))
         adopting("--no-wait")
         tables[1].wait("SELECT attempt > 1 FROM pgsub.subscription_rel WHERE relname = 'a'")
+        error = until(lambda: launcher.sql("SELECT message, detail, hint FROM pgsub_error WHERE class = 'LockHeld'"))[0]
+        assert error[0] == "could not obtain the lock for the adoption of a table"
+        assert f"PID {session.info.backend_pid} of the target" in error[1] and '"curious", holds' in error[1]
         assert tables[1].rows("SELECT * FROM a") == [(1, "x")]
+        tables[1].execute(error[2].splitlines()[-1])  # the statement of the hint
+    name = launcher.sql("SELECT subname FROM pg_subscription")[0][0]
+    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _same(tables, "a")
+
+
+def test_an_adoption_waits_for_a_lock_only_so_long_and_goes_on_when_it_is_free(
+    launcher: Cli, adopting: Callable[..., str], tables: Tables
+) -> None:
+    tables[1].execute("INSERT INTO a VALUES (1, 'x')")
+    with contextlib.closing(tables[1].connect()) as session:
+        session.execute("BEGIN; UPDATE a SET t = 'y' WHERE id = 1")
+        adopting("--no-wait")
+        until(lambda: launcher.sql("SELECT 1 FROM pgsub_error WHERE message LIKE '%due to lock timeout%'"))
+        session.execute("ROLLBACK")
     name = launcher.sql("SELECT subname FROM pg_subscription")[0][0]
     assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
     _same(tables, "a")

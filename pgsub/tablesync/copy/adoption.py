@@ -45,7 +45,7 @@ from pgsub.reconcile.equality import Values
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differences
 from pgsub.reconcile.side import Side, date_order
-from pgsub.target.ledger import events, states
+from pgsub.target.ledger import events, states, worker_takeover
 from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.query import scalar
 from pgsub.target.session import advisory_locks
@@ -136,19 +136,30 @@ class Adopter:
 
 @contextlib.contextmanager
 def alone(session: psycopg.Connection, key: ChunkKey) -> Iterator[bool]:
-    """Let the session be the only one that adopts a table, and be ended by a take-over of it; gives whether it is."""
+    """Let the session be the only one that adopts a table, and be ended by a take-over of it; gives whether it is.
+
+    :raises LockHeld: a session that is no worker of the subscription holds the lock, so no take-over ends it.
+    """
     relid = key.claim.worker
     lock = (_LOCK_CLASS, relid - (1 << 32 if relid >> 31 else 0))
     before = scalar(session, "SHOW application_name")
     _call_itself(session, str(SessionName(key.claim.subid, f"copy:{relid}", key.claim.epoch)))
     taken = advisory_locks.take(session, lock, seconds=0.0)
     try:
+        if not taken:
+            _check_holder(session, key.claim.subid, lock)
         yield taken
     finally:
         with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
             if taken:
                 session.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", lock)
             _call_itself(session, before)
+
+
+def _check_holder(session: psycopg.Connection, subid: int, lock: tuple[int, int]) -> None:
+    found = advisory_locks.holder(session, lock)
+    if found is not None and not worker_takeover.is_worker(session, found[0], subid):
+        raise advisory_locks.held(session, lock, "could not obtain the lock for the adoption of a table")
 
 
 def _call_itself(session: psycopg.Connection, name: str) -> None:

@@ -30,6 +30,8 @@ _EVICT_SECONDS = 30
 #: be a worker.
 WORKER_SESSIONS = """a.datname = pg_catalog.current_database()
    AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"""
+#: application_name of a subscription's workers, as a regular expression.
+_PATTERN = "^pgsub {} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]{{1,18}}$"
 _EVICT = f"""
 SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a
  WHERE {WORKER_SESSIONS}
@@ -87,6 +89,12 @@ def sign(connection: psycopg.Connection, claim: Claim) -> Sign:
     return Sign() if row is None else Sign(*row)
 
 
+def is_worker(connection: psycopg.Connection, pid: int, subid: int) -> bool:
+    """Return whether a session of the target is one that a take-over of a worker of the subscription would end."""
+    query = f"SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND {WORKER_SESSIONS} AND application_name ~ %s"
+    return connection.execute(query.encode(), (pid, _PATTERN.format(subid))).fetchone() is not None
+
+
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
     """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
 
@@ -125,7 +133,7 @@ def evict_all(connection: psycopg.Connection, subid: int) -> None:
 
 def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | None) -> None:
     """Terminate sessions of roles with an epoch below the given one, or all sessions, and wait until none is left."""
-    name = f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]{{1,18}}$"
+    name = _PATTERN.format(subid)
     numbers = None if epochs is None else list(epochs.values())
     deadline = time.monotonic() + _EVICT_SECONDS
     while connection.execute(_EVICT, (name, numbers, list(epochs or ()), numbers)).fetchall():

@@ -66,13 +66,19 @@ def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) ->
         raise held(connection, key, what)
 
 
+def holder(connection: psycopg.Connection, key: Key) -> tuple[int, str, str] | None:
+    """Return PID, user and application_name of the other session that holds a lock, None where there is none."""
+    high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
+    found = row(connection, _HOLDER, (high, low, len(key)))
+    return None if found is None else (found[0], found[1], found[2])
+
+
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:
     """Return the error for a lock that was not free in time, with the session that holds it.
 
     :param hint: a sentence that goes before the statement that ends the holder.
     """
-    high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
-    found = row(connection, _HOLDER, (high, low, len(key)))
+    found = holder(connection, key)
     if found is None:
         detail = "Its advisory lock on the target was held until a moment ago."
         return LockHeld(message, detail=detail, hint="Try again.")
