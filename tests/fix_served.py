@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -44,3 +46,24 @@ def served(launcher: Cli, tables: tuple[Database, Database]) -> Iterator[tuple[C
     for (subname,) in launcher.sql("SELECT subname FROM pg_subscription"):
         assert launcher("drop", subname, "--yes").returncode == 0
     assert tables[0].rows(_SLOTS) == []
+
+
+@contextlib.contextmanager
+def writing(database: Database, *statements: str) -> Iterator[list[int]]:
+    """Run statements again and again meanwhile, each time with the next number for ``{}``; gives the last one."""
+    done, enough = [0], threading.Event()
+
+    def write() -> None:
+        with contextlib.closing(database.connect()) as session:
+            while not enough.wait(0.002):
+                done[0] += 1
+                for statement in statements:
+                    session.execute(statement.replace("{}", str(done[0])).encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield done
+    finally:
+        enough.set()
+        writer.join()

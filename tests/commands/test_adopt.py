@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fix_program import Cli, nothing_created, one_error, until, valid
 from fix_proxy import Proxy
+from fix_served import writing
 from fix_servers import Database
 from psycopg.conninfo import make_conninfo
 
@@ -47,27 +47,6 @@ def _add(tables: Tables, name: str, columns: str, pub: str, sub: str) -> None:
     for database, rows in zip(tables, (pub, sub), strict=True):
         database.execute(f"CREATE TABLE {name} ({columns}); {rows}")
     tables[0].execute(f"ALTER PUBLICATION p ADD TABLE {name}")
-
-
-@contextlib.contextmanager
-def _writing(database: Database, *statements: str) -> Iterator[list[int]]:
-    """Run statements again and again; ``{}`` stands for a number."""
-    done, enough = [0], threading.Event()
-
-    def write() -> None:
-        with contextlib.closing(database.connect()) as session:
-            while not enough.wait(0.002):
-                done[0] += 1
-                for statement in statements:
-                    session.execute(statement.replace("{}", str(done[0])).encode())
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield done
-    finally:
-        enough.set()
-        writer.join()
 
 
 def test_a_table_that_is_equal_is_not_written_and_is_replicated_from_then_on(
@@ -306,7 +285,7 @@ def test_a_table_is_brought_again_by_comparison_while_both_its_rows_and_others_c
     assert shown["adopted"] == [{"schemaname": "public", "relname": "a"}] and shown["emptied"] == []
     changes = ("UPDATE a SET t = 'newer {}' WHERE id = 1 + {} % 90", "INSERT INTO a VALUES (1000 + {}, 'new')",
                "DELETE FROM a WHERE id = 1000 + {} - 3", "INSERT INTO b VALUES (10 + {}, {})")  # fmt: skip
-    with _writing(tables[0], *changes) as done:
+    with writing(tables[0], *changes) as done:
         for _ in range(3):
             tables[1].execute(
                 "UPDATE a SET t = 'wrong' WHERE id % 3 = 0; DELETE FROM a WHERE id % 7 = 0;"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import patience
 import pytest
@@ -85,8 +84,13 @@ def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(se
         for number in range(2, 20):
             pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
         publication(tables)
+        written = pubdb.value("SELECT pg_current_wal_insert_lsn()")
         altering = cli.start("alter", name, "--add-publication", "q")
-        time.sleep(4)  # time enough to ask the workers to stop before they are where q exists
+        # before 18 it waits for apply before it asks the workers to stop: they are not where q exists
+        subdb.wait("SELECT wanted_lsn >= %s OR stop FROM pgsub.control WHERE worker = 0", written)
+        waits = pubdb.connection.info.server_version < 180000
+        assert subdb.rows("SELECT stop FROM pgsub.control WHERE worker = 0") == [(not waits,)]
+        assert definition(cli, "subpublications", name=name) == (('["p"]',) if waits else ('["p", "q"]',))
     assert altering.wait(patience.SECONDS) == 0, altering.log.read_text()
     assert "warning" not in altering.log.read_text()
     pubdb.execute("INSERT INTO c VALUES (1000, 'streamed')")
@@ -95,7 +99,7 @@ def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(se
     assert cli.sql("SELECT message FROM pgsub_error") == []
 
 
-def test_without_refresh_only_the_list_changes_and_no_server_is_asked(stored, tables):
+def test_without_refresh_only_the_list_changes_and_no_server_is_needed(stored, tables):
     publication(tables)
     tables[1].execute("ALTER TABLE c RENAME TO elsewhere")
     for words, left in (

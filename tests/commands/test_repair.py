@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import patience
 import pytest
 from fix_program import Cli, one_error, until, valid
+from fix_served import writing
 from fix_servers import Database
 
 Tables = tuple[Database, Database]
@@ -44,26 +44,12 @@ def _same(tables: Tables, *names: str) -> None:
         assert tables[0].rows(query) == tables[1].rows(query), name
 
 
-@contextlib.contextmanager
-def _writing(database: Database) -> Iterator[list[int]]:
-    """Change the very rows that differ, and others, all the time; gives how often."""
-    done, enough = [0], threading.Event()
-
-    def write() -> None:
-        with contextlib.closing(database.connect()) as session:
-            while not enough.wait(0.002):
-                done[0] += 1
-                session.execute(f"UPDATE a SET t = 'newer {done[0]}' WHERE id = {1 + done[0] % 6}".encode())
-                session.execute(f"INSERT INTO a VALUES ({1000 + done[0]}, 'new')".encode())
-                session.execute(f"DELETE FROM a WHERE id = {1000 + done[0] - 3}".encode())
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield done
-    finally:
-        enough.set()
-        writer.join()
+#: Change the very rows that differ, and others.
+_CHANGES = (
+    "UPDATE a SET t = 'newer {}' WHERE id = 1 + {} % 6",
+    "INSERT INTO a VALUES (1000 + {}, 'new')",
+    "DELETE FROM a WHERE id = 1000 + {} - 3",
+)
 
 
 def test_what_differs_becomes_what_the_publisher_has_and_what_was_there_is_recorded(
@@ -108,7 +94,7 @@ def test_nothing_newer_is_overwritten_while_the_publisher_writes_to_the_rows_tha
     served: Served, tables: Tables
 ) -> None:
     cli, name = served
-    with _writing(tables[0]) as done:
+    with writing(tables[0], *_CHANGES) as done:
         for _ in range(3):
             _plant(tables[1], _MORE)
             assert _repair(cli, name, "--yes", "--table", "public.a")["equal"]
