@@ -73,10 +73,27 @@ def start_jvm(
         # A session of its own: what the terminal or the shell sends to our process group is ours to handle.
         options: dict[str, Any] = {"stdout": stream, "stderr": stream, "umask": 0o077, "start_new_session": True}
         try:
-            return launch_gateway(arguments, options)
+            with _connection_folder(state_dir / "run"):
+                return launch_gateway(arguments, options)
         except (PySparkException, Py4JError, OSError) as error:
             text = log.read_bytes()[offset:].decode(errors="replace")[-2000:].strip()
             raise PgsubError("the Java process of Spark did not start", detail=text or str(error)) from None
+
+
+@contextmanager
+def _connection_folder(run: Path) -> Iterator[None]:
+    """Let pyspark exchange port and secret of the gateway in a file of the state folder.
+
+    It removes the file, unless this process is killed before: the next start does it then, as with other scratch files.
+    """
+    folder, before = run / f"gateway.{os.getpid()}", tempfile.tempdir
+    folder.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = str(folder.absolute())
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def reason(error: Exception) -> str:
@@ -118,7 +135,7 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
-    for place in run.glob("sockets.*"):
+    for place in (*run.glob("sockets.*"), *run.glob("gateway.*")):
         try:
             os.kill(int(place.suffix[1:]), 0)
         except (OSError, ValueError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from fix_program import until
 from py4j.protocol import Py4JError
 from spark import task_functions as tasks
 from thorough import only_thorough, thorough
@@ -241,6 +242,24 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "a task that prints" in (state_dir / "log" / "spark.log").read_text()
+
+
+def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with_the_next_start(
+    tmp_path, state_dir, opened
+):
+    program = "import pathlib, sys; from pgsub.spark.session import open_context; "
+    program += "open_context(None, 2, pathlib.Path(sys.argv[1]))"
+    temporary, run = tmp_path / "temporary", state_dir / "run"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    starting = subprocess.Popen([sys.executable, "-c", program, str(state_dir)], env=environment)
+    until(lambda: list(run.glob("gateway.*/*")))  # the JVM is to write port and secret of the gateway there
+    starting.kill()
+    starting.wait()
+    assert list(temporary.iterdir()) == []
+    assert [path.stat().st_mode & 0o777 for path in run.glob("gateway.*")] == [0o700]
+    opened()
+    assert list(run.glob("gateway.*")) == []
 
 
 @only_thorough
