@@ -135,6 +135,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the publisher alone does not say which sequences of the target it moves": (
         "test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses",
     ),
+    "a sequence that was set back is not set forward to an older value": (
+        "test_a_sequence_that_a_command_sets_back_meanwhile_is_not_set_to_what_was_read_before",
+    ),
     "only the publisher's values are taken": ("test_values_of_a_server_that_is_not_the_publisher_are_not_taken",),
     "a password that is required is asked for": (
         "test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none_any_more",

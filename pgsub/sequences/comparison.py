@@ -29,11 +29,15 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A sequence of the target and the value that it has on the publisher."""
+    """A sequence of the target and the value that it has on the publisher.
+
+    :ivar seen: where it was on the target before the publisher's value was read; None where that cannot be read.
+    """
 
     local: LocalSequence
     definition: Definition
     position: Position
+    seen: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,10 @@ def compare(
         name: _obstacle(one, local.get(name), target, run_as_owner, apart.get(name)) for name, one in remote.items()
     }
     clear = [name for name, obstacle in checked.items() if obstacle is None]
+    seen = _seen(target, [local[name].key for name in clear if local[name].usable and local[name].readable])
     values = reading.positions(source, clear)
     return Compared(
-        tuple(_wanted(name, remote, local, values) for name in clear),
+        tuple(_wanted(name, remote, local, values, seen) for name in clear),
         tuple(obstacle for obstacle in checked.values() if obstacle is not None),
     )
 
@@ -82,10 +87,18 @@ def _wanted(
     remote: Mapping[Name, LocalSequence],
     local: Mapping[Name, LocalSequence],
     values: Mapping[Name, Position],
+    seen: Mapping[Name, Position],
 ) -> Wanted:
     definition = remote[name].definition
     assert definition is not None
-    return Wanted(local[name], definition, values[name])
+    return Wanted(local[name], definition, values[name], seen.get(name))
+
+
+def _seen(target: psycopg.Connection[Any], names: Sequence[Name]) -> dict[Name, Position]:
+    try:
+        return reading.positions(target, names)
+    except psycopg.errors.LockNotAvailable:  # one is being truncated
+        return {}
 
 
 def _obstacle(

@@ -28,7 +28,7 @@ class Outcome:
     """A sequence after an attempt to synchronize it; positions are None where they were not read.
 
     :ivar ahead: by how much the target is ahead, in the direction of the sequence; negative where it is behind.
-    :ivar busy: open transactions of the target took values of it, and its value could not be set.
+    :ivar busy: it could not be set: open transactions of the target took values of it, or it was set back meanwhile.
     """
 
     key: Name
@@ -125,6 +125,8 @@ def _set(
 
 def _outcome(one: Wanted, target: Position | None, **more: Any) -> Outcome:
     ahead = None if target is None else target.ahead_of(one.position, one.definition.increment)
+    set_back = target is not None and not more.get("moved") and writing.went_back(target, one)
+    more["busy"] = more.get("busy", False) or set_back
     return Outcome(one.local.key, one.local.oid, one.position, target, ahead, **more)
 
 

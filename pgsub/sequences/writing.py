@@ -56,9 +56,20 @@ def bring_up(
 
 
 def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:
-    """Return whether the target's value is to be set: it never goes backward unless that is allowed."""
+    """Return whether the target's value is to be set: it never goes backward unless that is allowed.
+
+    One that somebody set back meanwhile is not brought to a value of the publisher that was read before.
+    """
+    # guard: a sequence that was set back is not set forward to an older value
+    if went_back(before, wanted) and not allow_backward:
+        return False
     ahead = before.ahead_of(wanted.position, wanted.definition.increment)
     return ahead < 0 or (allow_backward and ahead > 0)
+
+
+def went_back(now: Position, wanted: Wanted) -> bool:
+    """Return whether the target's value was set back after it was seen first."""
+    return wanted.seen is not None and now.ahead_of(wanted.seen, wanted.definition.increment) < 0
 
 
 def _lock(session: psycopg.Connection[Any], wanted: Wanted, timeout: str) -> None:

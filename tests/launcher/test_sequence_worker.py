@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fix_program import Cli
@@ -202,6 +203,30 @@ def test_an_attempt_ends_while_a_transaction_keeps_the_sequences_of_a_table_that
     _attempt(worker)
     assert worker.error is None
     assert subdb.rows("SELECT q.last_value, r.last_value FROM q, r") == [(9, 9)]
+
+
+def test_a_sequence_that_a_command_sets_back_meanwhile_is_not_set_to_what_was_read_before(
+    make: Make, tables: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("SELECT setval('q', 600)")
+    subdb.execute("SELECT setval('q', 500)")
+    worker = make()
+    bring = sequence_worker.bring
+
+    def later(*args: Any, **options: Any) -> Any:
+        pubdb.execute("SELECT setval('q', 100)")
+        assert cli("refresh", "s", "--sequences", "--allow-backward").returncode == 0
+        return bring(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sequence_worker, "bring", later)
+        _attempt(worker)
+    assert subdb.rows("SELECT last_value FROM q") == [(100,)]
+    assert not worker.settled(well=True)
+    pubdb.execute("SELECT setval('q', 101)")
+    _attempt(worker)
+    assert subdb.rows("SELECT last_value FROM q") == [(101,)] and worker.error is None
 
 
 def test_nothing_is_set_once_the_launcher_stops(make: Make, tables: tuple[Database, Database]) -> None:
