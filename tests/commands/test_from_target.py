@@ -259,6 +259,19 @@ def test_without_options_in_the_ledger_publications_are_given_by_hand_and_nothin
     assert cli.status()["subbinary"] is True
 
 
+def test_what_alter_changes_while_nothing_serves_the_subscription_is_in_the_ledger_and_comes_back(cli, tables):
+    assert cli.create("s", "--no-wait").returncode == 0
+    tables[0].execute("CREATE PUBLICATION q FOR TABLE a, b")
+    assert cli("alter", "s", "--set-publication", "q", "--no-refresh", "--streaming", "off").returncode == 0
+    before = shown(cli)
+    lose(cli)
+    ended = cli(*again(cli, "--until-caught-up"))
+    assert ended.returncode == 0 and 'publications "q"' in ended.stderr, ended.stderr
+    assert (cli.status()["subpublications"], cli.status()["substream"]) == (["q"], "f")
+    assert before["pg_subscription"] == shown(cli)["pg_subscription"]
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
 def test_a_slot_or_publication_that_is_gone_is_said_and_the_subscription_can_be_dropped(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0

@@ -36,7 +36,14 @@ from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common import conninfo as ci
-from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
+from pgsub.common.errors import (
+    LockHeld,
+    PermissionMissing,
+    PgsubError,
+    SubscriptionExists,
+    TargetUnavailable,
+    TimeoutExpired,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -76,7 +83,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         _check_tables(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
-            _store(store, sub, fields)
+            _store_and_record(options, store, sub, fields)
             return
         _alter_with_servers(options, store, sub, fields, reporter)
 
@@ -101,6 +108,24 @@ def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> N
         if fields.get("sequences") is False:
             store.put_sequences(sub.subid, [])
         store.journal("alter", sub.subid, fields.get("name", sub.name), shown)
+
+
+def _store_and_record(options: AlterOptions, store: StateStore, sub: Subscription, fields: dict[str, Any]) -> None:
+    """Write the definition; where no launcher copies it to the ledger at once, do that, if the target answers.
+
+    A state store that is lost before the next ``run`` would come back with the older options.
+
+    :raises StateForbids: the subscription was moved to another state store.
+    """
+    with contextlib.ExitStack() as stack:
+        session = None
+        if subscription_lock(options.state_dir, sub.subid).holder() is None:
+            with contextlib.suppress(TargetUnavailable, PermissionMissing):
+                session = stack.enter_context(ledger_session(sub))
+        _store(store, sub, fields)
+        if session is not None:
+            with contextlib.suppress(psycopg.Error):
+                definitions.record(session, sub.subid, stored_options(replace(sub, **fields)))
 
 
 def _alter_with_servers(
