@@ -182,6 +182,12 @@ NEW_PARTITIONS = {
 }
 
 
+_NOT_OURS = (
+    "The table of this name on the target is partitioned, but neither it nor any partition of it is subscribed: see"
+    " first that it is the same table."
+)
+
+
 def _missing_partition(p: Pair) -> SchemaFault:
     with pytest.raises(SchemaFault, match=r'"My\.s\.T new" does not exist') as caught:
         p.catch_up()
@@ -203,7 +209,7 @@ def test_a_partition_that_the_target_lacks_comes_with_the_statement_that_makes_i
     p.pubdb.execute(f'CREATE TABLE "My.s"."T new" PARTITION OF {parent} {bound}; {later}')
     p.pubdb.execute(f"INSERT INTO {parent} VALUES (1, {values})")
     error = _missing_partition(p)
-    assert error.detail == f"On the publisher it is a partition of {parent}."
+    assert error.detail == f"On the publisher it is a partition of {parent}. {_NOT_OURS}"
     [statement] = [line for line in (error.hint or "").splitlines() if line.endswith(";")]
     p.subdb.execute(statement)
     look = (
@@ -216,6 +222,14 @@ def test_a_partition_that_the_target_lacks_comes_with_the_statement_that_makes_i
     subscriptions.add_relations(p.session, p.subid, [RelationState(oid, "My.s", "T new", "r")])
     p.apply()
     p.same(parent)
+
+
+@pytest.mark.parametrize("subscribed", ["t", "t_1"])
+def test_a_partition_of_a_table_that_is_subscribed_is_told_without_a_doubt(pair: MakePair, subscribed: str) -> None:
+    made = "CREATE TABLE t (k int) PARTITION BY LIST (k); CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1)"
+    p = pair(f'{made}; CREATE SCHEMA "My.s"', names=[("public", subscribed)])
+    p.pubdb.execute('CREATE TABLE "My.s"."T new" PARTITION OF t DEFAULT; INSERT INTO t VALUES (2)')
+    assert _missing_partition(p).detail == 'On the publisher it is a partition of "public"."t".'
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def test_a_missing_privilege_blocks_under_its_name_until_it_is_granted(restricte
     assert "DETAIL:  This is attempt 3 with the same error." in log
     steps = cli("status", "few", "--runbook").stdout
     assert "skip-lsn" not in steps and "pgsub alter few --hold public.a" in steps
+    assert "pgsub refresh few --dry-run" in steps
+    assert "What the publications publish needs INSERT, UPDATE, TRUNCATE." in cli("refresh", "few", "--dry-run").stderr
     [grant] = [line.strip() for line in steps.splitlines() if " ON TABLE " in line]
     subdb.execute(grant)
     ended = cli("wait", "few", "--for", "caught-up", "--timeout", "2m")

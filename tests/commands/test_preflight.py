@@ -340,6 +340,26 @@ def test_owners_that_the_role_may_not_act_as_are_named_with_the_grant_and_the_op
             subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
 
 
+def test_the_comparison_of_an_adopted_table_needs_the_users_own_select(cli, tables, role):
+    subdb = tables[1]
+    owner = f"{subdb.name}_owner"
+    subdb.execute(f"CREATE ROLE {owner}; GRANT {owner} TO {role} WITH INHERIT FALSE; GRANT TRUNCATE ON a, b TO {role}")
+    subdb.execute(f"ALTER TABLE a OWNER TO {owner}; ALTER TABLE b OWNER TO {owner}; INSERT INTO a VALUES (1, 'other')")
+    try:
+        cli.target = subdb.server.conninfo(subdb.name, role)
+        ((message, detail, hint),) = _about(_plan(cli, "--adopt")[0], "a")
+        assert message == 'permission denied for table "public.a" on the target'
+        assert "compared by the user of --target itself" in detail
+        assert _pasted(hint) == [f'GRANT SELECT ON TABLE "public"."a" TO "{role}";']
+        subdb.execute(f"GRANT SELECT (id, t) ON a TO {role}")
+        assert _about(_plan(cli, "--adopt")[0], "a") == []
+        ended = cli.create("s", "--adopt", "--yes")
+        assert ended.returncode == 0 and "permission denied" not in ended.stderr, ended.stderr
+        assert subdb.rows("SELECT * FROM a ORDER BY id") == tables[0].rows("SELECT * FROM a ORDER BY id")
+    finally:
+        subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
+
+
 def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, own_pair):
     pair = own_pair(
         publisher={"max_replication_slots": 3, "max_wal_senders": 2, "max_connections": 12},

@@ -182,7 +182,13 @@ def _on_terminal(cli, answer, *words):
 
 def test_on_a_terminal_it_asks_and_names_the_rows(stored, tables):
     subdb = tables[1]
-    subdb.execute("INSERT INTO a SELECT g, 'row' FROM generate_series(1, 500) g; ANALYZE a")
+    subdb.execute(
+        "INSERT INTO a SELECT g, 'row' FROM generate_series(1, 500) g; ALTER TABLE a SET (autovacuum_enabled = 0)"
+    )
+    said = _on_terminal(stored, "n", "refresh", "s", "--resync", "public.a", "--resync", "public.b", "--no-wait")[2]
+    assert 'Table "public.a" on the target has 24 kB of rows, and was never analyzed.' in said
+    assert 'Table "public.b" on the target has about 0 rows.' in said
+    subdb.execute("ANALYZE a")
     code, _, said = _on_terminal(stored, "n", "refresh", "s", "--resync", "public.a", "--no-wait")
     assert code == 1 and "canceled" in said
     assert 'Table "public.a" on the target has about 500 rows.' in said

@@ -52,7 +52,9 @@ def test_none_takes_it_back_and_without_a_terminal_it_needs_yes(stuck: MakeStuck
     assert error is not None and error.finish_lsn is not None
     said = one_error(it.cli("skip-lsn", "s"), 2, "needs --yes", "--preview")
     assert said.splitlines()[-1].strip() == "pgsub skip-lsn s --yes"
-    assert "once the subscription is enabled" in it.ok("skip-lsn", "s", error.finish_lsn, "--yes").stderr
+    said = it.ok("skip-lsn", "s", error.finish_lsn, "--yes").stderr
+    assert f'NOTICE:  subscription "s" skips the transaction finished at {error.finish_lsn}\n' in said
+    assert "once the subscription is enabled" in said
     undone = valid("skip-lsn", it.ok("skip-lsn", "s", "none", "--json").stdout)
     assert (undone["subskiplsn"], undone["previous"]) == ("0/0", error.finish_lsn)
     assert it.subdb.rows(_PENDING) == [(None, None)] and it.cli.sql(_STORED) == [("0/0",)]

@@ -30,7 +30,10 @@ SELECT n.nspname::text, p.relname::text, pg_catalog.pg_get_expr(c.relpartbound, 
 """
 _PARENT = """
 SELECT c.relkind = 'p',
-       EXISTS (SELECT FROM pg_catalog.pg_index x WHERE x.indrelid = c.oid AND x.indisprimary)
+       EXISTS (SELECT FROM pg_catalog.pg_index x WHERE x.indrelid = c.oid AND x.indisprimary),
+       EXISTS (SELECT FROM pgsub.subscription_rel r WHERE r.subid = %s AND r.srrelid IN (
+               SELECT a.relid FROM pg_catalog.pg_partition_ancestors(c.oid) a
+                UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(c.oid) t))
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s
 """
@@ -40,6 +43,12 @@ _LIST = rf"\({_VALUE}(?:, {_VALUE})*\)"
 #: literals end at the same place whatever standard_conforming_strings is.
 _BOUND = re.compile(
     rf"DEFAULT|FOR VALUES (?:IN {_LIST}|FROM {_LIST} TO {_LIST}|WITH \(modulus [0-9]+, remainder [0-9]+\))"
+)
+
+
+_STRANGE = (
+    ". The table of this name on the target is partitioned, but neither it nor any partition of it is subscribed: see"
+    " first that it is the same table."
 )
 
 
@@ -67,7 +76,7 @@ def complete(sub: Subscription, fault: SchemaFault) -> None:
         place = _place(sub, remote.relid, must=must_use_password(session, sub))
         if place is None:
             return
-        found: tuple[bool, bool] | None = row(session, _PARENT, (place.schema, place.parent))
+        found: tuple[bool, bool, bool] | None = row(session, _PARENT, (sub.subid, place.schema, place.parent))
     _tell(sub, fault, remote, place, found)
 
 
@@ -84,7 +93,7 @@ def _place(sub: Subscription, relid: int, *, must: bool) -> _Partition | None:
 
 
 def _tell(
-    sub: Subscription, fault: SchemaFault, remote: Relation, place: _Partition, found: tuple[bool, bool] | None
+    sub: Subscription, fault: SchemaFault, remote: Relation, place: _Partition, found: tuple[bool, bool, bool] | None
 ) -> None:
     fault.detail = f"On the publisher it is a partition of {place.of}"
     if found is None or not found[0]:
@@ -94,7 +103,7 @@ def _tell(
             " rows."
         )
         return
-    fault.detail += "."
+    fault.detail += "." if found[2] else _STRANGE
     again = f"pgsub refresh {word(sub.name)}"
     if not is_bound(place.bound):
         fault.hint = f"Create it as such on the target, then refresh the subscription:\n{again}"

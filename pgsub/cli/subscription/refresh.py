@@ -8,6 +8,7 @@ import typer
 
 from pgsub.cli.command_tree.command import command, parameters
 from pgsub.cli.command_tree.values import Name, Yes, collected, repeatable
+from pgsub.cli.output.progress import size
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options, plan
@@ -121,6 +122,9 @@ def _ask(plan: Plan) -> None:
         tables = (f'Table "{one.schemaname}.{one.relname}" on the target is compared.' for one in plan.again)
         confirm("Make its rows the publisher's, and delete all others?", *tables)
         return
-    rows = [(one, "an unknown number of" if one.rows is None else f"about {one.rows}") for one in plan.emptied]
-    sentences = [f'Table "{one.schema}.{one.name}" on the target has {number} rows.' for one, number in rows]
+    rows = [
+        (one, f"{size(one.bytes)} of rows, and was never analyzed" if one.rows is None else f"about {one.rows} rows")
+        for one in plan.emptied
+    ]
+    sentences = [f'Table "{one.schema}.{one.name}" on the target has {number}.' for one, number in rows]
     confirm("Empty and copy again?", *sentences)

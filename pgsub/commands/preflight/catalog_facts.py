@@ -44,7 +44,9 @@ class Facts:
     row_security: bool  #: a policy applies to the role
     usage: bool  #: of its schema
     privileges: frozenset[str]  #: SELECT, INSERT, UPDATE, DELETE, TRUNCATE
-    readable: frozenset[int]  #: columns that the role may select, where it may not select the table
+    readable: frozenset[int]  #: columns that the session's user may select, where it may not select the table
+    own_select: bool  #: the session's user, whatever the role, may select the table
+    own_usage: bool  #: and use its schema
     columns: dict[str, Column] = field(default_factory=dict)
     unique: list[Unique] = field(default_factory=list)
     constraints: dict[str, str] = field(default_factory=dict)  #: names of check and exclusion constraints by definition
@@ -82,7 +84,8 @@ SELECT c.oid::bigint, c.relreplident::text, pg_catalog.row_security_active(c.oid
                     CASE WHEN p = 'TRUNCATE' THEN current_user ELSE w.role END, c.oid, p)),
        CASE WHEN pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN '{}' ELSE ARRAY(
             SELECT a.attnum::int FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
-               AND NOT a.attisdropped AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) END
+               AND NOT a.attisdropped AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) END,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'), pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
   FROM (SELECT oid, coalesce(role, current_user)::name AS role
           FROM unnest(%s::oid[], %s::text[]) AS u (oid, role)) AS w
   JOIN pg_catalog.pg_class c ON c.oid = w.oid
@@ -148,8 +151,8 @@ def read(
     found = {}
     roles = [(acting or {}).get(oid) for oid in oids]
     tables = connection.execute(_TABLES.encode(), (list(oids), roles))
-    for oid, identity, policy, usage, privileges, readable in tables:
-        found[oid] = Facts(oid, identity, policy, usage, frozenset(privileges), frozenset(readable))
+    for oid, identity, policy, usage, privileges, readable, *own in tables:
+        found[oid] = Facts(oid, identity, policy, usage, frozenset(privileges), frozenset(readable), *own)
     for oid, *values in connection.execute(_COLUMNS.encode(), wanted):
         column = Column(*values)
         found[oid].columns[column.name] = column

@@ -59,6 +59,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
                 missing.setdefault(role if word == "TRUNCATE" else acting, []).append(word)
         for grantee, words in missing.items():
             lacking.setdefault((grantee, tuple(words)), []).append(pair)
+    yield from _compared(pairs, role)
     for acting, concerned in unusable.items():
         yield from _schemas(concerned, "target", acting, "Nothing can be written to them.")
     for (grantee, privileges), concerned in lacking.items():
@@ -70,6 +71,28 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
             "Run this on the target:\n"
             + grant(listed, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
         )
+
+
+def _compared(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
+    """Yield what the comparison of an adopted table lacks: the user itself reads, where changes are the owner's."""
+    adopted = [pair for pair in pairs if pair.table.mode == "adopt" and pair.table.target.acts_as is not None]
+    yield from _schemas(
+        [p for p in adopted if not p.target.own_usage], "target", role, "Their rows cannot be compared."
+    )
+    closed = [pair for pair in adopted if not (pair.target.own_select or _sent(pair) <= pair.target.readable)]
+    yield from concerning(
+        [pair.table.name for pair in closed],
+        "permission denied for {} on the target",
+        "Their rows are compared by the user of --target itself, which needs SELECT.",
+        "Run this on the target:\n"
+        + grant("SELECT", "TABLE", [(p.table.target.schema, p.table.target.name) for p in closed], role),
+    )
+
+
+def _sent(pair: Pair) -> set[int]:
+    """Return the target's columns that are compared."""
+    names = set(pair.sent)
+    return {column.attnum for column in pair.target.columns.values() if column.name in names}
 
 
 def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:

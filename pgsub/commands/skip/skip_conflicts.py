@@ -17,6 +17,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.conflicts import check_type
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription_tables, subscriptions
@@ -44,6 +45,8 @@ def skip_conflicts(
             confirm(sub.name, rule)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
                 rules = _set(session, store, sub, rule)
+    changes = counted(rule.limit or 0, "change")
+    reporter.notice(f'subscription "{sub.name}" skips the next {changes} of table "{rule.table}" with {rule.conflict}')
     if not sub.enabled:
         reporter.notice(f"it holds once the subscription is enabled: pgsub enable {word(sub.name)}")
     return rules

@@ -70,9 +70,19 @@ def skip_lsn(
                 _set(session, store, sub, wanted, previous)
     if wanted is None and not (previous or rules):
         reporter.notice(f'subscription "{sub.name}" has nothing to skip')
-    elif wanted is not None and not sub.enabled:
+    elif wanted is None:
+        reporter.notice(f'subscription "{sub.name}" skips nothing any more')
+    else:
+        reporter.notice(_said(sub, wanted))
+    if wanted is not None and not sub.enabled:
         reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
     return wanted, previous
+
+
+def _said(sub: Subscription, wanted: Skip) -> str:
+    what = "the transaction" if len(wanted.lsns) == 1 else "each transaction"
+    rows = "" if wanted.rows == WHOLE else "rows in conflict of "
+    return f'subscription "{sub.name}" skips {rows}{what} finished at {_lsns(wanted).replace(" ", ", ")}'
 
 
 def show(options: SkipOptions) -> Preview:

@@ -96,6 +96,8 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     yield Step(f"{said} {row.detail}" if row.detail else said)
     if row.hint:
         yield from _hinted(row.hint)
+    if issubclass(cls, PermissionMissing):
+        yield Step("See what else the roles lack, on this and all other tables.", (f"pgsub refresh {name} --dry-run",))
     if table is not None and row.sqlstate == "23505":
         yield from _copied(one, row, table)
     if row.relation and any(" ADD COLUMN " in line for line in (row.hint or "").split("\n")):

@@ -91,7 +91,9 @@ def sign(connection: psycopg.Connection, claim: Claim) -> Sign:
 
 def is_worker(connection: psycopg.Connection, pid: int, subid: int) -> bool:
     """Return whether a session of the target is one that a take-over of a worker of the subscription would end."""
-    query = f"SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND {WORKER_SESSIONS} AND application_name ~ %s"
+    query = (
+        f"SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND {WORKER_SESSIONS} AND application_name ~ %s"
+    )
     return connection.execute(query.encode(), (pid, _PATTERN.format(subid))).fetchone() is not None
 
 

@@ -23,10 +23,14 @@ _TABLES = """
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
        pg_catalog.has_table_privilege(c.oid, 'TRUNCATE'),
        ARRAY(SELECT c.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))::bigint[],
-       (SELECT pg_catalog.sum(l.reltuples) FILTER (WHERE l.reltuples >= 0)::bigint FROM pg_catalog.pg_class l
-         WHERE l.relkind = 'r' AND (l.oid = c.oid OR l.oid IN (
-               SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))))
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+       CASE WHEN k.known THEN k.rows END, k.bytes
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
+       SELECT coalesce(pg_catalog.bool_and(l.reltuples >= 0 OR pg_catalog.pg_relation_size(l.oid) = 0), true) AS known,
+              coalesce(pg_catalog.sum(greatest(l.reltuples, 0)), 0)::bigint AS rows,
+              coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(l.oid)), 0)::bigint AS bytes
+         FROM pg_catalog.pg_class l
+        WHERE l.relkind = 'r' AND (l.oid = c.oid OR l.oid IN (
+              SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))) AS k
  WHERE c.oid = ANY (%s::oid[]) ORDER BY c.oid
 """
 _FOREIGN_KEYS = """
@@ -72,7 +76,8 @@ class TruncatedTable:
     """A table that is to be emptied.
 
     :ivar members: its oid, and those of its partitions.
-    :ivar rows: the planner's estimate, None for a table that was never analyzed.
+    :ivar rows: the planner's estimate, None for a table that was never analyzed and is not empty.
+    :ivar bytes: of its rows, without TOAST.
     """
 
     oid: int
@@ -81,6 +86,7 @@ class TruncatedTable:
     relkind: str
     members: tuple[int, ...]
     rows: int | None
+    bytes: int
 
 
 def inspect(
@@ -96,7 +102,8 @@ def inspect(
     """
     rows = connection.execute(_TABLES.encode(), (list(relids),)).fetchall()
     found = [
-        TruncatedTable(oid, schema, name, kind, tuple(tree), count) for oid, schema, name, kind, _, tree, count in rows
+        TruncatedTable(oid, schema, name, kind, tuple(tree), *sizes)
+        for oid, schema, name, kind, _, tree, *sizes in rows
     ]
     if gone := set(relids) - {table.oid for table in found}:
         raise StateForbids(
