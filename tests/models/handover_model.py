@@ -19,6 +19,9 @@ from typing import NamedTuple, TypeAlias
 N = 4
 CRASHES = 2
 RECEIVE_BUFFER = 2
+CHUNKS = 2
+#: A transaction that moves the row of the first one from one chunk to the other.
+MOVES = 2
 
 
 class Failure(Enum):
@@ -52,6 +55,14 @@ class Rules:
     apply_takes_a_claim_away: bool = True
     #: The table changes hands where the sync worker is, which may be beyond its claim.
     hands_over_where_it_is: bool = True
+    #: What chunks of an earlier attempt brought is compared at the new snapshot.
+    compares_what_was_brought: bool = True
+    #: The rows of a chunk commit together with the record of it.
+    a_chunk_commits_with_its_record: bool = True
+    #: A new attempt ends the tasks of older ones before it looks at what they brought.
+    ends_older_tasks: bool = True
+    #: A resumed copy hands over from the new slot's consistent point.
+    begins_at_the_new_slot: bool = True
 
     #: The sync worker fixes the point of hand-over beforehand instead of waiting for apply to fall behind it.
     claims: bool = False
@@ -63,6 +74,8 @@ class Rules:
     ready_by_received_position: bool = False
     #: The sync worker may fail for good, at any point after the copy.
     sync_may_fail_for_good: bool = False
+    #: The table is copied in chunks, each with a commit of its own, and a copy that broke off is resumed.
+    resumes_copies: bool = False
 
 
 class Table(NamedTuple):
@@ -71,6 +84,16 @@ class Table(NamedTuple):
     srsubstate: str = "i"
     srsublsn: int = 0
     claim: int | None = None
+
+
+class Copy(NamedTuple):
+    """A copy in chunks: what its attempts brought, and the one at work."""
+
+    snapshot: int | None = None  #: last transaction that the attempt at work sees
+    compared: bool = True
+    recorded: tuple[tuple[int, ...] | None, ...] = (None,) * CHUNKS  #: rows of each chunk that is done
+    unrecorded: tuple[int, ...] = ()  #: rows of which there is no record
+    late: tuple[int, int] | None = None  #: chunk and snapshot of a task that outlived its attempt
 
 
 class State(NamedTuple):
@@ -90,6 +113,7 @@ class State(NamedTuple):
     sync_next: int | None = None  #: the sync worker's stream position; None: not running
     sync_sees: int | None = None  #: remote_lsn as the sync worker read it, if it does so without the lock
     sync_failed: bool = False
+    copy: Copy = Copy()
 
 
 Steps: TypeAlias = Iterator[tuple[str, State]]
@@ -242,7 +266,9 @@ class Handover:
                 f"sync claims {state.remote_lsn} before it copies",
                 state._replace(table=Table("d", claim=state.remote_lsn)),
             )
-        if state.table.srsubstate == ("d" if self.rules.claims_before_the_copy else "i"):
+        if self.rules.resumes_copies and state.table.srsubstate in "id":
+            yield from self._sync_copies_chunks(state, state.copy)
+        elif state.table.srsubstate == ("d" if self.rules.claims_before_the_copy else "i"):
             # The slot's consistent point may lie anywhere between two transactions.
             for lsn in (end_lsn(state.committed), commit_lsn(state.committed + 1)):
                 yield (
@@ -266,6 +292,44 @@ class Handover:
                 if state.crashes < CRASHES:
                     forgets = state._replace(sync_next=None, sync_sees=None)
                     yield "sync crashes", forgets._replace(crashes=state.crashes + 1)
+
+    def _sync_copies_chunks(self, state: State, copy: Copy) -> Steps:
+        if copy.late is not None:
+            yield "a task of an older attempt commits", state._replace(copy=_brought(copy, *copy.late, record=True))
+        if copy.snapshot is None:
+            lsn = end_lsn(state.committed)
+            if state.table.srsubstate == "d" and not self.rules.begins_at_the_new_slot:
+                lsn = state.sync_lsn
+            begun = copy._replace(snapshot=state.committed, compared=all(rows is None for rows in copy.recorded))
+            yield f"sync makes a slot at {lsn}", state._replace(table=Table("d"), sync_lsn=lsn, copy=begun)
+            return
+        for chunk in (n for n in range(CHUNKS) if copy.compared and copy.recorded[n] is None):
+            done = state._replace(copy=_brought(copy, chunk, copy.snapshot, record=True))
+            yield f"sync copies chunk {chunk}", done
+            if state.crashes < CRASHES:
+                broken = state._replace(crashes=state.crashes + 1)
+                yield f"chunk {chunk} breaks off", broken._replace(copy=copy._replace(snapshot=None))
+                if not self.rules.a_chunk_commits_with_its_record:
+                    lost = _brought(copy, chunk, copy.snapshot, record=False)._replace(snapshot=None)
+                    yield f"chunk {chunk} breaks off before its record", broken._replace(copy=lost)
+                if not self.rules.ends_older_tasks:
+                    late = copy._replace(snapshot=None, late=(chunk, copy.snapshot))
+                    yield f"the snapshot of chunk {chunk} is lost", broken._replace(copy=late)
+        if not copy.compared:
+            yield "sync compares what was brought", state._replace(copy=self._compared(copy, copy.snapshot))
+        elif None not in copy.recorded:
+            rows = sorted([*copy.unrecorded, *(row for rows in copy.recorded for row in rows or ())])
+            after = first_sent_from(state.sync_lsn)
+            yield (
+                "sync has copied",
+                state._replace(table=Table("f"), rows=tuple(rows), sync_next=after, copy=Copy()),
+            )
+
+    def _compared(self, copy: Copy, snapshot: int) -> Copy:
+        if not self.rules.compares_what_was_brought:
+            return copy._replace(compared=True)
+        now = tuple(None if rows is None else _rows_of(n, snapshot) for n, rows in enumerate(copy.recorded))
+        return copy._replace(compared=True, recorded=now)
 
     def _sync_streams(self, state: State, position: int) -> Steps:
         limit = state.table.claim if self.rules.sync_stops_at_the_claim else None
@@ -308,3 +372,20 @@ class Handover:
 
     def _sync_done(self, state: State, lsn: int) -> State:
         return state._replace(table=Table("s", lsn), sync_sees=None)
+
+
+def _rows_of(chunk: int, snapshot: int) -> tuple[int, ...]:
+    """The rows that a snapshot sees in a chunk's blocks."""
+    return tuple(row for row in range(1, snapshot + 1) if _chunk_of(row, snapshot) == chunk)
+
+
+def _chunk_of(row: int, snapshot: int) -> int:
+    return (row + (row == 1 and snapshot >= MOVES)) % CHUNKS
+
+
+def _brought(copy: Copy, chunk: int, snapshot: int, *, record: bool) -> Copy:
+    rows = _rows_of(chunk, snapshot)
+    if not record or copy.recorded[chunk] is not None:  # a second record of one chunk replaces no rows
+        return copy._replace(unrecorded=(*copy.unrecorded, *rows), late=None if record else copy.late)
+    recorded = (*copy.recorded[:chunk], rows, *copy.recorded[chunk + 1 :])
+    return copy._replace(recorded=recorded, late=None if copy.late == (chunk, snapshot) else copy.late)

@@ -17,6 +17,7 @@ SOUND: dict[str, Rules] = {
         ready_by_received_position=True,
         sync_may_fail_for_good=True,
     ),
+    "a copy in chunks that broke off is resumed": Rules(resumes_copies=True, claims=True),
 }
 OTHERS: dict[str, Rules] = {
     "the sync worker waits until apply is behind it": Rules(),
@@ -38,6 +39,9 @@ OTHERS: dict[str, Rules] = {
         sync_stops_at_the_claim=False, claims=True
     ),
     "r at once is made good by srsublsn that counts in r": Rules(ready_waits_for_srsublsn=False),
+    "a copy in chunks that broke off is resumed, with every freedom": Rules(
+        resumes_copies=True, claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
+    ),
     "srsublsn that is forgotten in r is made good by a late r": Rules(srsublsn_counts_in_ready=False),
     "srsublsn that is forgotten in r, with every freedom": Rules(
         srsublsn_counts_in_ready=False, claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
@@ -110,11 +114,37 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
         Failure.DOUBLED,
     ),
 }
+#: Of a copy that is resumed; few states each.
+RESUMED: dict[str, tuple[Rules, Failure]] = {
+    "what was brought before is kept as it was": (
+        Rules(resumes_copies=True, compares_what_was_brought=False),
+        Failure.DOUBLED,
+    ),
+    "a chunk commits without its record": (
+        Rules(resumes_copies=True, a_chunk_commits_with_its_record=False),
+        Failure.DOUBLED,
+    ),
+    "a task of an older attempt goes on": (
+        Rules(resumes_copies=True, ends_older_tasks=False),
+        Failure.DOUBLED,
+    ),
+    "a resumed copy hands over from its first slot": (
+        Rules(resumes_copies=True, begins_at_the_new_slot=False),
+        Failure.DOUBLED,
+    ),
+}
 
 
 @only_thorough
 @pytest.mark.parametrize(("rules", "failure"), BROKEN.values(), ids=BROKEN.keys())
 def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
+    found = explore(Handover(rules))
+    assert found.failure is failure
+    assert found.trace
+
+
+@pytest.mark.parametrize(("rules", "failure"), RESUMED.values(), ids=RESUMED.keys())
+def test_of_a_copy_that_is_resumed_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     found = explore(Handover(rules))
     assert found.failure is failure
     assert found.trace
