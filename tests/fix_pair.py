@@ -91,8 +91,11 @@ class Pair(Subscriber):
         return int(self.pubdb.value("SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
 
     def events(self) -> list[dict[str, Any]]:
-        """Conflicts and messages that wait for the launcher, and not that two_phase is enabled."""
-        query = "SELECT body FROM pgsub.event WHERE body ->> 'kind' <> 'two_phase' ORDER BY id"
+        """Conflicts and messages that wait for the launcher, and not what a copy or two_phase has to tell."""
+        query = (
+            "SELECT body FROM pgsub.event WHERE body ->> 'kind' <> 'two_phase'"
+            " AND NOT (body ->> 'kind' = 'log' AND body ->> 'level' = 'LOG') ORDER BY id"
+        )
         return [body for (body,) in self.subdb.rows(query)]
 
     def until(self, query: str, *params: Any, value: Any = True, task: Task | None = None) -> None:

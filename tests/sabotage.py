@@ -75,6 +75,16 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "only one session brings what differs": (
         "test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named",
     ),
+    "what others made of rows of a copy that broke off is not thrown away": (
+        "test_rows_that_were_changed_here_are_not_thrown_away",
+    ),
+    "an address means nothing in another file": (
+        "test_addresses_of_a_table_that_was_rewritten_meanwhile_are_not_used",
+    ),
+    "only one session mends what a copy has brought": ("test_only_one_session_mends_what_a_copy_has_brought",),
+    "rows that were copied with other columns are not kept": (
+        "test_rows_that_were_copied_with_other_columns_are_copied_again",
+    ),
     "an empty publisher does not empty the target": ("test_a_publisher_without_rows_does_not_empty_the_target",),
     "a row that comes again does not take with it what refers to it": (
         "test_where_foreign_keys_fire_no_row_is_deleted_to_come_again",

@@ -29,6 +29,7 @@ _POINTS = {
     "mirror": "before_state_db before_events",
     "copy": "middle before_commit after_commit",
     "adopt": "compared before_commit after_commit",
+    "resume": "compared removed before_commit after_commit",
     "sync": (
         "before_slot after_slot after_f before_s after_claim after_s before_slot_drop before_separation "
         "after_separation"

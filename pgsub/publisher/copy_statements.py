@@ -19,6 +19,7 @@ def copy_statement(
     leaf: Leaf | None = None,
     ctid_from: int | None = None,
     ctid_to: int | None = None,
+    ctids: Sequence[str] | None = None,
     binary: bool = False,
     times: bool = False,
 ) -> sql.Composed:
@@ -31,6 +32,7 @@ def copy_statement(
     :param leaf: None: the whole table.
     :param ctid_from: first block.
     :param ctid_to: block after the last one; None for the last range, which so includes what was added meanwhile.
+    :param ctids: rows.
     :param times: one more column at the end: when the row was committed, in microseconds since 2000; NULL where the
         publisher does not know.
     """
@@ -42,6 +44,8 @@ def copy_statement(
         conditions.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({ctid_from},0)"))
     if ctid_to is not None:
         conditions.append(sql.SQL("ctid < {}::pg_catalog.tid").format(f"({ctid_to},0)"))
+    if ctids is not None:
+        conditions.append(sql.SQL("ctid = ANY ({}::pg_catalog.tid[])").format(_array(ctids)))
     partitioned = leaf is None and table.relkind == "p"
     generated = {column.name for column in table.columns if column.generated}
     source = sql.SQL("{} ({})" if names else "{}").format(relation, listed)
@@ -49,6 +53,10 @@ def copy_statement(
         selected = _selection(table, listed, relation, conditions, partitioned=partitioned)
         source = sql.SQL("({})").format(selected)
     return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
+
+
+def _array(ctids: Sequence[str]) -> sql.Literal:
+    return sql.Literal("{" + ",".join(f'"{one}"' for one in ctids) + "}")
 
 
 def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:

@@ -78,13 +78,16 @@ class Selection:
         )
 
 
-def find(read: Callable[[Selection], tuple[Totals, Totals]]) -> tuple[Totals, Totals, Selection | None]:
+def find(
+    read: Callable[[Selection], tuple[Totals, Totals]], bits: int = BITS
+) -> tuple[Totals, Totals, Selection | None]:
     """Find the buckets that differ.
 
     :param read: gives the totals of both sides.
+    :param bits: of the first pass.
     :return: the totals of all rows, and what must be looked at row by row; None where nothing differs.
     """
-    selection = Selection(more=BITS)
+    selection = Selection(more=bits)
     first = found = read(selection)
     while True:
         buckets = differing(*found)

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import PgsubError
+from pgsub.publisher.tables import RemoteTable
 from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.equality import Equality
@@ -68,6 +69,11 @@ class Comparison:
         for free in self._free.values():
             for connection in free:
                 connection.close()
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Publisher and target."""
+        return self._sides
 
     def compare(
         self,
@@ -138,6 +144,11 @@ class Comparison:
             progress(done, len(work))
         return totals
 
+    def each(self, work: Sequence[Callable[[], None]]) -> None:
+        """Do pieces of work, some at a time; the first error ends all that have not begun."""
+        for _ in _completed([self._pool.submit(one) for one in work]):
+            pass
+
     def _add(self, total: Totals, side: Side, source: Source, piece: Piece, chosen: Selection) -> None:
         query = chosen.sums(source.rows(piece, self._sample))
         # a table that is no sum of small pieces takes its time
@@ -200,12 +211,7 @@ class Comparison:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield what a query gives; the server sorts it."""
         side, connection = session
-        with side.seeing(connection, "compare rows", bounded=False):
-            # locks the table against being rewritten while it is read, then looks: what is found may be acted upon
-            connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
-            side.refuse_rewritten(connection, source, table.name)
-            with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
-                yield from copy.rows()
+        yield from side.stream(connection, source, query, table.name)
 
 
 def _completed(work: Sequence[Future[None]]) -> Iterator[int]:
@@ -230,12 +236,12 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
     :param as_sent: whether the publisher's values are read as it would send them too, where that is another text.
     """
     remote, target = table.remote, table.target
-    filters = () if remote.row_filter is None else (sql.SQL(remote.row_filter),)
+    filters = row_filters(remote)
     here, there = expressions.publisher_values(table), expressions.target_values(table)
     return (
         Source(
             remote.oid,
-            _relation(remote.schema, remote.name, remote.relkind),
+            relation_of(remote.schema, remote.name, remote.relkind),
             filters,
             tuple(here),
             *expressions.hashes(here, table.key, in_utf8=in_utf8),
@@ -244,7 +250,7 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
         ),
         Source(
             target.oid,
-            _relation(target.schema, target.name, target.relkind),
+            relation_of(target.schema, target.name, target.relkind),
             (),
             tuple(there),
             *expressions.hashes(there, table.key, in_utf8=in_utf8),
@@ -253,5 +259,11 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
     )
 
 
-def _relation(schema: str, name: str, relkind: str) -> sql.Composed:
+def row_filters(remote: RemoteTable) -> tuple[sql.SQL, ...]:
+    """Return the conditions of a published table's rows, as SQL of the publisher."""
+    return () if remote.row_filter is None else (sql.SQL(remote.row_filter),)
+
+
+def relation_of(schema: str, name: str, relkind: str) -> sql.Composed:
+    """Compose a table that rows are read from."""
     return sql.SQL("{}{}").format(sql.SQL("" if relkind == "p" else "ONLY "), sql.Identifier(schema, name))

@@ -145,6 +145,21 @@ def target_values(table: ComparedTable) -> list[sql.Composed]:
     return [_canonical(sql.Identifier(column.name), column.type_oid) for column in table.columns]
 
 
+def exact_values(table: ComparedTable) -> tuple[list[sql.Composed], list[sql.Composed]]:
+    """Compose texts of each compared column on both sides that differ wherever a copy would bring another text.
+
+    :return: of the publisher and of the target. Columns of different types are compared by what the target would store.
+    """
+    sent = {column.name: column for column in table.remote.columns}
+    here, there = publisher_values(table), target_values(table)
+    for position, column in enumerate(table.columns):
+        if (column.type_oid, column.typmod) == (sent[column.name].type_oid, sent[column.name].typmod):
+            name = sql.Identifier(column.name)
+            text = _TEXT.format(name) if column.type_oid < FIRST_NORMAL else _OUTPUT.format(name)
+            here[position] = there[position] = text
+    return here, there
+
+
 def _canonical(value: sql.Composable, type_oid: int) -> sql.Composed:
     if type_oid == _NUMERIC:
         return _TEXT.format(sql.SQL("pg_catalog.trim_scale({})").format(value))

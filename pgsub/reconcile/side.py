@@ -9,7 +9,7 @@ files than in the snapshot was emptied or rewritten, which a snapshot does not s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,20 @@ class Side:
         """Return the rows of a query under the snapshot, as :meth:`seeing` says."""
         with self.seeing(connection, doing, bounded=bounded):
             return connection.execute(sql.Composed([query])).fetchall()
+
+    def stream(
+        self, connection: psycopg.Connection, source: Source, query: sql.Composable, name: str
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """Yield the rows of a query, texts of all columns; nobody has rewritten the table.
+
+        :raises TableRewritten: somebody has.
+        """
+        with self.seeing(connection, "compare rows", bounded=False):
+            # locks the table against being rewritten while it is read, then looks: what is found may be acted upon
+            connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
+            self.refuse_rewritten(connection, source, name)
+            with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
+                yield from copy.rows()
 
     def pieces(self, connection: psycopg.Connection, source: Source) -> list[Piece]:
         """Divide a table, or each of its partitions; the last piece of each is open, for it may have grown.

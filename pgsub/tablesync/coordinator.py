@@ -23,6 +23,7 @@ from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
+from pgsub.tablesync.copy.task import Piece
 from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import states, subscriptions, worker_takeover
@@ -107,7 +108,7 @@ class TableSync:
                 self._log(row, "started")
         sync_slots.release(session, self._sub, *found, claims=[self._claims[relid] for relid in found])
         adopt = {row.srrelid for row in rows if row.adopt}
-        self._clean_up(session, found, adopt)
+        resume = self._clean_up(session, found, adopt)
         if not found:
             return
         together = len(found) > 1
@@ -118,17 +119,24 @@ class TableSync:
             with contextlib.suppress(psycopg.errors.LockNotAvailable):
                 states.claim_before_copy(session, claims)
         try:
-            self._copy_from_slot(session, found, attempts, slot, adopt, together=together)
+            self._copy_from_slot(session, found, attempts, slot, adopt, resume, together=together)
         finally:
             if together:
                 self._let_go(session, slot)
 
-    def _clean_up(self, session: psycopg.Connection, found: dict[int, TargetRelation], adopt: Collection[int]) -> None:
+    def _clean_up(
+        self, session: psycopg.Connection, found: dict[int, TargetRelation], adopt: Collection[int]
+    ) -> set[int]:
+        """Remove what interrupted copies brought; return the tables whose copy may go on with it."""
+        goes_on = set()
         for relid in sorted(cleanup.begun_before(session, self._sub.subid, found)):
             relation = found[relid]
             try:
                 if relid in adopt:
                     cleanup.keep_rows(session, self._claims[relid])
+                    continue
+                if len(found) == 1 and cleanup.may_go_on(session, self._sub, self._claims[relid], relation):
+                    goes_on.add(relid)
                     continue
                 cleanup.remove_rows(session, self._claims[relid], relation)
                 continue
@@ -139,6 +147,7 @@ class TableSync:
                 self._errors[relid] = error
             del found[relid]
         self._raise_alone()
+        return goes_on
 
     def _slot_name(self, session: psycopg.Connection, claims: Sequence[Claim]) -> str:
         sub, system = self._sub, self._context.system_identifier
@@ -153,6 +162,7 @@ class TableSync:
         attempts: dict[int, int],
         slot: str,
         adopt: Collection[int],
+        resume: Collection[int],
         *,
         together: bool,
     ) -> None:
@@ -176,14 +186,19 @@ class TableSync:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     states.move_claims(session, claims, snapshot.consistent_point)
             failpoints.point("sync.after_slot")
-            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts, adopt)
+            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts, adopt, resume)
             self._errors |= prepared.errors
             self._raise_alone()
             width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
-            pool = CopyPool(self._context, session, snapshot, prepared.pieces, width)
-            pool.run()
-            self._errors |= pool.errors
+            self._run(session, snapshot, prepared.pieces, width)
+            if prepared.resumed is not None:
+                self._run(session, snapshot, preparation.rest(session, self._sub, prepared.resumed), width)
         self._finish_chunked(session, prepared, attempts)
+
+    def _run(self, session: psycopg.Connection, snapshot: SlotSnapshot, pieces: Sequence[Piece], width: int) -> None:
+        pool = CopyPool(self._context, session, snapshot, pieces, width)
+        pool.run()
+        self._errors |= pool.errors
 
     def _finish_chunked(self, session: psycopg.Connection, prepared: Prepared, attempts: dict[int, int]) -> None:
         for relid in prepared.chunked:

@@ -24,6 +24,7 @@ from thorough import thorough
 from pgsub.apply.worker import feedback
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, PgsubError
+from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import plan
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
@@ -46,6 +47,7 @@ class Row:
     :ivar again: whether the next attempt copies the rows again.
     :ivar passed: apply is ahead of the table's snapshot, so the sync worker has to catch up.
     :ivar together: t and u share a slot and a snapshot.
+    :ivar broken: some chunks are there since an attempt before.
     :ivar slots: how many sync slots there are afterwards.
     :ivar victims: whose crash makes a difference here.
     """
@@ -57,6 +59,7 @@ class Row:
     passed: bool = False
     together: bool = False
     atomic: bool = False
+    broken: bool = False
     slots: tuple[int, ...] = (1,)
     victims: tuple[str, ...] = ("process", *thorough(("publisher", "target")))
 
@@ -68,6 +71,13 @@ TABLE = (
     Row("d, in the middle of a copy", "copy.middle", "d", True, atomic=True, victims=ALL),
     Row("d, before the copy's commit", "copy.before_commit", "d", True, atomic=True, victims=("process", "target")),
     Row("d, some chunks committed", "copy.before_commit@3", "d", True),
+    Row("d, a copy that goes on is compared", "resume.compared", "d", True, broken=True),
+    Row("d, rows of it are removed", "resume.before_commit", "d", True, broken=True),
+    Row("d, some rows of it are removed", "resume.after_commit", "d", True, broken=True),
+    Row("d, all of them are removed", "resume.removed", "d", True, broken=True),
+    Row("d, rows of it are added", "resume.before_commit@4", "d", True, broken=True),
+    Row("d, some rows of it are added", "resume.after_commit@4", "d", True, broken=True),
+    Row("d, the rest of it is copied", "copy.before_commit@2", "d", True, broken=True),
     Row("f, copy committed", "copy.after_commit", "f", False, atomic=True, victims=("process", "target")),
     Row("f, several tables copied together", "sync.after_f", "f", False, together=True, victims=("process", "target")),
     Row(
@@ -179,6 +189,8 @@ def test_a_crash_leaves_what_the_table_says_and_the_next_attempt_ends_well(
     if row.passed:
         _copied_and_passed(p, relids, monkeypatch)
         relids = relids[:1]
+    if row.broken:
+        _broken_off(p, monkeypatch)
     before = _rows_as_copied(p) if row.passed else None
 
     _crash(p, child, row, victim, relids, tmp_path)
@@ -209,6 +221,20 @@ def _copied_and_passed(p: Pair, relids: tuple[int, ...], monkeypatch: pytest.Mon
         p.try_sync(*relids)
     monkeypatch.delenv("PGSUB_FAILPOINTS")
     p.apply("UPDATE t SET v = v || 'x' WHERE id > 1500", "UPDATE t SET v = v || 'y' WHERE id > 1500")
+
+
+def _broken_off(p: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some chunks of t are there, of which rows went, came and moved meanwhile."""
+    monkeypatch.setattr(copy_pool, "TRIES", 1)
+    monkeypatch.setattr(failpoints, "_counts", {})
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "copy.before_commit=error@4")
+    with pytest.raises(PgsubError, match="failpoint"):
+        p.sync("t")
+    monkeypatch.delenv("PGSUB_FAILPOINTS")
+    p.pubdb.execute("DELETE FROM t WHERE id IN (1, 2, 3, 700, 701, 702, 1200, 1201, 1202)")
+    p.pubdb.execute("VACUUM t")
+    for number in range(5001, 5010):
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'new')")
 
 
 def _rows_as_copied(p: Pair) -> dict[int, str]:

@@ -29,6 +29,7 @@ STEPS = (
     "sync.before_slot_drop",
 )
 COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
+RESUME_STEPS = ("copy.middle", "resume.compared", "resume.before_commit", "resume.after_commit", "copy.before_commit")
 #: Whoever kills the launcher kills the JVM, and whoever kills the JVM kills the workers: the steps at which something
 #: of it lasts. A start of Spark each; every step with workers alone is in test_crash_table.py.
 _LASTING = ("sync.after_slot", "sync.after_s")
@@ -77,7 +78,7 @@ def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_no
 def test_a_launcher_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     case.make(*BIG)
-    kill_launcher_at(case, ("copy.after_commit", *thorough(COPY_STEPS[:2])), **CHUNKS)
+    kill_launcher_at(case, ("copy.after_commit", "resume.removed", *thorough(RESUME_STEPS)), **CHUNKS)
     assert chunks_done(case) > 0
     assert case.subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE copy_mode = 'chunked'") > 0
     finish(case)

@@ -68,7 +68,7 @@ def test_a_chunk_that_fails_for_a_moment_is_tried_again_alone(pair: MakePair, at
 
 @pytest.mark.parametrize("point", ["sync.after_slot", "copy.middle", "copy.before_commit", "copy.after_commit"])
 @pytest.mark.parametrize("mode", ["chunked", "atomic"])
-def test_an_attempt_that_failed_leaves_nothing_to_the_next(
+def test_an_attempt_that_failed_is_made_good_by_the_next(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, point: str, mode: str
 ) -> None:
     monkeypatch.setattr(copy_pool, "TRIES", 1)
@@ -109,6 +109,7 @@ def _half_a_copy(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, table:
     p = pair(table, pub=ROWS, state="i", copy_workers=1)
     at("copy.before_commit=error@3")
     _breaks(p)
+    p.set(copy_atomic=True)  # the next attempt begins again
     return p
 
 
@@ -138,6 +139,7 @@ def test_cleaning_up_of_a_partitioned_table(pair: MakePair, at: At, monkeypatch:
     )
     at("copy.before_commit=error@3")
     _breaks(p)
+    p.set(copy_atomic=True)
     p.subdb.execute("INSERT INTO t VALUES (-1, 'mine'), (-2, 'mine')")
     p.sync("t")
     p.same("(SELECT * FROM t WHERE id > 0)")
@@ -157,6 +159,7 @@ def test_cleaning_up_under_a_name_that_needs_care(pair: MakePair, at: At, monkey
     at("copy.before_commit=error@3")
     with pytest.raises(TargetUnavailable):
         p.sync_oid(relid)
+    p.set(copy_atomic=True)
     p.sync_oid(relid)
     p.same(name)
 

@@ -80,7 +80,7 @@ def test_a_root_whose_partitions_may_not_be_read_by_themselves_is_copied_whole(p
 
 
 def _half_a_copy(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, sub: str, pub: str = ROWS) -> Pair:
-    """Some chunks of t are committed, and the attempt is over."""
+    """Some chunks of t are committed, the attempt is over, and the next one will begin again."""
     monkeypatch.setattr(copy_pool, "TRIES", 1)
     p = pair(pub=f"{TABLE}; {pub}", sub=sub, state="i", copy_workers=1)
     at("copy.before_commit=error@3")
@@ -89,6 +89,7 @@ def _half_a_copy(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, sub: s
     assert p.state("t") == "d"
     assert p.subdb.value("SELECT count(xid) FROM pgsub.copy_chunk") == 2
     assert 0 < p.subdb.value("SELECT count(*) FROM t") < 3000
+    p.set(copy_atomic=True)
     return p
 
 
@@ -254,7 +255,10 @@ def test_a_duplicate_key_among_chunks_leaves_only_local_rows_and_ends_well_once_
             p.sync("t")
     assert caught.value.relation == "public.t"
     assert 1 < p.subdb.value("SELECT count(*) FROM t") < 3000
-    with pytest.raises(ApplyError, match="duplicate key"):  # now whole, for the table is not empty
+    with pytest.raises(ApplyError, match="duplicate key"):  # it goes on, and meets the same row
+        p.sync("t")
+    p.set(copy_atomic=True)
+    with pytest.raises(ApplyError, match="duplicate key"):  # now whole
         p.sync("t")
     assert p.subdb.rows("SELECT id, v FROM t") == [(2500, "mine")]
     p.subdb.execute("DELETE FROM t")

@@ -15,8 +15,6 @@ put off until all others are done; then all rows that were put off make way befo
 from __future__ import annotations
 
 import contextlib
-import pickle
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +43,7 @@ from pgsub.reconcile.equality import Values
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differences
 from pgsub.reconcile.side import Side, date_order
+from pgsub.tablesync.copy.spool import Spool
 from pgsub.target.ledger import events, states, worker_takeover
 from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.query import scalar
@@ -55,8 +54,6 @@ from pgsub.target.session.connect import SessionName
 UNPUBLISHED = "unpublished changes have left"
 #: Rows and bytes of a transaction.
 ROWS, BYTES = 2000, 4 << 20
-#: What was put off and takes more than this is kept in a file.
-_IN_MEMORY = 16 << 20
 _LOCK_CLASS = 0x70677361  #: "pgsa"
 _TAKEN = ("23505", "23P01")  #: unique_violation, exclusion_violation
 _KINDS = (MISSING, EXTRA, DIFFERENT)
@@ -80,6 +77,7 @@ class Adoption:
 class Adopter:
     """The sessions that compare tables of one slot, for all of them that a task adopts.
 
+    :ivar in_utf8: whether the databases have different encodings.
     :param session: on the target, to ask about it.
     :param snapshot: of the slot.
     :param name: of the sessions on the target; ``application_name`` of those on the publisher.
@@ -107,7 +105,7 @@ class Adopter:
         self._target = Side("target", here, "", target.translate, order)
         self._comparison = Comparison((self._publisher, self._target), jobs=sub.copy_workers)
         ours = scalar(session, "SHOW server_encoding")
-        self._in_utf8 = ours != self._comparison.on(self._publisher, lambda one: scalar(one, "SHOW server_encoding"))
+        self.in_utf8 = ours != self._comparison.on(self._publisher, lambda one: scalar(one, "SHOW server_encoding"))
         self._holder = here()
 
     def close(self) -> None:
@@ -121,17 +119,26 @@ class Adopter:
         :param found: takes the differences; those that stay are explained.
         :return: rows of the publisher.
         """
-        self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        self._target.snapshot = str(scalar(self._holder, "SELECT pg_catalog.pg_export_snapshot()"))
         table = adoption.table
-        read = sources(table, in_utf8=self._in_utf8, as_sent=True)
-        result = self._comparison.compare(
-            table, read, lambda key, kind: UNPUBLISHED if kind in adoption.left else None, progress, found
-        )
-        self._holder.execute("ROLLBACK")
+        read = sources(table, in_utf8=self.in_utf8, as_sent=True)
+        with self.seeing() as comparison:
+            result = comparison.compare(
+                table, read, lambda key, kind: UNPUBLISHED if kind in adoption.left else None, progress, found
+            )
         if result.error is not None:
             raise result.error
         return result.publisher_rows
+
+    @contextlib.contextmanager
+    def seeing(self) -> Iterator[Comparison]:
+        """Take a snapshot of the target as it is now; gives what compares it with the slot's."""
+        self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self._target.snapshot = str(scalar(self._holder, "SELECT pg_catalog.pg_export_snapshot()"))
+        try:
+            yield self._comparison
+        finally:
+            with contextlib.suppress(psycopg.Error):  # whoever wants the next one sees it
+                self._holder.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
@@ -346,28 +353,18 @@ def _tuple(values: Sequence[str | None]) -> Tuple:
 
 
 class _PutOff:
-    """Rows that were put off, in a file where they are many; they can be read again and again."""
+    """Rows that were put off; they can be read again and again."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - as long as the task needs it
-        self._count = 0
+        self._rows = Spool[list[tuple[str, Values | None, Values | None]]]()
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return len(self._rows) > 0
 
     def add(self, rows: Sequence[Difference]) -> None:
         """Keep some more; nothing is read meanwhile."""
-        values: list[tuple[str, Values | None, Values | None]] = [(one.kind, one.publisher, one.target) for one in rows]
-        pickle.dump(values, self._file)
-        self._count += len(rows)
+        self._rows.add([(one.kind, one.publisher, one.target) for one in rows])
 
     def __iter__(self) -> Iterator[Difference]:
-        at = 0
-        while True:
-            self._file.seek(at)  # several may read
-            try:
-                values = pickle.load(self._file)
-            except EOFError:
-                return
-            at = self._file.tell()
+        for values in self._rows:
             yield from (Difference(*one) for one in values)

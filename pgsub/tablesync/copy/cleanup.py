@@ -6,20 +6,23 @@ meanwhile carries another xid, is kept and reported, and the table stays in erro
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import psycopg
 from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
-from pgsub.tablesync.copy.plan import is_empty, lock_out_writers
+from pgsub.common.subscription import Subscription
+from pgsub.tablesync.copy.plan import is_empty, lock_out_writers, rules_of
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger import chunks, worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
+
+_READABLE = "SELECT pg_catalog.has_table_privilege(%s, 'SELECT') AND NOT pg_catalog.row_security_active(%s)"
 
 
 def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
@@ -29,6 +32,20 @@ def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[
         (subid, list(relids)),
     )
     return {relid for (relid,) in rows}
+
+
+def may_go_on(connection: psycopg.Connection, sub: Subscription, claim: Claim, target: TargetRelation) -> bool:
+    """Return whether what earlier attempts brought can be compared, so that the copy need not begin again.
+
+    The session must be able to read it; a rule may have made something else of a row; and a table that was emptied
+    here has nothing to compare.
+    """
+    done = chunks.brought(connection, claim)
+    if not done or any(one.part is None and one.rows for one in done) or sub.copy_atomic or rules_of(sub, target):
+        return False
+    if _was_caught_up(connection, claim) or not scalar(connection, _READABLE, (target.oid,) * 2):
+        return False
+    return not is_empty(connection, target)
 
 
 def keep_rows(connection: psycopg.Connection, claim: Claim) -> None:
@@ -60,20 +77,15 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     subid = claim.subid
     with transactions.durable(connection):
         worker_takeover.fence(connection, claim)
-        chunks = connection.execute(
+        copied = connection.execute(
             "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
             " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",
             (subid, target.oid),
         ).fetchall()
-        if chunks:
+        if copied:
             lock_out_writers(connection, target)
-            xids = [str(row[0]) for row in chunks]
-            with roles.acting(connection, target.acts_as):
-                # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
-                removed = connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
-                ).rowcount
-            expected = sum(row[1] for row in chunks)
+            removed = delete_rows(connection, target, [row[0] for row in copied])
+            expected = sum(row[1] for row in copied)
             streamed = _was_caught_up(connection, claim)
             if (removed != expected or streamed) and not is_empty(connection, target):
                 meanwhile = "by the catch-up that followed" if streamed else "locally meanwhile"
@@ -86,6 +98,16 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault
         _forget(connection, claim)
+
+
+def delete_rows(connection: psycopg.Connection, target: TargetRelation, xids: Sequence[int]) -> int:
+    """Delete the rows of some transactions of a copy; return how many there were."""
+    texts = [str(xid) for xid in xids]
+    with roles.acting(connection, target.acts_as):
+        # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
+        return connection.execute(
+            sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table_name(target), sql.Literal(texts))
+        ).rowcount
 
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:

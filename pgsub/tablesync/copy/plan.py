@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher.copy_statements import copy_statement
 from pgsub.publisher.tables import Leaf, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.ledger.chunks import Part
 from pgsub.target.query import scalar
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
@@ -42,6 +43,7 @@ class Chunk:
     bytes: int
     rows: int | None  #: estimate, None where the table was never analyzed
     leaf: Leaf | None = None  #: whose blocks it reads; None: it is the whole table
+    part: Part | None = None  #: these blocks, where its rows can be compared with them later
 
 
 def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
@@ -80,11 +82,20 @@ def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str]
 
 
 def make(
-    sub: Subscription, remote: RemoteTable, target: TargetRelation, *, atomic: bool, publisher_version: int
+    sub: Subscription,
+    remote: RemoteTable,
+    target: TargetRelation,
+    *,
+    atomic: bool,
+    publisher_version: int,
+    done: Collection[Part] = (),
+    number: int = 0,
 ) -> tuple[str, list[Chunk]]:
     """Compose the statements of a copy.
 
     :param atomic: one chunk, whose rows commit together with ``f``.
+    :param done: what needs no chunk.
+    :param number: of the first chunk.
     :return: the target's COPY, and the chunks that feed it.
     """
     names = [c.name for c in remote.columns]
@@ -96,31 +107,64 @@ def make(
     if atomic:
         return copy_in, [Chunk(0, copy_out().as_string(None), remote.bytes, _rows(remote.reltuples))]
     chunks = []
-    for number, (leaf, start, stop) in enumerate(chunk_ranges(sub, remote)):
+    for at, (leaf, start, stop) in enumerate(chunk_ranges(sub, remote, done), number):
         text = copy_out(leaf=leaf, ctid_from=start, ctid_to=stop).as_string(None)
-        share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
-        chunks.append(Chunk(number, text, int(leaf.bytes * share), _rows(leaf.reltuples * share), leaf))
+        until = stop or max(leaf.pages, start + 1)
+        share = (until - start) / max(leaf.pages, 1)
+        # what a rule made of a row cannot be compared
+        part = None if rules else Part(leaf.schema, leaf.name, start, until, tuple(names))
+        chunks.append(Chunk(at, text, int(leaf.bytes * share), _rows(leaf.reltuples * share), leaf, part))
     return copy_in, chunks
+
+
+def copy_of_rows(remote: RemoteTable, leaf: Leaf, ctids: Sequence[str], *, binary: bool) -> str:
+    """Compose the publisher's COPY of some rows of a leaf, by their addresses."""
+    names = [c.name for c in remote.columns]
+    return copy_statement(remote, columns=names, leaf=leaf, ctids=ctids, binary=binary).as_string(None)
 
 
 def _rows(reltuples: float) -> int | None:
     return int(reltuples) if reltuples >= 0 else None
 
 
-def chunk_ranges(sub: Subscription, remote: RemoteTable) -> list[tuple[Leaf, int, int | None]]:
-    """Divide a table: leaf, first block and block after the last of each chunk, small enough for all tasks."""
+def chunk_ranges(
+    sub: Subscription, remote: RemoteTable, done: Collection[Part] = ()
+) -> list[tuple[Leaf, int, int | None]]:
+    """Divide a table: leaf, first block and block after the last of each chunk, small enough for all tasks.
+
+    :param done: what is left out.
+    """
     size = min(CHUNK_BYTES, max(CHUNK_BYTES // _SMALLEST, remote.bytes // (CHUNKS_PER_TASK * sub.copy_workers)))
-    return [(leaf, start, stop) for leaf in remote.leaves for start, stop in ranges(leaf, size)]
+    return [
+        (leaf, start, stop)
+        for leaf in remote.leaves
+        for first, until in gaps(leaf, done)
+        for start, stop in ranges(leaf, size, first, until)
+    ]
 
 
-def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
+def gaps(leaf: Leaf, done: Collection[Part]) -> list[tuple[int, int | None]]:
+    """Return the ranges of blocks of a leaf that lie between some parts; the last one is open-ended."""
+    ours = sorted((part.first, part.until) for part in done if (part.schema, part.name) == (leaf.schema, leaf.name))
+    found: list[tuple[int, int | None]] = []
+    at = 0
+    for first, until in ours:
+        if first > at:
+            found.append((at, first))
+        at = max(at, until)
+    return [*found, (at, None)]
+
+
+def ranges(leaf: Leaf, size: int, first: int = 0, until: int | None = None) -> Sequence[tuple[int, int | None]]:
     """Divide a leaf into block ranges of about so many bytes with TOAST each; the last one is open-ended.
 
     :param size: bytes of a range; a block is not divided.
+    :param first: block to begin with; ``until`` is the one after the last, None where the last range is open-ended.
     """
-    count = max(1, min(leaf.pages, -(-leaf.bytes // size)))
-    bounds = [leaf.pages * i // count for i in range(count)]
-    return [(start, bounds[i + 1] if i + 1 < count else None) for i, start in enumerate(bounds)]
+    pages = (max(leaf.pages, first) if until is None else until) - first
+    count = max(1, min(pages, -(-leaf.bytes * pages // max(leaf.pages, 1) // size)))
+    bounds = [first + pages * i // count for i in range(count)]
+    return [(start, bounds[i + 1] if i + 1 < count else until) for i, start in enumerate(bounds)]
 
 
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:

@@ -14,19 +14,20 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.publisher.tables import RemoteTable, describe_tables
+from pgsub.publisher.tables import DescribedTables, RemoteTable, describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
 from pgsub.reconcile.rows import MISSING, left_by
-from pgsub.tablesync.copy import plan, row_by_row
+from pgsub.tablesync.copy import cleanup, plan, row_by_row
 from pgsub.tablesync.copy.adoption import Adoption
 from pgsub.tablesync.copy.plan import Chunk
+from pgsub.tablesync.copy.resume import Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.ledger import chunks, worker_takeover
-from pgsub.target.ledger.chunks import ChunkKey
+from pgsub.target.ledger.chunks import ChunkKey, Part
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
@@ -41,11 +42,13 @@ class Prepared:
     """The pieces to copy; ``errors`` are of tables that cannot be.
 
     :ivar chunked: tables that are ``f`` only when all their pieces are done.
+    :ivar resumed: the table whose copy goes on; its other pieces are planned once what it had brought is mended.
     """
 
     pieces: list[Piece] = field(default_factory=list)
     chunked: list[int] = field(default_factory=list)
     errors: dict[int, PgsubError] = field(default_factory=dict)
+    resumed: Table | None = None
 
 
 def find_targets(
@@ -79,11 +82,13 @@ def prepare(
     claims: Mapping[int, Claim],
     attempts: Mapping[int, int],
     adopt: Collection[int] = (),
+    resume: Collection[int] = (),
 ) -> Prepared:
     """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
 
     :param targets: by oid; tables in one call share a slot and are copied in this order.
     :param adopt: those whose rows are compared, if they have any.
+    :param resume: those whose copy may go on with what it has brought.
     """
     prepared = Prepared()
     must = must_use_password(session, sub)
@@ -94,6 +99,7 @@ def prepare(
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
         unpublished = publication.unpublished_operations(source, sub.publications) if adopt else {}
+    resume = [relid for relid in resume if _goes_on(session, sub, described, targets[relid], claims[relid])]
     with durable(session):
         worker_takeover.fence(session, *(claims[relid] for relid in targets))
         for relid, relation in targets.items():
@@ -101,18 +107,70 @@ def prepare(
             if name in described.faults:
                 prepared.errors[relid] = described.faults[name]
                 continue
-            table = Table(described.tables[name], relation, claims[relid], attempts[relid])
+            table = Table(described.tables[name], relation, claims[relid], attempts[relid], version)
             try:
+                if relid in resume:
+                    prepared.pieces.append(_resumed(session, sub, table))
+                    prepared.chunked.append(relid)
+                    prepared.resumed = table
+                    continue
                 if relid in adopt and not plan.is_empty(session, relation):
                     prepared.pieces.append(_adopted(session, sub, table, unpublished.get(name, ())))
                     continue
-                _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
+                _prepare(session, sub, table, prepared, together=len(targets) > 1)
             except SchemaFault as fault:
                 prepared.errors[relid] = fault
         if prepared.pieces:
-            rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in prepared.pieces]
-            chunks.plan(session, rows, "chunked" if prepared.chunked else "atomic")
+            _plan(session, prepared.pieces, "chunked" if prepared.chunked else "atomic")
     return prepared
+
+
+def _plan(session: psycopg.Connection, pieces: Sequence[Piece], mode: str) -> None:
+    chunks.plan(session, [(one.key, one.chunk.bytes, one.chunk.rows, one.chunk.part) for one in pieces], mode)
+
+
+def _goes_on(
+    session: psycopg.Connection,
+    sub: Subscription,
+    described: DescribedTables,
+    relation: TargetRelation,
+    claim: Claim,
+) -> bool:
+    """Return whether a table's copy goes on; if not, remove what it has brought."""
+    remote = described.tables.get((relation.schema, relation.name))
+    if remote is None:
+        return False  # its fault is reported
+    parts = [one.part for one in chunks.brought(session, claim) if one.part is not None]
+    names = tuple(column.name for column in remote.columns)
+    reason = plan.atomic_reason(sub, remote, relation, replica=target.is_replica(session))
+    alike = bool(names) and {part.columns for part in parts} == {names}
+    # guard: rows that were copied with other columns are not kept, without " and alike"
+    if reason is None and alike:
+        return True
+    cleanup.remove_rows(session, claim, relation)
+    return False
+
+
+def _resumed(session: psycopg.Connection, sub: Subscription, table: Table) -> Piece:
+    """Make the piece that mends what a copy has brought."""
+    types = _other_types(session, table.remote, table.target)
+    copied, _ = _copied(sub, table, types, atomic=False)
+    binary = plan.binary_copy(sub, table.remote, table.target, table.version)
+    resumption = Resumption(compared(table.remote, table.target), binary)
+    return Piece(ChunkKey(table.claim, table.attempt, 0), Chunk(0, "", 0, 0), copied, resumption=resumption)
+
+
+def rest(session: psycopg.Connection, sub: Subscription, table: Table) -> list[Piece]:
+    """Plan what is still to copy of a table whose copy goes on, and write it to the ledger."""
+    done = [one.part for one in chunks.brought(session, table.claim) if one.part is not None]
+    with durable(session):
+        worker_takeover.fence(session, table.claim)
+        number = chunks.next_number(session, table.claim, table.attempt)
+        types = _other_types(session, table.remote, table.target)
+        copied, made = _copied(sub, table, types, atomic=False, done=done, number=number)
+        pieces = [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
+        _plan(session, pieces, "chunked")
+    return pieces
 
 
 def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpublished: Collection[str]) -> Piece:
@@ -144,12 +202,13 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Both sides of a table, and which attempt of its copy this is."""
+    """Both sides of a table, which attempt of its copy this is, and the publisher's version."""
 
     remote: RemoteTable
     target: TargetRelation
     claim: Claim
     attempt: int
+    version: int
 
 
 def _other_types(
@@ -172,7 +231,7 @@ def _other_types(
 
 
 def _prepare(
-    session: psycopg.Connection, sub: Subscription, table: Table, version: int, prepared: Prepared, *, together: bool
+    session: psycopg.Connection, sub: Subscription, table: Table, prepared: Prepared, *, together: bool
 ) -> None:
     relation = table.target
     types = _other_types(session, table.remote, relation)
@@ -181,7 +240,25 @@ def _prepare(
         or plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session)) is not None
         or not plan.empty_under_lock(session, relation)
     )
-    copy_in, made = plan.make(sub, table.remote, relation, atomic=atomic, publisher_version=version)
+    copied, made = _copied(sub, table, types, atomic=atomic)
+    prepared.pieces += [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
+    if not atomic:  # then it is the only one
+        prepared.chunked.append(relation.oid)
+
+
+def _copied(
+    sub: Subscription,
+    table: Table,
+    types: tuple[tuple[str, str], ...],
+    *,
+    atomic: bool,
+    done: Collection[Part] = (),
+    number: int = 0,
+) -> tuple[CopiedTable, list[Chunk]]:
+    relation = table.target
+    copy_in, made = plan.make(
+        sub, table.remote, relation, atomic=atomic, publisher_version=table.version, done=done, number=number
+    )
     copied = CopiedTable(
         *row_by_row.described(table.remote, relation),
         oid=relation.oid,
@@ -191,6 +268,4 @@ def _prepare(
         acts_as=relation.acts_as,
         types=types,
     )
-    prepared.pieces += [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
-    if not atomic:  # then it is the only one
-        prepared.chunked.append(relation.oid)
+    return copied, made

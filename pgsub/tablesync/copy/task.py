@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import LiteralString
 
 import psycopg
 
@@ -22,7 +23,9 @@ from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.tablesync.copy import conflict, row_by_row, stream
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
+from pgsub.tablesync.copy.passthrough import Moved
 from pgsub.tablesync.copy.plan import Chunk
+from pgsub.tablesync.copy.resume import Resumed, Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.ledger import chunks
@@ -40,12 +43,13 @@ LOCKED = "55P03"  #: lock_not_available
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of a table, which is copied in one transaction; or a table that is adopted."""
+    """A chunk of a table, which is copied in one transaction; or a table that is adopted, or whose copy goes on."""
 
     key: ChunkKey
     chunk: Chunk
     table: CopiedTable
     adoption: Adoption | None = None
+    resumption: Resumption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,8 @@ class _CopySessions:
         :raises PgsubError: translated; neither connection is to be used again.
         """
         try:
+            if piece.resumption is not None:
+                return self._resume(piece, piece.resumption)
             return self._copy(piece) if piece.adoption is None else self._adopt(piece, piece.adoption)
         except stream.SourceError as failure:
             doing = "copy the table from the publisher"
@@ -168,22 +174,10 @@ class _CopySessions:
             self._sender.send(heartbeat)
 
         moved(0)
-        # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
-        use_snapshot(self._source, self._spec.snapshot, patience)
-        if table.resolves:
-            writer = self._resolving(key)
-            rows, size = row_by_row.move(self._source, writer, chunk.copy_out, table, moved)
-        else:
-            with roles.acting(self._session, table.acts_as):
-                rows, size = stream.move(
-                    self._source, self._session, chunk.copy_out, table.copy_in, moved, raw=self._raw
-                )
+        source_of = (chunk.leaf.schema, chunk.leaf.name) if chunk.leaf else table.name
+        rows, size = self._move(piece, chunk.copy_out, source_of, moved, patience)
         if self._spec.grouped:
             self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
-        source_of = (chunk.leaf.schema, chunk.leaf.name) if chunk.leaf else table.name
-        # guard: chunks of a rewritten table are not mixed
-        check_not_rewritten(self._source, *source_of)
-        leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=table.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")
@@ -192,6 +186,46 @@ class _CopySessions:
         heartbeat.rows_done = rows
         self._sender.send(heartbeat, now=True)
         return rows, size
+
+    def _move(
+        self, piece: Piece, copy_out: str, source_of: tuple[str, str], moved: Moved, patience: LiteralString = ""
+    ) -> tuple[int, int]:
+        table = piece.table
+        # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
+        use_snapshot(self._source, self._spec.snapshot, patience)
+        if table.resolves:
+            writer = self._resolving(piece.key)
+            rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
+        else:
+            with roles.acting(self._session, table.acts_as):
+                rows, size = stream.move(self._source, self._session, copy_out, table.copy_in, moved, raw=self._raw)
+        # guard: chunks of a rewritten table are not mixed
+        check_not_rewritten(self._source, *source_of)
+        leave_snapshot(self._source)
+        return rows, size
+
+    def _resume(self, piece: Piece, resumption: Resumption) -> tuple[int, int]:
+        session, key, sub = self._session, piece.key, self._spec.subscription
+        heartbeat = Heartbeat(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
+
+        def alive(size: int = 0) -> None:
+            self._sender.send(heartbeat)
+
+        def move(copy_out: str, source_of: tuple[str, str]) -> tuple[int, int]:
+            return self._move(piece, copy_out, source_of, alive)
+
+        with alone(session, key) as first:
+            # guard: only one session mends what a copy has brought
+            if not first:
+                return 0, 0
+            resumed = Resumed(session, sub, key, resumption, move=move, alive=alive)
+            resumed.mend(self._comparing(key))
+            if not chunks.begin(session, key, durable=True):
+                return 0, 0
+            resumed.record()
+            chunks.finish(session, key, 0, 0, atomic=False)
+            session.execute("COMMIT")
+        return 0, 0
 
     def _adopt(self, piece: Piece, adoption: Adoption) -> tuple[int, int]:
         session, key, sub = self._session, piece.key, self._spec.subscription

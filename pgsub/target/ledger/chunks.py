@@ -6,9 +6,10 @@ however many tasks seek work and however often one of them dies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import LiteralString
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -33,32 +34,130 @@ class ChunkKey:
         return self.claim.subid, self.claim.worker, self.attempt, self.number
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The blocks of a table of the publisher that a chunk reads, and the columns that it copies.
+
+    :ivar until: the block after the last one.
+    """
+
+    schema: str
+    name: str
+    first: int
+    until: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A chunk that is done: its rows have its xid on the target.
+
+    :ivar part: None where the rows of the chunk cannot be compared with it.
+    :ivar xid: without its epoch, as xmin shows it.
+    """
+
+    key: ChunkKey
+    part: Part | None
+    xid: int
+    rows: int
+    bytes: int
+
+
+#: A chunk that is planned: its estimated bytes and rows, and the part that it reads.
+Planned = tuple[ChunkKey, int | None, int | None, Part | None]
+
 _KEY = "subid = %s AND srrelid = %s AND attempt = %s AND chunk = %s"
 
 
-def plan(connection: psycopg.Connection, rows: Sequence[tuple[ChunkKey, int | None, int | None]], mode: str) -> None:
+def plan(connection: psycopg.Connection, rows: Sequence[Planned], mode: str) -> None:
     """Write the chunks of one or more tables and how they are copied, inside the caller's transaction.
 
-    :param rows: chunk, estimated bytes, estimated rows.
     :param mode: atomic or chunked.
     """
-    subid, relids = rows[0][0].claim.subid, {key.claim.worker for key, _, _ in rows}
+    subid, relids = rows[0][0].claim.subid, {key.claim.worker for key, *_ in rows}
     states.lock_tables(connection, subid, relids)
     connection.execute(
         "UPDATE pgsub.subscription_rel SET copy_mode = %s WHERE subid = %s AND srrelid = ANY (%s)",
         (mode, subid, list(relids)),
     )
-    keys = [key for key, _, _ in rows]
+    keys = [key for key, *_ in rows]
+    # what an earlier attempt has not done
     connection.execute(
-        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
-        " SELECT %s, n.* FROM unnest(%s::oid[], %s::int4[], %s::int4[], %s::int8[], %s::int8[]) AS n",
+        "DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s) AND xid IS NULL", (subid, list(relids))
+    )
+    connection.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total, part)"
+        " SELECT %s, n.* FROM unnest(%s::oid[], %s::int4[], %s::int4[], %s::int8[], %s::int8[], %s::json[]) AS n",
         (
             subid,
             worker_takeover.numbers([key.claim for key in keys]),
             [key.attempt for key in keys],
             [key.number for key in keys],
-            [size for _, size, _ in rows],
-            [count for _, _, count in rows],
+            [size for _, size, _, _ in rows],
+            [count for _, _, count, _ in rows],
+            [None if part is None else json.dumps(asdict(part)) for *_, part in rows],
+        ),
+    )
+
+
+def brought(connection: psycopg.Connection, claim: Claim) -> list[Brought]:
+    """Return what all attempts of a table's copy have brought."""
+    rows = connection.execute(
+        "SELECT attempt, chunk, part::text, (xid::text::numeric %% 4294967296)::bigint, rows_done, bytes_done"
+        " FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL ORDER BY attempt, chunk",
+        (claim.subid, claim.worker),
+    )
+    return [
+        Brought(ChunkKey(claim, attempt, number), None if part is None else _part(json.loads(part)), *done)
+        for attempt, number, part, *done in rows
+    ]
+
+
+def _part(value: dict[str, Any]) -> Part:
+    return Part(**{**value, "columns": tuple(value["columns"])})
+
+
+def lessen(connection: psycopg.Connection, key: ChunkKey, rows: int) -> None:
+    """Record that rows of a chunk were removed, in the transaction that removes them.
+
+    :raises Fenced: the epoch was raised.
+    """
+    worker_takeover.fence(connection, key.claim)
+    connection.execute(
+        f"UPDATE pgsub.copy_chunk SET rows_done = rows_done - %s WHERE {_KEY}".encode(), (rows, *key.params)
+    )
+
+
+def remove(connection: psycopg.Connection, keys: Iterable[ChunkKey]) -> None:
+    """Forget chunks all of whose rows were removed, in the transaction that removes them.
+
+    :raises Fenced: the epoch was raised.
+    """
+    for key in keys:
+        worker_takeover.fence(connection, key.claim)
+        connection.execute(f"DELETE FROM pgsub.copy_chunk WHERE {_KEY}".encode(), key.params)
+
+
+def next_number(connection: psycopg.Connection, claim: Claim, attempt: int) -> int:
+    """Return a number that no chunk of an attempt has."""
+    query = (
+        "SELECT coalesce(max(chunk) + 1, 0) FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s AND attempt = %s"
+    )
+    return int(scalar(connection, query, (claim.subid, claim.worker, attempt)))
+
+
+def supplement(connection: psycopg.Connection, claim: Claim, attempt: int, part: Part, rows: int, size: int) -> None:
+    """Record rows that were brought to a part which was copied before, in their transaction.
+
+    :raises Fenced: the epoch was raised.
+    """
+    worker_takeover.fence(connection, claim)
+    connection.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, rows_done, bytes_done, xid, part)"
+        " VALUES (%s, %s, %s, %s, %s, %s, pg_catalog.pg_current_xact_id(), %s)",
+        (
+            *(claim.subid, claim.worker, attempt, next_number(connection, claim, attempt), rows, size),
+            json.dumps(asdict(part)),
         ),
     )
 

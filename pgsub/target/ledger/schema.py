@@ -222,6 +222,10 @@ CREATE TABLE pgsub.switchover (
     fenced_at timestamptz,
     began_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz NOT NULL DEFAULT now());
+
+-- part: the blocks of the publisher that the chunk reads, and the columns; a copy that broke off goes on with what its
+-- chunks brought. json, as for options above
+ALTER TABLE pgsub.copy_chunk ADD COLUMN part json;
 """
 
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.

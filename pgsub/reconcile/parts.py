@@ -1,0 +1,257 @@
+"""Parts of a table that were copied before: what of each is the same on both sides, by hashes of rows alone.
+
+NOTES
+A part is a range of the publisher's blocks and the transactions that brought its rows to the target. Both sides give
+the number of its rows and the sum of their hashes; so a part that is equal costs one line. In one that is not, sums of
+hashes find the rows, as in :mod:`~pgsub.reconcile.buckets`; of these the addresses are what is wanted, for a row that
+is to come is copied as any other, and one that is to go is gone by its address. Values are never sent, and no key is
+needed: a row that differs goes, and comes.
+
+A row that an UPDATE moved to another part is surplus there and missing here. Locally changed rows have the xid of who
+changed them: they are no part's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.reconcile import buckets, expressions
+from pgsub.reconcile.buckets import Selection, Totals
+from pgsub.reconcile.comparison import Comparison, relation_of, row_filters
+from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.side import Piece, Side, Source
+
+#: Rows of a part that are brought or removed one by one; if they are more it is copied again.
+MOST_ROWS = 50_000
+#: Parts that are looked at closely at the same time, as far as there are sessions.
+_AT_ONCE = 16
+#: Rows of a bucket, at first.
+_ROWS_A_SUM = 16
+#: Bytes of a hash with an address on the line.
+_LINE = 32
+_XMIN, _TABLE, _CTID = (sql.SQL(f"{name}::pg_catalog.text") for name in ("xmin", "tableoid", "ctid"))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Blocks of the publisher, and what was brought of them.
+
+    :ivar leaf: the publisher's table that has the blocks; None: it has none of that name any more.
+    :ivar until: the block after the last one.
+    :ivar xids: of the target's rows, as xmin shows them.
+    :ivar rows: that were brought; ``bytes`` likewise.
+    """
+
+    leaf: tuple[str, str] | None
+    first: int
+    until: int
+    xids: tuple[int, ...]
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class PartResult:
+    """Differences between both sides of a part.
+
+    :ivar surplus: of the target: xid, oid of table, and address of each row.
+    :ivar missing: addresses of the publisher's rows.
+    :ivar anew: whether all of it should be copied again; then no rows are listed.
+    """
+
+    part: Part
+    surplus: list[tuple[int, int, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    anew: bool = False
+
+
+class PartComparison:
+    """A comparison of the parts of one table.
+
+    :param in_utf8: whether the databases have different encodings.
+    """
+
+    def __init__(self, comparison: Comparison, table: ComparedTable, *, in_utf8: bool) -> None:
+        self._comparison = comparison
+        self._publisher, self._target = comparison.sides
+        remote, target = table.remote, table.target
+        here, there = expressions.exact_values(table)
+        everything = range(len(table.columns))
+        _, hash_here = expressions.hashes(here, everything, in_utf8=in_utf8)
+        _, hash_there = expressions.hashes(there, everything, in_utf8=in_utf8)
+        # rows come into buckets by their own hash
+        self._here = Source(
+            remote.oid,
+            relation_of(remote.schema, remote.name, remote.relkind),
+            row_filters(remote),
+            (_CTID,),
+            hash_here,
+            hash_here,
+        )
+        self._there = Source(
+            target.oid,
+            relation_of(target.schema, target.name, target.relkind),
+            (),
+            (_XMIN, _TABLE, _CTID),
+            hash_there,
+            hash_there,
+        )
+        self._name = table.name
+        self._lock = threading.Lock()
+        self._pieces: list[Piece] = []
+        #: in which pieces the rows of a transaction are, and their number and sum
+        self._brought: dict[int, list[tuple[int, int, int]]] = {}
+        self._published: dict[Part, tuple[int, int]] = {}
+        self._parts: Sequence[Part] = ()
+
+    def read(self, parts: Sequence[Part]) -> None:
+        """Add up the rows of parts on both sides."""
+        self._parts = parts
+        source = replace(self._there, conditions=(_of_xids([xid for part in parts for xid in part.xids]),))
+        self._pieces = self._comparison.on(self._target, partial(self._target.pieces, source=source))
+        self._comparison.each(
+            [partial(self._add_target, source, number) for number in range(len(self._pieces))]
+            + [partial(self._add_publisher, part) for part in parts]
+        )
+
+    def target_rows(self, part: Part) -> int:
+        """Return how many rows of a part the target has still."""
+        return self._of_target(part)[0]
+
+    def differing(self) -> Iterator[PartResult]:
+        """Look closely at the parts that are not the same, and yield them."""
+        differ = [part for part in self._parts if self._of_target(part) != self._published[part]]
+        for at in range(0, len(differ), _AT_ONCE):
+            results = [PartResult(part) for part in differ[at : at + _AT_ONCE]]
+            self._comparison.each([partial(self._look_closely, result) for result in results])
+            yield from results
+
+    def _of_target(self, part: Part) -> tuple[int, int]:
+        found = [one for xid in part.xids for one in self._brought.get(xid, [])]
+        return sum(rows for _, rows, _ in found), sum(summed for *_, summed in found)
+
+    def _add_target(self, source: Source, number: int) -> None:
+        piece = self._pieces[number]
+        query = sql.SQL("SELECT v1, pg_catalog.count(*), pg_catalog.sum(r)::pg_catalog.text FROM ({}) AS s GROUP BY 1")
+        text = query.format(source.rows(piece, None, values=True))
+        found = self._comparison.on(self._target, lambda one: self._fetch(self._target, one, source, text, piece))
+        with self._lock:
+            for xid, rows, summed in found:
+                self._brought.setdefault(int(xid), []).append((number, rows, int(summed)))
+
+    def _add_publisher(self, part: Part) -> None:
+        self._published[part] = self._comparison.on(self._publisher, partial(self._of_part, part))
+
+    def _fetch(
+        self, side: Side, connection: psycopg.Connection, source: Source, query: sql.Composed, piece: Piece
+    ) -> list[tuple[Any, ...]]:
+        with side.seeing(connection, "compare a part of a table", bounded=piece.leaf is not None):
+            rows = connection.execute(query).fetchall()
+            side.refuse_rewritten(connection, source, self._name)  # reading has locked it
+        return rows
+
+    def _of_part(self, part: Part, connection: psycopg.Connection) -> tuple[int, int]:
+        """Return rows and sum of a part on the publisher."""
+        if part.leaf is None:
+            return 0, 0
+        piece = _piece(part)
+        rows = self._here.rows(piece, None)
+        query = sql.SQL("SELECT pg_catalog.count(*), coalesce(pg_catalog.sum(r), 0)::pg_catalog.text FROM ({}) AS s")
+        [(count, summed)] = self._fetch(self._publisher, connection, self._here, query.format(rows), piece)
+        return count, int(summed)
+
+    def _look_closely(self, result: PartResult) -> None:
+        part = result.part
+        if part.leaf is None or not self._published[part][0] or not part.rows:
+            result.anew = True
+            return
+        here = self._here.rows(_piece(part), None, values=True)
+        source = replace(self._there, conditions=(_of_xids(part.xids),))
+        numbers = sorted({number for xid in part.xids for number, *_ in self._brought.get(xid, [])})
+        there = sql.SQL(" UNION ALL ").join(source.rows(self._pieces[n], None, values=True) for n in numbers)
+
+        def read(chosen: Selection) -> tuple[Totals, Totals]:
+            return (
+                self._sums(self._publisher, self._here, chosen.sums(here)),
+                self._sums(self._target, self._there, chosen.sums(there)),
+            )
+
+        _, _, selection = buckets.find(read, min(buckets.BITS, (part.rows // _ROWS_A_SUM).bit_length()))
+        if selection is not None and selection.rows // 2 * _LINE > part.bytes // 2:
+            result.anew = True
+        elif selection is not None:
+            self._list(result, selection, here, there)
+
+    def _sums(self, side: Side, source: Source, query: sql.Composed) -> Totals:
+        totals = Totals()
+        found = self._comparison.on(side, lambda one: self._fetch(side, one, source, query, Piece()))
+        totals.add([(bucket, rows, int(summed)) for bucket, rows, summed in found])
+        return totals
+
+    def _list(self, result: PartResult, chosen: Selection, here: sql.Composable, there: sql.Composable) -> None:
+        """List the rows that differ."""
+        columns = sql.SQL("SELECT r, v1 {} ORDER BY r"), sql.SQL("SELECT r, v1, v2, v3 {} ORDER BY r")
+        queries = columns[0].format(chosen.of(here)), columns[1].format(chosen.of(there))
+
+        def with_both(ours: psycopg.Connection, theirs: psycopg.Connection) -> None:
+            with (
+                contextlib.closing(self._publisher.stream(ours, self._here, queries[0], self._name)) as sent,
+                contextlib.closing(self._target.stream(theirs, self._there, queries[1], self._name)) as kept,
+            ):
+                _take(result, _alone(sent, kept))
+
+        self._comparison.on(
+            self._publisher,
+            lambda ours: self._comparison.on(self._target, lambda theirs: with_both(ours, theirs)),
+        )
+
+
+def _piece(part: Part) -> Piece:
+    assert part.leaf is not None
+    return Piece(sql.SQL("ONLY {}").format(sql.Identifier(*part.leaf)), part.first, part.until)
+
+
+def _of_xids(xids: Sequence[int]) -> sql.Composed:
+    array = sql.Literal("{" + ",".join(map(str, xids)) + "}")
+    return sql.SQL("xmin::pg_catalog.text::pg_catalog.int8 = ANY ({}::pg_catalog.int8[])").format(array)
+
+
+def _take(result: PartResult, rows: Iterator[tuple[str, ...]]) -> None:
+    for row in rows:
+        if len(row) == 1:
+            result.missing.append(row[0])
+        else:
+            xid, table, ctid = row
+            result.surplus.append((int(xid), int(table), ctid))
+        if max(len(result.missing), len(result.surplus)) > MOST_ROWS:
+            result.anew, result.missing, result.surplus = True, [], []
+            return
+
+
+def _alone(publisher: Iterator[tuple[str, ...]], target: Iterator[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield addresses of rows that one side has oftener than the other.
+
+    :param publisher: hash and address of rows in the order of hashes; ``target`` likewise.
+    """
+    tagged = heapq.merge(
+        ((int(hashed), row) for hashed, *row in publisher),
+        ((int(hashed), row) for hashed, *row in target),
+        key=itemgetter(0),
+    )
+    for _, rows in itertools.groupby(tagged, key=itemgetter(0)):
+        sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
+        for _, row in rows:
+            sides[len(row) > 1].append(tuple(row))
+        same = min(map(len, sides))
+        yield from (*sides[0][same:], *sides[1][same:])
