@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fix_program import Cli, valid
-from switching_clients import TABLE
+from switching_clients import TABLE, Clients
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -51,6 +51,15 @@ class Mover:
         assert ended.returncode == 0, ended.stderr
         return list(valid("status", ended.stdout)["subscriptions"])
 
+    def audit(self, clients: Clients) -> None:
+        """Check that everything that was acknowledged is on both sides, once."""
+        self.caught_up()
+        here, there = (dict(self.rows(side, "SELECT id, (client, number)::text FROM writes")) for side in (0, 1))
+        assert here == there
+        lost = [one for one in clients.acknowledged if here.get(one.id) != f"({one.client},{one.number})"]
+        assert not lost and not clients.faults
+        assert len(set(here.values())) == len(here)
+
     def plant(self, side: int, statement: str) -> None:
         """Change rows of one side whatever the fence, as nobody notices."""
         with self.databases[side].connect() as session:
@@ -64,21 +73,27 @@ class Mover:
         assert ended.returncode == 0, ended.stderr
 
 
-@pytest.fixture
-def mover(launcher: Cli, pubdb: Database, subdb: Database) -> Iterator[Mover]:
-    """A subscription that is caught up; the target is read-only for clients, as it is to be."""
-    for database in (pubdb, subdb):
+def moving(cli: Cli, databases: tuple[Database, Database]) -> Mover:
+    """Subscribe, and wait until it is caught up; the target is read-only for clients, as it is to be."""
+    publisher, target = databases
+    for database in databases:
         database.execute(TABLE)
-    pubdb.execute("CREATE PUBLICATION p FOR TABLE writes")
-    subdb.execute(f"CREATE PUBLICATION moved_back FOR TABLE writes; {_read_only(subdb)}")
-    launcher.connection, launcher.target = pubdb.conninfo, subdb.conninfo
-    moving = Mover(launcher, (pubdb, subdb), "moved")
-    assert launcher.create("moved", "--no-wait").returncode == 0
-    moving.caught_up()
-    yield moving
-    for (name,) in launcher.sql("SELECT subname FROM pg_subscription"):
-        assert launcher("drop", name, "--yes").returncode == 0
+    publisher.execute("CREATE PUBLICATION p FOR TABLE writes")
+    target.execute(f"CREATE PUBLICATION moved_back FOR TABLE writes; {_read_only(target)}")
+    cli.connection, cli.target = publisher.conninfo, target.conninfo
+    made = Mover(cli, databases, "moved")
+    assert cli.create("moved", "--no-wait").returncode == 0
+    made.caught_up()
+    return made
 
 
 def _read_only(database: Database) -> str:
     return f'ALTER DATABASE "{database.name}" SET default_transaction_read_only = on'
+
+
+@pytest.fixture
+def mover(launcher: Cli, pubdb: Database, subdb: Database) -> Iterator[Mover]:
+    """A subscription that the module's launcher serves."""
+    yield moving(launcher, (pubdb, subdb))
+    for (name,) in launcher.sql("SELECT subname FROM pg_subscription"):
+        assert launcher("drop", name, "--yes").returncode == 0

@@ -101,6 +101,21 @@ def bring(
     return sorted(outcomes, key=lambda one: one.key)
 
 
+def bring_together(session: psycopg.Connection[Any], found: Compared, *, run_as_owner: bool) -> None:
+    """Set what is behind of which nobody draws values, in the open transaction; what else is behind stays.
+
+    :func:`bring` sets each in a transaction of its own, and waits for those who draw values.
+    """
+    readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
+    known = reading.positions(session, readable)
+    behind = [one for one in found.wanted if one.local.key in known and _behind(known[one.local.key], one)]
+    writing.set_together(session, behind, run_as_owner=run_as_owner)
+
+
+def _behind(before: Position, one: Wanted) -> bool:
+    return writing.moves(before, one, allow_backward=False)
+
+
 def _set(
     session: psycopg.Connection[Any],
     one: Wanted,

@@ -9,6 +9,7 @@ The lock, the read and the write are one transaction: a session that is killed i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -22,6 +23,11 @@ from pgsub.target.session import roles
 
 #: How long sessions that drew a value in an open transaction are waited for; new ones wait behind this one so long.
 LOCK_TIMEOUT = "1s"
+_SET_TOGETHER = """
+SELECT pg_catalog.setval(u.o::oid::regclass, u.v, u.c)
+  FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::boolean[]))
+       AS u (o, v, c)
+"""
 
 
 def bring_up(
@@ -53,6 +59,20 @@ def bring_up(
             )
             failpoints.point("sequence.before_commit")
     return before, True
+
+
+def set_together(session: psycopg.Connection[Any], behind: Iterable[Wanted], *, run_as_owner: bool) -> None:
+    """Set the target's values to the publisher's, in the open transaction, without a lock of the sequences.
+
+    :param behind: sequences of which nobody draws values now.
+    """
+    by_owner: dict[str | None, list[Wanted]] = {}
+    for one in behind:
+        by_owner.setdefault(one.local.owner if acts_as_owner(one.local, run_as_owner) else None, []).append(one)
+    for owner, some in by_owner.items():
+        positions = [(one.local.oid, one.position.last_value, one.position.is_called) for one in some]
+        with roles.acting(session, owner):
+            session.execute(_SET_TOGETHER, tuple(map(list, zip(*positions, strict=True))))
 
 
 def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:

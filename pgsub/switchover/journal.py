@@ -111,12 +111,26 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     ).format(assignments)
     # guard: a phase changes only from one that it may follow
     if connection.execute(query, (phase, phase, *columns.values(), id, list(expected))).rowcount != 1:
-        found = of(connection, id)
-        raise StateForbids(
-            f'the switchover is not "{" or ".join(expected)}" any more, but "{found.phase if found else "unknown"}"',
-            detail="Another run of the command went on with it.",
-            hint="See where it stands with --status.",
-        )
+        raise _moved(connection, id, expected)
+
+
+def hold(connection: psycopg.Connection, id: str, phase: str) -> None:
+    """Hold this server in a phase until the open transaction ends.
+
+    :raises StateForbids: it has another one.
+    """
+    query = "SELECT true FROM pgsub.switchover WHERE id = %s AND phase = %s FOR UPDATE"
+    if scalar(connection, query, (id, phase)) is not True:
+        raise _moved(connection, id, (phase,))
+
+
+def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -> StateForbids:
+    found = of(connection, id)
+    return StateForbids(
+        f'the switchover is not "{" or ".join(expected)}" any more, but "{found.phase if found else "unknown"}"',
+        detail="Another run of the command went on with it.",
+        hint="See where it stands with --status.",
+    )
 
 
 def keeps(connection: psycopg.Connection, subid: int) -> bool:

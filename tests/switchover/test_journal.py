@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from fix_servers import Database
 
-from pgsub.commands.switchover import steps
+from pgsub.commands.switchover import right
 from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -66,22 +66,22 @@ def test_what_was_given_is_not_given_or_released_again(sides: Sides) -> None:
 def test_what_was_not_given_is_not_taken(sides: Sides, phase: str) -> None:
     sides.phases(phase, "prepared")
     with pytest.raises(PgsubError, match=f"was not given, but is {phase}"):
-        steps.take(sides.entry, sides.giving, sides.taking, steps.Timing())
+        right.take(sides.entry, sides.giving, sides.taking, right.Timing())
     assert sides.entry.phase == "prepared"
 
 
 def test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it(sides: Sides) -> None:
     sides.phases("given", "taken")
     with pytest.raises(StateForbids, match='but "taken"'):
-        steps.release(sides.entry, sides.giving, sides.taking, _nothing)
+        right.release(sides.entry, sides.giving, sides.taking, _nothing)
     with pytest.raises(TargetUnavailable, match="cannot be reached"):
-        steps.release(sides.entry, sides.giving, None, _nothing)
+        right.release(sides.entry, sides.giving, None, _nothing)
     assert journal.of(sides.giving, _ID).phase == "given"  # type: ignore[union-attr]
     sides.phases("given", "prepared")
-    steps.release(sides.entry, sides.giving, sides.taking, _nothing)
+    right.release(sides.entry, sides.giving, sides.taking, _nothing)
     assert sides.entry.phase == "declined"
     with pytest.raises(PgsubError, match="was not given, but is releasing"):
-        steps.take(sides.entry, sides.giving, sides.taking, steps.Timing())
+        right.take(sides.entry, sides.giving, sides.taking, right.Timing())
 
 
 @pytest.mark.parametrize("before", [None, "on", "off"])

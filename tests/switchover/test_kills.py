@@ -33,16 +33,6 @@ CHAINS = {
 }
 
 
-def _audit(mover: Mover, clients: Clients) -> None:
-    """Everything that was acknowledged is on both sides, once."""
-    mover.caught_up()
-    here, there = (dict(mover.rows(side, "SELECT id, (client, number)::text FROM writes")) for side in (0, 1))
-    assert here == there
-    lost = [one for one in clients.acknowledged if here.get(one.id) != f"({one.client},{one.number})"]
-    assert not lost and not clients.faults
-    assert len(set(here.values())) == len(here)
-
-
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
 def test_killed_and_run_again_it_moves_the_writes_and_loses_none(
     mover: Mover, chain: tuple[tuple[str, ...], ...], reached: Callable[[str], None]
@@ -59,7 +49,7 @@ def test_killed_and_run_again_it_moves_the_writes_and_loses_none(
             until(lambda to=to, since=since: clients.wrote_on(to, since) or clients.faults)
             assert clients.both_wrote(since, to) == []
             mover.caught_up()
-    _audit(mover, clients)
+    mover.audit(clients)
 
 
 def test_an_abort_that_is_killed_and_run_again_leaves_everything_as_it_was(
@@ -78,7 +68,7 @@ def test_an_abort_that_is_killed_and_run_again_leaves_everything_as_it_was(
             assert not clients.wrote_on(1, since)
             assert _settings(mover) == before
             assert mover("--status")["state"] == "none"
-    _audit(mover, clients)
+    mover.audit(clients)
 
 
 def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:

@@ -14,7 +14,8 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
-from pgsub.commands.switchover.steps import APPROACH, Timing
+from pgsub.commands.switchover.right import Timing
+from pgsub.commands.switchover.steps import APPROACH
 from pgsub.commands.switchover.switchover import REHEARSED, Outcome
 from pgsub.commands.verify import served
 from pgsub.common.subscription import Subscription

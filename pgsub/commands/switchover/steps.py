@@ -11,54 +11,32 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import psycopg
 
-from pgsub.catalog import subscriptions as catalog
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.subscription.enable_disable import disable, enable
-from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions, giving_source
+from pgsub.commands.switchover import right
+from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
+from pgsub.commands.switchover.pause_sessions import PauseSessions, users
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, TargetSchemaError, TargetUnavailable, TimeoutExpired
+from pgsub.common.errors import TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import MAX_LSN, format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
-from pgsub.sequences import reading, synchronization
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
-from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
 from pgsub.target.session.transactions import durable
 
 #: Seconds in which apply must come near the publisher before the pause, and how long it may take from there.
 APPROACH, NEAR = 300.0, 0.5
 #: Seconds in which workers of the subscription must end.
 END_SECONDS = 60.0
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds that each step took; ``pause``: those in which clients could write on neither side."""
-
-    steps: dict[str, float] = field(default_factory=dict)
-    pause: float | None = None
-
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Time a step."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.steps[name] = self.steps.get(name, 0.0) + time.monotonic() - began
 
 
 class Switchover:
@@ -86,9 +64,9 @@ class Switchover:
         self._taking = taking
         self._giving = giving
         self._reporter = reporter
-        self._command = commands(options, sub, back)
+        self._command = right.commands(options, sub, back)
         self._kept = [giving.info.backend_pid]
-        self.timing = Timing()
+        self.timing = right.Timing()
 
     # --- until the right is taken
 
@@ -101,7 +79,7 @@ class Switchover:
         try:
             self._prepare(entry)
             with contextlib.ExitStack() as stack:
-                sessions = _Sessions(stack, self._sub, self._back, self._taking)
+                sessions = PauseSessions(stack, self._sub, self._back, self._taking)
                 self._kept.append(sessions.source.info.backend_pid)
                 if self._phase(entry) == journal.OPEN:
                     self._approach(sessions.source, alive)
@@ -148,7 +126,7 @@ class Switchover:
 
     def _roles(self) -> set[str]:
         """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
-        return {self._taking.info.user, self._giving.info.user, *_users(self._sub, self._back)}
+        return {self._taking.info.user, self._giving.info.user, *users(self._sub, self._back)}
 
     def _approach(self, source: publisher.Connection, alive: Callable[[], None]) -> None:
         """Wait until apply is so near that the pause will be short."""
@@ -172,7 +150,7 @@ class Switchover:
 
         return check
 
-    def _pause(self, entry: Entry, sessions: _Sessions, alive: Callable[[], None]) -> None:
+    def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
         """Fence the giving side, let the taking one have all of it, and give it the right."""
         with self.timing.step("fence"):
             self._fence(entry)
@@ -188,7 +166,7 @@ class Switchover:
             drain.quiet(self._giving, self._taking, self._sub.subid, entry.id, deadline, check)
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
-            sessions.sequences(self._sub, deadline)
+            sessions.sequences(self._sub, entry, deadline)
         failpoints.point("switchover.sequences")
         with self.timing.step("way back"):
             position = way_back.record(self._taking, entry.id)
@@ -219,7 +197,7 @@ class Switchover:
 
     def take(self, entry: Entry) -> None:
         """Take the right that was given."""
-        take(entry, self._giving, self._taking, self.timing)
+        right.take(entry, self._giving, self._taking, self.timing)
         failpoints.point("switchover.taken")
 
     def turn(self, entry: Entry) -> None:
@@ -255,133 +233,9 @@ class Switchover:
 
         :raises StateForbids: the taking side has taken the right.
         """
-        release(entry, self._giving, self._taking, self._command)
+        right.release(entry, self._giving, self._taking, self._command)
         drain.withdraw(self._taking, self._sub.subid)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=self._reporter)
         failpoints.point("switchover.dropped")
         with durable(self._giving):
             journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
-
-
-def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, timing: Timing) -> None:
-    """Take the right that was given: clients may write on the taking side.
-
-    :raises PgsubError: it was not given.
-    :raises StateForbids: the taking side has declined it.
-    """
-    there, read = journal.of(giving, entry.id), time.monotonic()
-    here = journal.of(taking, entry.id)
-    # guard: the right is taken only after it was given
-    if there is None or there.phase != journal.GIVEN:
-        raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
-    if here is None or here.phase in (journal.PREPARED, journal.DECLINED):
-        saved = (here and here.saved) or {}
-        with timing.step("take"), durable(taking):
-            journal.move(taking, entry.id, (journal.PREPARED,), journal.TAKEN)
-            fence.lift(taking, entry.fence, saved.get("lifted", saved))
-        timing.pause = (there.fenced_for or 0.0) + time.monotonic() - read
-
-
-def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription) -> Callable[[str], None]:
-    """Return what runs the user's command for an action, if there is one; it may run more than once."""
-
-    def run(action: str) -> None:
-        command = options.promote_command if action == "promote" else options.fence_command
-        if command is not None:
-            seconds = TIMEOUT if options.timeout is None else options.timeout
-            fence.run(command, action, back.target, sub.target, seconds)
-
-    return run
-
-
-def release(
-    entry: Entry,
-    giving: psycopg.Connection,
-    taking: psycopg.Connection | None,
-    run_command: Callable[[str], None],
-) -> None:
-    """Let clients write on the giving side again, and take back what fenced the taking one.
-
-    :param taking: None where it cannot be reached; what was given is not released then.
-    :raises StateForbids: the taking side has taken the right.
-    :raises TargetUnavailable: the right was given, and the taking side cannot be asked.
-    """
-    there = journal.of(giving, entry.id)
-    if there is not None and there.phase == journal.GIVEN:
-        if taking is None:
-            raise TargetUnavailable("the right to write was given to a server that cannot be reached")
-        # guard: what was given is released only after the taking side has declined
-        decline(taking, entry)
-    if there is not None and there.phase in (journal.OPEN, journal.FENCED, journal.GIVEN):
-        with durable(giving):
-            journal.move(giving, entry.id, (there.phase,), journal.RELEASING)
-            if there.phase != journal.OPEN:
-                fence.restore(giving, there.fence, there.saved or {})
-        failpoints.point("switchover.releasing")
-    if there is not None and there.phase not in (journal.OPEN, journal.RELEASED):
-        run_command("release")
-    if taking is not None:
-        decline(taking, entry)
-        failpoints.point("switchover.declined")
-
-
-def decline(taking: psycopg.Connection, entry: Entry) -> None:
-    """Decline the right for the taking side, which is what it was before then."""
-    here = journal.of(taking, entry.id)
-    if here is None or here.phase == journal.DECLINED:
-        return
-    with durable(taking):
-        journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
-        if here.phase == journal.PREPARED:
-            fence.restore(taking, here.fence, here.saved or {})
-
-
-def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:
-    """Write the first row of the journal, on the taking side."""
-    options = catalog.options(sub)
-    entry = Entry(
-        str(uuid.uuid4()), journal.TAKING, sub.subid, sub.name, back_name, journal.PLANNED, way, definition=options
-    )
-    with durable(taking):
-        journal.add(taking, entry)
-    failpoints.point("switchover.planned")
-    return entry
-
-
-class _Sessions:
-    """Sessions that are opened before the pause."""
-
-    def __init__(
-        self, stack: contextlib.ExitStack, sub: Subscription, back: Subscription, taking: psycopg.Connection
-    ) -> None:
-        self.source = stack.enter_context(giving_source(taking, sub))
-        name = SessionName(sub.subid, "sequences", 0)
-        self._target = stack.enter_context(contextlib.closing(target.connect(sub.target, name, replica=False)))
-        self.slots = stack.enter_context(connect_publisher(back))
-
-    def sequences(self, sub: Subscription, deadline: float) -> None:
-        """Bring the sequences of the taking side to the values of the giving side.
-
-        :raises PgsubError: one cannot be set.
-        """
-        reading.prepare(self._target)
-        reading.prepare(self.source)
-        while True:
-            compared = synchronization.look(self._target, self.source, sub)
-            outcomes = synchronization.bring(self._target, compared, run_as_owner=sub.run_as_owner)
-            failed = synchronization.failure(sub, outcomes, TargetSchemaError)
-            if failed is not None:
-                raise failed
-            kept = synchronization.kept(sub, outcomes)
-            if kept is None:
-                return
-            if time.monotonic() > deadline:
-                raise kept
-
-
-def _users(*subs: Subscription) -> set[str]:
-    """Return the users that connection strings name."""
-    from pgsub.common import conninfo as ci
-
-    texts = [text for sub in subs for text in (sub.connection, sub.target)]
-    return {user for text in texts if (user := ci.parse(text, "target").get("user"))}

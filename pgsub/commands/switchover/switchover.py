@@ -12,7 +12,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.create import undone_by_sigterm
-from pgsub.commands.switchover import definition, steps
+from pgsub.commands.switchover import definition, right, steps
 from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
 from pgsub.commands.verify import VerifyOptions, served, verify
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
@@ -165,7 +165,7 @@ class _Run:
                     f"pgsub verify {word(sub.name)} --repair",
                 )
         way = fence.COMMAND if options.fence_command is not None else options.fence
-        return steps.plan(self._taking, sub, options.names[1], way)
+        return right.plan(self._taking, sub, options.names[1], way)
 
 
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
@@ -204,7 +204,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                     f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}",
                 )
             if back is None:
-                steps.decline(taking, entry)
+                right.decline(taking, entry)
             else:
                 with ledger_session(back) as giving:
                     steps.Switchover(options, store, sub, back, taking, giving, reporter).release(entry)
@@ -217,7 +217,7 @@ def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscri
         entry = journal.latest(giving, journal.GIVING, sub.name)
         if entry is None or entry.subid != back.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
-        steps.release(entry, giving, None, steps.commands(options, sub, back))
+        right.release(entry, giving, None, right.commands(options, sub, back))
     reporter.warning(
         "the target cannot be reached: what was made there for the way back stays",
         hint=f"Run this again when it can:\n{options.command} --abort",

@@ -1,0 +1,62 @@
+"""Sessions of both servers that are opened before the pause, and what is done with them in it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import psycopg
+
+from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.switchover.parties import giving_source
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import TargetSchemaError
+from pgsub.common.subscription import Subscription
+from pgsub.sequences import reading, synchronization
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+from pgsub.target.session.transactions import durable
+
+
+class PauseSessions:
+    """Sessions of one run; they end with the stack."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, sub: Subscription, back: Subscription, taking: psycopg.Connection
+    ) -> None:
+        self.source = stack.enter_context(giving_source(taking, sub))
+        name = SessionName(sub.subid, "sequences", 0)
+        self._target = stack.enter_context(contextlib.closing(target.connect(sub.target, name, replica=False)))
+        self.slots = stack.enter_context(connect_publisher(back))
+
+    def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
+        """Bring the sequences of the taking side to the values of the giving side.
+
+        As long as it is held where it is, no client draws values there: most are set together then.
+
+        :raises PgsubError: one cannot be set.
+        """
+        reading.prepare(self._target)
+        reading.prepare(self.source)
+        while True:
+            compared = synchronization.look(self._target, self.source, sub)
+            with durable(self._target):
+                journal.hold(self._target, entry.id, journal.PREPARED)
+                synchronization.bring_together(self._target, compared, run_as_owner=sub.run_as_owner)
+            outcomes = synchronization.bring(self._target, compared, run_as_owner=sub.run_as_owner)
+            failed = synchronization.failure(sub, outcomes, TargetSchemaError)
+            if failed is not None:
+                raise failed
+            kept = synchronization.kept(sub, outcomes)
+            if kept is None:
+                return
+            if time.monotonic() > deadline:
+                raise kept
+
+
+def users(*subs: Subscription) -> set[str]:
+    """Return the users that connection strings name."""
+    texts = [text for sub in subs for text in (sub.connection, sub.target)]
+    return {user for text in texts if (user := ci.parse(text, "target").get("user"))}

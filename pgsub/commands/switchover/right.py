@@ -1,0 +1,122 @@
+"""The right to write, as it goes from one server to the other, or stays; each in one transaction of that server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgsub.catalog import subscriptions as catalog
+from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, TargetUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.session.transactions import durable
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds that each step took; ``pause``: those in which clients could write on neither side."""
+
+    steps: dict[str, float] = field(default_factory=dict)
+    pause: float | None = None
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.steps[name] = self.steps.get(name, 0.0) + time.monotonic() - began
+
+
+def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, timing: Timing) -> None:
+    """Take the right that was given: clients may write on the taking side.
+
+    :raises PgsubError: it was not given.
+    :raises StateForbids: the taking side has declined it.
+    """
+    there, read = journal.of(giving, entry.id), time.monotonic()
+    here = journal.of(taking, entry.id)
+    # guard: the right is taken only after it was given
+    if there is None or there.phase != journal.GIVEN:
+        raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
+    if here is None or here.phase in (journal.PREPARED, journal.DECLINED):
+        saved = (here and here.saved) or {}
+        with timing.step("take"), durable(taking):
+            journal.move(taking, entry.id, (journal.PREPARED,), journal.TAKEN)
+            fence.lift(taking, entry.fence, saved.get("lifted", saved))
+        timing.pause = (there.fenced_for or 0.0) + time.monotonic() - read
+
+
+def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription) -> Callable[[str], None]:
+    """Return what runs the user's command for an action, if there is one; it may run more than once."""
+
+    def run(action: str) -> None:
+        command = options.promote_command if action == "promote" else options.fence_command
+        if command is not None:
+            seconds = TIMEOUT if options.timeout is None else options.timeout
+            fence.run(command, action, back.target, sub.target, seconds)
+
+    return run
+
+
+def release(
+    entry: Entry,
+    giving: psycopg.Connection,
+    taking: psycopg.Connection | None,
+    run_command: Callable[[str], None],
+) -> None:
+    """Let clients write on the giving side again, and take back what fenced the taking one.
+
+    :param taking: None where it cannot be reached; what was given is not released then.
+    :raises StateForbids: the taking side has taken the right.
+    :raises TargetUnavailable: the right was given, and the taking side cannot be asked.
+    """
+    there = journal.of(giving, entry.id)
+    if there is not None and there.phase == journal.GIVEN:
+        if taking is None:
+            raise TargetUnavailable("the right to write was given to a server that cannot be reached")
+        # guard: what was given is released only after the taking side has declined
+        decline(taking, entry)
+    if there is not None and there.phase in (journal.OPEN, journal.FENCED, journal.GIVEN):
+        with durable(giving):
+            journal.move(giving, entry.id, (there.phase,), journal.RELEASING)
+            if there.phase != journal.OPEN:
+                fence.restore(giving, there.fence, there.saved or {})
+        failpoints.point("switchover.releasing")
+    if there is not None and there.phase not in (journal.OPEN, journal.RELEASED):
+        run_command("release")
+    if taking is not None:
+        decline(taking, entry)
+        failpoints.point("switchover.declined")
+
+
+def decline(taking: psycopg.Connection, entry: Entry) -> None:
+    """Decline the right for the taking side, which is what it was before then."""
+    here = journal.of(taking, entry.id)
+    if here is None or here.phase == journal.DECLINED:
+        return
+    with durable(taking):
+        journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
+        if here.phase == journal.PREPARED:
+            fence.restore(taking, here.fence, here.saved or {})
+
+
+def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:
+    """Write the first row of the journal, on the taking side."""
+    options = catalog.options(sub)
+    entry = Entry(
+        str(uuid.uuid4()), journal.TAKING, sub.subid, sub.name, back_name, journal.PLANNED, way, definition=options
+    )
+    with durable(taking):
+        journal.add(taking, entry)
+    failpoints.point("switchover.planned")
+    return entry
