@@ -69,17 +69,20 @@ class DescribedTables(NamedTuple):
     faults: dict[Name, PgsubError]
 
 
-def describe_tables(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> DescribedTables:
+def describe_tables(
+    connection: Connection, names: Iterable[Name], publications: Sequence[str] | None
+) -> DescribedTables:
     """Read everything of tables in a few round trips; inside a slot's snapshot it is what the copy will see.
 
     :param names: schema and name of each.
+    :param publications: None for whole tables, whether they are published or not.
     :raises PgsubError: translated; what concerns a single table is in the result's ``faults``.
     """
     with translating(connection, "fetch table info from publisher"):
         return _describe(connection, list(dict.fromkeys(names)), publications)
 
 
-def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str]) -> DescribedTables:
+def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str] | None) -> DescribedTables:
     found = DescribedTables({}, {})
     if not names:
         return found
@@ -88,9 +91,7 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
     oids = [oid for oid, *_ in relations.values()]
     columns = _by_table(connection.execute(_COLUMNS, (oids,)).fetchall())
     leaves = _by_table(connection.execute(_LEAVES, {"oids": oids}).fetchall())
-    restrictions = _by_table(_restrictions(connection, oids, publications))
-    unnamed = [oid for oid in oids if oid not in restrictions]
-    published_else = _otherwise_published(connection, unnamed, publications) if unnamed else set()
+    restrictions, published_else = _published(connection, oids, publications)
     for key in names:
         if key not in relations:
             found.faults[key] = _fault(key, "not found on publisher")
@@ -111,6 +112,17 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
         except StateForbids as fault:
             found.faults[key] = fault
     return found
+
+
+def _published(
+    connection: Connection, oids: Sequence[int], publications: Sequence[str] | None
+) -> tuple[dict[int, list[Sequence[Any]]], set[int]]:
+    """Read column lists and row filters by table, and which others are published as part of another."""
+    if publications is None:
+        return {}, set(oids)
+    restrictions = _by_table(_restrictions(connection, oids, publications))
+    unnamed = [oid for oid in oids if oid not in restrictions]
+    return restrictions, _otherwise_published(connection, unnamed, publications) if unnamed else set()
 
 
 def _fault(key: Name, what: str, hint: str | None = None) -> SchemaFault:

@@ -62,7 +62,7 @@ def misfits(
     types_ = {name: known[name].type_text if name in known else None for name in pair.sent}
     faults = column_faults(types_, pair.table.target)
     for fault in faults:
-        yield _about(pair, fault.message, hint=f"{_STOPS}\n{fault.hint}")
+        yield _about(pair, fault.message, hint=f"{_STOPS}\n{fault.hint}", stops=True)
     yield from _types(pair, source_types, target_types, binary=binary)
     yield from _nulls(pair)
     yield from _generated(pair)
@@ -73,14 +73,18 @@ def misfits(
         yield from _lookup(pair)
 
 
-def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None = _FITS) -> Caution:
-    return Caution(message, detail, hint, tables=(pair.table.name,))
+def _about(
+    pair: Pair, message: str, detail: str | None = None, hint: str | None = _FITS, *, stops: bool = False
+) -> Caution:
+    return Caution(message, detail, hint, tables=(pair.table.name,), stops=stops)
 
 
-def _listing(pair: Pair, names: Sequence[str], fault: str, detail: str, hint: str = _FITS) -> Iterator[Caution]:
+def _listing(
+    pair: Pair, names: Sequence[str], fault: str, detail: str, hint: str = _FITS, *, stops: bool = False
+) -> Iterator[Caution]:
     """Yield a fault of the table that concerns these columns, indexes or constraints, if there are any."""
     if names:
-        yield _about(pair, f'table "{pair.table.name}" {fault}', f"{detail}: {some(names)}.", hint)
+        yield _about(pair, f'table "{pair.table.name}" {fault}', f"{detail}: {some(names)}.", hint, stops=stops)
 
 
 def _types(
@@ -109,6 +113,7 @@ def _nulls(pair: Pair) -> Iterator[Caution]:
         [c.name for c in columns if c.not_null and c.name not in sent and not c.filled],
         "on the target has NOT NULL columns without a default that are not published",
         "Every row fails. Columns",
+        stops=True,
     )
     nullable = {c.name for c in pair.source.columns.values() if not c.not_null}
     yield from _listing(
@@ -172,6 +177,7 @@ def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
             f"The publisher refuses {what} of their rows.",
             "Give them primary keys, or run this on the publisher:"
             + "".join(f"\nALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names),
+            stops=True,
         )
 
 
@@ -202,7 +208,8 @@ def _lookup(pair: Pair) -> Iterator[Caution]:
         mapped = map_relation(relation, pair.table.target)
         check_updatable(mapped)
     except SchemaFault as fault:
-        yield _about(pair, fault.message, "UPDATE and DELETE of its rows stop apply.", fault.hint or _STOPS)
+        detail = "UPDATE and DELETE of its rows stop apply."
+        yield _about(pair, fault.message, detail, fault.hint or _STOPS, stops=True)
         return
     if mapped.by_identity:
         return

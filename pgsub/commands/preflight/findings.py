@@ -24,6 +24,7 @@ class Caution:
     hint: str | None = None
     unavailable: str | None = None
     tables: tuple[str, ...] = ()  #: qualified names of those concerned; () for the servers
+    stops: bool = False  #: replication of the tables stops at their next change
 
 
 @dataclass(slots=True)
@@ -101,7 +102,14 @@ def report(warnings: Sequence[Caution], reporter: Reporter, *, strict: bool = Fa
 
 
 def concerning(
-    tables: Sequence[str], message: str, detail: str, hint: str | None, *, schemas: Sequence[str] = (), most: int = 20
+    tables: Sequence[str],
+    message: str,
+    detail: str,
+    hint: str | None,
+    *,
+    schemas: Sequence[str] = (),
+    most: int = 20,
+    stops: bool = False,
 ) -> Iterator[Caution]:
     """Yield one warning for all of these tables, none without any.
 
@@ -109,13 +117,14 @@ def concerning(
     :param message: ``{}`` stands for the one table, or for how many; ``[is|are]`` for the verb.
     :param schemas: the message and the detail name these, not the tables.
     :param most: names that the detail lists.
+    :param stops: as in :class:`Caution`.
     """
     if tables:
         named, noun = (schemas, "schema") if schemas else (tables, "table")
         text = re.sub(r"\[(\w*)\|(\w*)\]", lambda verb: verb[1 + (len(named) > 1)], message)
         subject = f'{noun} "{named[0]}"' if len(named) == 1 else f"{len(named)} {noun}s"
         listing = f" {noun.capitalize()}s: {some(named, most)}." if len(named) > 1 else ""
-        yield Caution(text.replace("{}", subject), f"{detail}{listing}", hint, tables=tuple(tables))
+        yield Caution(text.replace("{}", subject), f"{detail}{listing}", hint, tables=tuple(tables), stops=stops)
 
 
 def some(names: Sequence[str], most: int = 20) -> str:

@@ -70,6 +70,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
             f"What the publications publish needs {listed}.",
             "Run this on the target:\n"
             + grant(listed, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
+            stops=True,
         )
 
 
@@ -117,7 +118,7 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
         detail = f"Copy and apply stop at {'this table' if len(names) == 1 else 'these tables'}."
         if first.sqlstate == roles.FILTERED:
             detail = "A role cannot replicate into relations with row-level security enabled."
-        yield from concerning(names, text, detail, first.hint)
+        yield from concerning(names, text, detail, first.hint, stops=True)
     if strange:
         user = strange[0].target.user
         listed = sorted({table.target.owner for table in strange})
@@ -154,4 +155,5 @@ def _schemas(pairs: Sequence[Pair], server: str, role: str, consequence: str) ->
         f"Published tables are in it. {consequence}",
         f"Run this on the {server}:\n{grant('USAGE', 'SCHEMA', schemas, role)}",
         schemas=schemas,
+        stops=True,
     )

@@ -40,8 +40,15 @@ def check_target(session: psycopg.Connection) -> list[Caution]:
 
     :raises PermissionMissing: no ledger, and none may be made.
     """
-    warned = [*_privileges(session), *_settings(session), *check_encryption(session, "target")]
-    warned += [
+    warned = [*check_role(session, replica=target.is_replica(session)), *_settings(session)]
+    warned += [*check_encryption(session, "target"), *publishing_ledger(session)]
+    schema.check(session)
+    return warned
+
+
+def publishing_ledger(session: psycopg.Connection) -> list[Caution]:
+    """Warn of publications of the target that include the ledger."""
+    return [
         Caution(
             f'publication "{name}" on the target publishes all tables, schema pgsub included',
             "A subscriber of it would receive the rows of pgsub's ledger.",
@@ -49,8 +56,6 @@ def check_target(session: psycopg.Connection) -> list[Caution]:
         )
         for (name,) in session.execute(_PUBLISHING).fetchall()
     ]
-    schema.check(session)
-    return warned
 
 
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
@@ -93,9 +98,13 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _privileges(session: psycopg.Connection) -> Iterator[Caution]:
+def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Caution]:
+    """Yield what the role may not do on the target.
+
+    :param replica: whether it may set session_replication_role.
+    """
     role = _role(session)
-    if not target.is_replica(session):
+    if not replica:
         yield Caution(
             "cannot set session_replication_role on the target",
             "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
@@ -216,13 +225,20 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
     """
     prerequisites.check_wal_level(connection)
     prerequisites.check_replication_role(connection)
-    if not create_slot or sub.slot_name is None:
-        return
-    if slots.slot_state(connection, sub.slot_name) is not None:
+    if create_slot and sub.slot_name is not None:
+        check_new_slot(connection, sub.slot_name)
+
+
+def check_new_slot(connection: publisher.Connection, name: str) -> None:
+    """Check that there is room for a slot and its walsender.
+
+    :raises StateForbids: there is none, or a slot of this name.
+    """
+    if slots.slot_state(connection, name) is not None:
         raise StateForbids(
-            f'could not create replication slot "{sub.slot_name}": replication slot "{sub.slot_name}" already exists',
+            f'could not create replication slot "{name}": replication slot "{name}" already exists',
             hint=f"Use another slot (--slot-name), or the existing one (--no-create-slot), or drop it:\n"
-            f"SELECT pg_drop_replication_slot({quoting.literal(sub.slot_name)});",
+            f"SELECT pg_drop_replication_slot({quoting.literal(name)});",
             sqlstate="42710",
         )
     free = slots.free_slots(connection)
@@ -258,15 +274,18 @@ def check_room(
     # small tables share a slot, and get a copy of it each in turn where apply went past it
     shared = syncing if len(tables) > syncing else 0
     yield from _walsenders(connection, needed, needed + shared)
-    yield from _delays(connection)
+    yield from delays(connection)
     copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
     for server, asked in (("publisher", connection), ("target", session)):
         yield from _sessions(asked, server, 2 + syncing * (1 + copying))
-    yield from _origins(session, 1 + syncing)
+    yield from check_origins(session, 1 + syncing)
 
 
-def _origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
-    """Apply and each table that synchronizes write with an origin of their own, which stays the subscription's."""
+def check_origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
+    """Check that enough replication origins are free.
+
+    Apply and each table that synchronizes write with one of their own, which stays the subscription's.
+    """
     left = origins.free(session) if origins.allowed(session) else None
     if left is not None and left < needed:
         yield Caution(
@@ -294,7 +313,8 @@ def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: i
             )
 
 
-def _delays(connection: publisher.Connection) -> Iterator[Caution]:
+def delays(connection: publisher.Connection) -> Iterator[Caution]:
+    """Yield transactions that a new slot would wait for."""
     waits = "the creation of replication slots will wait for"
     found = long_transactions(connection, LONG_SECONDS)
     for one in found[:_AT_MOST]:

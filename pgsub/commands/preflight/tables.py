@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -77,13 +77,13 @@ def check_tables(
         found.warnings += _sequences(connection, session, sub, [(one.schema, one.name) for one in published])
     replica = target.is_replica(session)
     places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
-    _all_there(published, places)
+    all_there([(one.schema, one.name) for one in published], places)
     found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
     if adopt:
         found.warnings += adoption.decide(connection, session, sub, found.tables)
     unowned = list(privileges.owners(found.tables, sub))
     checked = pairs(connection, session, sub, found.tables)
-    found.warnings += _fitting(connection, session, sub, checked)
+    found.warnings += fitting(connection, session, sub, checked)
     found.warnings += privileges.publisher(checked, connection.info.user)
     found.warnings += privileges.target(checked, session.info.user)
     found.warnings += unowned
@@ -108,14 +108,18 @@ def _sequences(
         yield Caution(one.message, "Its value on the target does not follow the publisher.", hint)
 
 
-def _all_there(published: Sequence[PublishedTable], places: dict[Name, TargetRelation]) -> None:
+def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> None:
+    """Check that tables of these names are there, and can be written.
+
+    :raises TargetSchemaError: naming all that are not.
+    """
     missing = []
-    for one in published:
-        place = places.get((one.schema, one.name))
+    for name in names:
+        place = places.get(name)
         if place is None:
-            missing.append(f'relation "{one.schema}.{one.name}" does not exist on the target')
+            missing.append(f'relation "{".".join(name)}" does not exist on the target')
         elif not place.replicable:
-            missing.append(f'cannot use relation "{one.schema}.{one.name}" as logical replication target')
+            missing.append(f'cannot use relation "{".".join(name)}" as logical replication target')
     if missing:
         raise TargetSchemaError(
             missing[0] if len(missing) == 1 else f"{len(missing)} published tables have no target",
@@ -230,9 +234,10 @@ def pairs(
     ]
 
 
-def _fitting(
+def fitting(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, pairs: Sequence[Pair]
 ) -> Iterator[Caution]:
+    """Yield what of the tables' rows does not fit into their targets."""
     yield from servers.check_encoding(connection, session) if pairs else []
     try:
         source_types = catalog_facts.read_types(connection, [pair.source for pair in pairs])
