@@ -1,0 +1,224 @@
+"""Roles, privileges, owners and settings that clients have on the giving side and lack on the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, named, paste, rows, several
+from pgsub.common import quoting
+from pgsub.publisher.tables import Name
+from pgsub.sequences.reading import of_tables
+
+_MAINTAIN_SINCE = 170000
+
+# Roles that own something in the database, have privileges there or sessions, and those that can become one of them.
+_ROLES = """
+WITH used AS MATERIALIZED (
+     SELECT d.refobjid AS oid
+       FROM pg_catalog.pg_shdepend d JOIN pg_catalog.pg_database b ON b.datname = current_database()
+      WHERE d.refclassid = 'pg_catalog.pg_authid'::regclass
+        AND (d.dbid = b.oid OR (d.classid = 'pg_catalog.pg_database'::regclass AND d.objid = b.oid))
+      UNION SELECT usesysid FROM pg_catalog.pg_stat_activity WHERE datname = current_database())
+SELECT r.rolname::text, r.rolcanlogin FROM pg_catalog.pg_roles r
+ WHERE r.rolname !~ '^pg_' AND (r.oid IN (SELECT oid FROM used)
+    OR r.rolcanlogin AND NOT r.rolsuper AND EXISTS (
+       SELECT FROM used u WHERE pg_catalog.pg_has_role(r.oid, u.oid, 'MEMBER')))
+ ORDER BY 1
+"""
+_ALL_ROLES = "SELECT rolname::text, rolcanlogin FROM pg_catalog.pg_roles"
+_MEMBERS = """
+SELECT g.rolname::text, m.rolname::text FROM pg_catalog.pg_auth_members a
+  JOIN pg_catalog.pg_roles g ON g.oid = a.roleid JOIN pg_catalog.pg_roles m ON m.oid = a.member
+ ORDER BY 1, 2
+"""
+# PUBLIC has no name. What an owner has is no privilege that was granted.
+_GRANTS = """
+WITH wanted AS MATERIALIZED (
+     SELECT DISTINCT c.oid, c.relkind, c.relacl, c.relowner, c.relnamespace, w.nspname, w.relname
+       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+acls AS (
+     SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, nspname AS nsp, relname AS rel,
+            NULL::text AS att, relowner AS owner, relacl AS acl FROM wanted
+      UNION ALL
+     SELECT 'TABLE', w.nspname, w.relname, a.attname::text, w.relowner, a.attacl
+       FROM wanted w JOIN pg_catalog.pg_attribute a ON a.attrelid = w.oid AND a.attacl IS NOT NULL
+        AND NOT a.attisdropped
+      UNION ALL
+     SELECT 'SCHEMA', NULL, n.nspname::text, NULL, n.nspowner, n.nspacl
+       FROM pg_catalog.pg_namespace n WHERE n.oid IN (SELECT relnamespace FROM wanted))
+SELECT a.kind, a.nsp, a.rel, a.att, x.privilege_type, r.rolname::text, x.is_grantable
+  FROM acls a CROSS JOIN LATERAL pg_catalog.aclexplode(a.acl) x
+  LEFT JOIN pg_catalog.pg_roles r ON r.oid = x.grantee
+ WHERE x.grantee <> a.owner
+"""
+_OWNERS = """
+SELECT w.nspname, w.relname, r.rolname::text
+  FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+  JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+"""
+_SETTINGS = """
+SELECT r.rolname::text, pg_catalog.split_part(c, '=', 1), pg_catalog.substr(c, pg_catalog.strpos(c, '=') + 1)
+  FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase
+ CROSS JOIN pg_catalog.unnest(s.setconfig) AS c LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.setrole
+ WHERE d.datname = current_database() AND c NOT LIKE 'default\\_transaction\\_read\\_only=%%'
+ ORDER BY 1 NULLS FIRST, 2
+"""
+#: Settings whose values are lists of names (GUC_LIST_QUOTE).
+_LISTS = ("search_path", "temp_tablespaces", "local_preload_libraries", "session_preload_libraries")
+_ITEMS = re.compile(r'"((?:[^"]|"")*)"|([^,\s]+)')
+
+#: Kind, name, column, privilege, role (None: PUBLIC), and whether it can be passed on.
+Grant = tuple[str, tuple[str, ...], str | None, str, str | None, bool]
+
+
+def find(sides: Sides) -> Iterator[Obstacle]:
+    """Yield it, each kind as one warning."""
+    yield from _roles(sides)
+    yield from _grants(sides)
+    yield from _owners(sides)
+    yield from _settings(sides)
+
+
+def _roles(sides: Sides) -> Iterator[Obstacle]:
+    used = dict(rows(sides.giving, _ROLES))
+    here = dict(rows(sides.taking, _ALL_ROLES))
+    missing = [name for name in used if name not in here]
+    yield from several(
+        missing,
+        ("role", "roles"),
+        "{} of the publisher [is|are] missing on the target",
+        "Passwords are not replicated either.",
+        paste(TAKING, [f"CREATE ROLE {quoting.name(name)}{' LOGIN' if used[name] else ''};" for name in missing]),
+        server=TAKING,
+    )
+    closed = [name for name in used if used[name] and here.get(name) is False]
+    yield from several(
+        closed,
+        ("role", "roles"),
+        "{} cannot log in on the target",
+        "",
+        paste(TAKING, [f"ALTER ROLE {quoting.name(name)} LOGIN;" for name in closed]),
+        server=TAKING,
+    )
+    there = {pair for pair in rows(sides.giving, _MEMBERS) if pair[1] in used}
+    lacking = sorted(there - set(rows(sides.taking, _MEMBERS)))
+    yield from several(
+        sorted({member for _, member in lacking}),
+        ("role", "roles"),
+        "{} [is|are] no member of the same roles on the target",
+        "",
+        paste(TAKING, [f"GRANT {quoting.name(group)} TO {quoting.name(member)};" for group, member in lacking]),
+        server=TAKING,
+    )
+
+
+def _relations(sides: Sides) -> dict[Name, Name]:
+    """Return subscribed tables and the sequences that they use."""
+    used = of_tables(sides.giving, sides.tables)
+    return {**sides.tables, **{name: name for name in used}}
+
+
+def _grants(sides: Sides) -> Iterator[Obstacle]:
+    names = _relations(sides)
+    found = rows(sides.taking, _OWNERS, named(names.values()))
+    owners: dict[tuple[str, ...], str] = {(schema, name): owner for schema, name, owner in found}
+    here = {_grant(row) for row in rows(sides.taking, _GRANTS, named(names.values()))}
+    lacking = []
+    for row in rows(sides.giving, _GRANTS, named(names)):
+        kind, place, column, privilege, role, grantable = _grant(row)
+        moved = place if len(place) == 1 else names.get((place[0], place[1]), place)
+        unknown = privilege == "MAINTAIN" and sides.taking.info.server_version < _MAINTAIN_SINCE
+        one = (kind, moved, column, privilege, role, grantable)
+        owned = role is not None and owners.get(moved) == role
+        if not (one in here or (*one[:5], True) in here or unknown or owned):
+            lacking.append(one)
+    yield from several(
+        sorted({".".join(one[1]) for one in lacking}),
+        ("relation or schema", "relations and schemas"),
+        "privileges on {} were granted on the publisher, but not on the target",
+        "Applications may lack them after the switchover.",
+        paste(TAKING, _statements(lacking)),
+        server=TAKING,
+    )
+
+
+def _grant(row: Sequence[str | bool | None]) -> Grant:
+    kind, schema, name, column, privilege, role, grantable = row
+    place = (str(name),) if schema is None else (str(schema), str(name))
+    return str(kind), place, _text(column), str(privilege), _text(role), grantable is True
+
+
+def _text(value: str | bool | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _statements(lacking: Sequence[Grant]) -> list[str]:
+    """Write as few GRANTs as there are combinations of role and privileges."""
+    privileges: dict[tuple[str, tuple[str, ...], str | None, bool], list[str]] = {}
+    for kind, place, column, privilege, role, grantable in sorted(lacking, key=str):
+        word = privilege if column is None else f"{privilege} ({quoting.name(column)})"
+        privileges.setdefault((kind, place, role, grantable), []).append(word)
+    objects: dict[tuple[str, str, str | None, bool], list[str]] = {}
+    for (kind, place, role, grantable), words in privileges.items():
+        objects.setdefault((kind, ", ".join(words), role, grantable), []).append(quoting.name(*place))
+    order = ("SCHEMA", "TABLE", "SEQUENCE")
+    return [
+        f"GRANT {words} ON {kind} {', '.join(names)} TO {'PUBLIC' if role is None else quoting.name(role)}"
+        f"{' WITH GRANT OPTION' if grantable else ''};"
+        for (kind, words, role, grantable), names in sorted(objects.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
+def _owners(sides: Sides) -> Iterator[Obstacle]:
+    there = {(schema, name): owner for schema, name, owner in rows(sides.giving, _OWNERS, named(sides.tables))}
+    here = {(s, n): owner for s, n, owner in rows(sides.taking, _OWNERS, named(sides.tables.values()))}
+    moved = {sides.tables[name]: owner for name, owner in there.items()}
+    other = sorted(name for name, owner in moved.items() if here.get(name, owner) != owner)
+    yield from several(
+        [dotted(name) for name in other],
+        ("table", "tables"),
+        "{} [has|have] another owner on the target",
+        "",
+        paste(TAKING, [f"ALTER TABLE {quoting.name(*name)} OWNER TO {quoting.name(moved[name])};" for name in other]),
+        server=TAKING,
+    )
+
+
+def _settings(sides: Sides) -> Iterator[Obstacle]:
+    here = _values(rows(sides.taking, _SETTINGS, {}))
+    there = _values(rows(sides.giving, _SETTINGS, {}))
+    differing = [key for key, value in there.items() if here.get(key) != value]
+    database = quoting.name(sides.taking.info.dbname)
+    statements = [
+        ("ALTER DATABASE " + database if role is None else f"ALTER ROLE {quoting.name(role)} IN DATABASE {database}")
+        + f" SET {_setting(name)} TO {_value(name, there[role, name])};"
+        for role, name in differing
+    ]
+    yield from several(
+        sorted({name for _, name in differing}),
+        ("setting", "settings"),
+        "{} of the database [is|are] not the same on the target",
+        "",
+        paste(TAKING, statements),
+        server=TAKING,
+    )
+
+
+def _values(found: Sequence[tuple[str | None, str, str]]) -> Mapping[tuple[str | None, str], str]:
+    return {(role, name): value for role, name, value in found}
+
+
+def _setting(name: str) -> str:
+    return quoting.name(*name.split("."))
+
+
+def _value(name: str, value: str) -> str:
+    if name not in _LISTS:
+        return quoting.literal(value)
+    items = [quoted.replace('""', '"') or plain for quoted, plain in _ITEMS.findall(value)]
+    return ", ".join(map(quoting.literal, items)) or "''"

@@ -1,0 +1,172 @@
+"""What stands in the way of a switchover, as values, and what the searches for it share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from pgsub.commands.preflight.findings import Caution, some
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
+from pgsub.publisher.tables import Name
+
+GIVING, TAKING, BOTH = "giving", "taking", "both"
+ERROR, WARNING = "error", "warning"
+#: What the servers are called in messages, from the subscription that ends.
+SPOKEN = {GIVING: "publisher", TAKING: "target"}
+_NAMED, _STATEMENTS = 10, 100  #: at most so many in one obstacle
+_OTHER = {"publisher": "target", "target": "publisher", "subscriber": "publisher"}
+_SERVERS = re.compile(r'"[^"]*"|logical replication target|\b(?:publisher|target|subscriber)\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The subscription that leads back, as it will be created.
+
+    :ivar publications: on the taking side.
+    :ivar connection: how it reads the taking side.
+    :ivar fence: how clients are kept from writing: read-only, connect or command.
+    """
+
+    name: str
+    publications: tuple[str, ...]
+    connection: str
+    fence: str = "read-only"
+    run_as_owner: bool = False
+    origin: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A thing that stands in the way, or will be different afterwards.
+
+    :ivar server: giving, taking or both.
+    :ivar severity: error, where the switchover is refused, or warning.
+    :ivar hint: what to do; lines to paste are whole.
+    """
+
+    server: str
+    severity: str
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Make the JSON object."""
+        return {
+            "server": self.server,
+            "severity": self.severity,
+            "message": self.message,
+            "detail": self.detail,
+            "hint": self.hint,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both servers and what is subscribed.
+
+    :ivar tables: names of the subscribed tables on the giving side, and those on the taking side.
+    :ivar relids: oids of the latter.
+    """
+
+    giving: psycopg.Connection
+    taking: psycopg.Connection
+    sub: Subscription
+    back: Way
+    tables: Mapping[Name, Name]
+    relids: Sequence[int]
+
+    def session(self, server: str) -> psycopg.Connection:
+        """Return the session on a server."""
+        return self.giving if server == GIVING else self.taking
+
+
+def rows(session: psycopg.Connection, query: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    """Return the rows of a constant query."""
+    return session.execute(query.encode(), params).fetchall()
+
+
+def named(names: Iterable[Name]) -> dict[str, list[str]]:
+    """Return parameters of a query over relations of these names."""
+    pairs = list(names)
+    return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
+
+
+def dotted(name: Name) -> str:
+    """Return schema and name, unquoted, as the server's messages have them."""
+    return ".".join(name)
+
+
+def paste(server: str, statements: Sequence[str], before: str = "") -> str:
+    """Return a hint with statements to run on a server.
+
+    :param before: sentences that go before.
+    """
+    shown = list(statements[:_STATEMENTS])
+    many = "" if len(shown) == len(statements) else f" (the first {len(shown)} of {len(statements)})"
+    return "\n".join([f"{before} Run this on the {SPOKEN[server]}{many}:".strip(), *shown])
+
+
+def several(
+    names: Sequence[str],
+    nouns: tuple[str, str],
+    message: str,
+    detail: str = "",
+    hint: str | None = None,
+    *,
+    server: str,
+    severity: str = WARNING,
+) -> Iterator[Obstacle]:
+    """Yield one obstacle for all of these objects, none without any.
+
+    :param names: unquoted.
+    :param nouns: singular and plural.
+    :param message: ``{}`` stands for the one object, or for how many; ``[is|are]`` for the verb.
+    """
+    if not names:
+        return
+    one = len(names) == 1
+    text = re.sub(r"\[(\w*)\|(\w*)\]", lambda verb: verb[1 if one else 2], message)
+    subject = f'{nouns[0]} "{names[0]}"' if one else f"{len(names)} {nouns[1]}"
+    listing = "" if one else f" {nouns[1].capitalize()}: {some(names, _NAMED)}."
+    yield Obstacle(server, severity, text.replace("{}", subject), f"{detail}{listing}".strip() or None, hint)
+
+
+def of_error(error: PgsubError, server: str, *, backward: bool = False) -> Obstacle:
+    """Make an obstacle of what a check of ``create`` refuses.
+
+    :param backward: it was asked for the subscription that leads back.
+    """
+    found = Obstacle(server, ERROR, error.message, error.detail, error.hint)
+    return swapped(found) if backward else found
+
+
+def of_caution(caution: Caution, server: str, *, backward: bool = False) -> Obstacle:
+    """Make an obstacle of what a check of ``create`` warns of; what stops replication is an error.
+
+    :param backward: it was asked for the subscription that leads back.
+    """
+    severity = ERROR if caution.stops else WARNING
+    found = Obstacle(server, severity, caution.message, caution.detail, caution.hint)
+    return swapped(found) if backward else found
+
+
+def swapped(found: Obstacle) -> Obstacle:
+    """Call the servers what the subscription that ends calls them: its publisher is the target of the other.
+
+    Names in quotation marks, the server's own words and statements stay.
+    """
+    detail, hint = (None if text is None else _swap(text) for text in (found.detail, found.hint))
+    return replace(found, message=_swap(found.message), detail=detail, hint=hint)
+
+
+def _swap(text: str) -> str:
+    return "\n".join(
+        line if line.endswith(";") else _SERVERS.sub(lambda word: _OTHER.get(word[0], word[0]), line)
+        for line in text.split("\n")
+    )

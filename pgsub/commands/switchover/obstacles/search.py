@@ -1,0 +1,61 @@
+"""What stands in the way of a switchover, in both directions; nothing is changed on either server.
+
+An *error* is what would make the switchover or its way back fail, or lose a write; a *warning* what applications may
+miss on the other side. Each kind is one obstacle with the statements to paste. The subscription that leads back is
+checked as ``create --no-copy-data`` would check it, with the servers' roles exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+
+from pgsub.commands.switchover.obstacles import (
+    access,
+    definitions,
+    left_behind,
+    publication,
+    sequences,
+    state,
+    way_back,
+    writers,
+)
+from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Sides, Way
+from pgsub.common.subscription import Subscription
+from pgsub.target.ledger import subscriptions
+
+_SEARCHES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
+    way_back.reading,
+    way_back.writing,
+    writers.find,
+)
+#: Those that ask what is subscribed.
+_OF_TABLES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
+    publication.find,
+    way_back.identities,
+    way_back.tables,
+    sequences.find,
+    access.find,
+    definitions.find,
+    left_behind.find,
+)
+
+
+def find(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way) -> list[Obstacle]:
+    """Look for everything that stands in the way, errors first.
+
+    :param giving: a session on the publisher, of the role that the way back will write as.
+    :param taking: one on the target whose ledger has the subscription, of its role. Both are outside a transaction.
+    :param sub: the subscription that ends.
+    :param back: the one that leads back; it does not exist yet.
+    :raises PgsubError: translated.
+    :raises psycopg.Error: a session is lost.
+    """
+    relations = subscriptions.relations(taking, sub.subid)
+    tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in relations}
+    sides = Sides(giving, taking, sub, back, tables, [one.srrelid for one in relations])
+    found = list(state.find(sides, relations))
+    for search in (*_SEARCHES, *(_OF_TABLES if relations else ())):
+        found += search(sides)
+    return sorted(dict.fromkeys(found), key=lambda one: one.severity != ERROR)

@@ -1,0 +1,107 @@
+"""Sequences: what keeps the values of one side from being set on the other, in both directions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+
+from pgsub.commands.switchover.obstacles.obstacle import (
+    ERROR,
+    GIVING,
+    TAKING,
+    WARNING,
+    Obstacle,
+    Sides,
+    dotted,
+    of_error,
+    rows,
+    several,
+    swapped,
+)
+from pgsub.common.errors import PgsubError
+from pgsub.common.quoting import word
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.faults import translating
+from pgsub.publisher.tables import Name
+from pgsub.sequences import comparison, reading
+
+_CONSEQUENCE = "Its value would not be brought to the other server."
+_ALL = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'S' AND c.relpersistence <> 't' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pgsub')
+   AND n.nspname !~ '^pg_(toast|temp)'
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_class'::regclass
+                      AND d.objid = c.oid AND d.deptype IN ('e', 'i'))
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_class'::regclass
+                      AND d.objid = c.oid AND d.deptype = 'a' AND d.refclassid = 'pg_catalog.pg_class'::regclass)
+ ORDER BY 1, 2
+"""
+
+
+def find(sides: Sides) -> Iterator[Obstacle]:
+    """Yield them: those of this switchover are errors, those that only ``--back`` would meet warnings."""
+    seen: set[Name] = set()
+    try:
+        opened = publisher.connect(sides.sub.connection, application_name=sides.sub.name)
+        with contextlib.closing(opened) as source, translating(source, "fetch sequence info from publisher"):
+            reading.prepare(source)
+            found = _compared(sides, source)
+    except PgsubError as error:
+        yield of_error(error, GIVING)
+        return
+    for one in found:
+        if not one.message.startswith("insufficient"):  # of a role on one side
+            seen.add(one.key)
+        yield _obstacle(one, ERROR)
+    yield from _backward(sides, seen)
+    yield from _unused(sides)
+
+
+def _compared(sides: Sides, source: psycopg.Connection) -> tuple[comparison.Obstacle, ...]:
+    sub = sides.sub
+    found = comparison.compare(source, sides.taking, sides.tables, sub.publications, run_as_owner=sub.run_as_owner)
+    return found.obstacles
+
+
+def _backward(sides: Sides, seen: set[Name]) -> Iterator[Obstacle]:
+    names = {there: here for here, there in sides.tables.items()}
+    back = sides.back
+    found = comparison.compare(sides.taking, sides.giving, names, back.publications, run_as_owner=back.run_as_owner)
+    for one in found.obstacles:
+        if one.key not in seen:
+            yield swapped(_obstacle(one, WARNING, {"publisher": TAKING, "target": GIVING}))
+
+
+def _obstacle(one: comparison.Obstacle, severity: str, servers: dict[str, str] | None = None) -> Obstacle:
+    server = (servers or {"publisher": GIVING, "target": TAKING})[one.side]
+    hint = None
+    if one.statements:
+        hint = "\n".join([f"Run this on the {one.side}:", *one.statements])
+    return Obstacle(server, severity, one.message, _CONSEQUENCE, hint)
+
+
+def _unused(sides: Sides) -> Iterator[Obstacle]:
+    """Yield sequences that no subscribed table uses: nobody brings their values."""
+    brought = {
+        *reading.of_tables(sides.giving, sides.tables),
+        *reading.published(sides.giving, sides.sub.publications),
+    }
+    names = [(schema, name) for schema, name in rows(sides.giving, _ALL) if (schema, name) not in brought]
+    options = " ".join(f"--table={word(_pattern(name))}" for name in names)
+    yield from several(
+        [dotted(name) for name in names],
+        ("sequence", "sequences"),
+        "{} [is|are] used by no subscribed table",
+        "Their values are not brought to the target.",
+        "Use them in defaults of the tables, or bring their values while nobody writes:\n"
+        f"pg_dump --data-only {options} PUBLISHER | psql TARGET",
+        server=GIVING,
+    )
+
+
+def _pattern(name: Name) -> str:
+    """Quote a name as a pattern of pg_dump."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name)

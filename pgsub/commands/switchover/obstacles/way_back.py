@@ -1,0 +1,200 @@
+"""The way back, checked as ``create`` would check it: how it reads the taking side, and what it does on the giving one.
+
+The tables are checked as a whole, whatever the publication is by now: that has a check of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psycopg
+
+from pgsub.commands.preflight import catalog_facts, privileges, servers
+from pgsub.commands.preflight.findings import Table
+from pgsub.commands.preflight.tables import all_there, fitting, pairs
+from pgsub.commands.switchover.obstacles.obstacle import (
+    BOTH,
+    ERROR,
+    GIVING,
+    TAKING,
+    Obstacle,
+    Sides,
+    dotted,
+    of_caution,
+    of_error,
+    paste,
+    rows,
+    several,
+)
+from pgsub.common import quoting
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import prerequisites
+from pgsub.publisher.tables import describe_tables
+from pgsub.target.catalog.relation import describe_many
+from pgsub.target.ledger import schema, subscriptions
+from pgsub.target.query import scalar
+
+_PARAMETER_PRIVILEGES_SINCE = 150000
+# As servers.check_other_database: a copy of a cluster was not started in the same microsecond.
+_DATABASE = """
+SELECT d.oid::bigint, pg_catalog.pg_postmaster_start_time()
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+_SYSTEM = """
+SELECT c.system_identifier::text, d.oid::bigint, d.datname::text
+  FROM pg_catalog.pg_control_system() c, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+
+
+def way_back(sides: Sides) -> Subscription:
+    """Make the subscription that leads back, as far as checks ask for it."""
+    back = sides.back
+    return replace(
+        sides.sub,
+        subid=0,
+        name=back.name,
+        connection=back.connection,
+        publications=back.publications,
+        slot_name=back.name,
+        run_as_owner=back.run_as_owner,
+        origin=back.origin,
+        sequences=False,
+    )
+
+
+def reading(sides: Sides) -> Iterator[Obstacle]:
+    """Yield what keeps the way back from reading the taking side."""
+    back = sides.back
+    for replication in (False, True):
+        try:
+            opened = publisher.connect(back.connection, application_name=back.name, replication=replication)
+        except PgsubError as error:
+            yield of_error(error, TAKING, backward=True)
+            return
+        with contextlib.closing(opened) as connection:
+            if replication:
+                return
+            found = list(_source(sides, connection))
+        yield from found
+        if any(one.severity == ERROR for one in found):
+            return
+
+
+def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle]:
+    if rows(connection, _DATABASE) != rows(sides.taking, _DATABASE):
+        yield Obstacle(
+            TAKING,
+            ERROR,
+            "the way back would read another database than the target",
+            "What clients write on the target would not be sent.",
+            "Let --back-connection name the database of the target.",
+        )
+        return
+    checks: tuple[Callable[[publisher.Connection], None], ...] = (
+        prerequisites.check_wal_level,
+        prerequisites.check_replication_role,
+        lambda asked: servers.check_new_slot(asked, sides.back.name),
+    )
+    for check in checks:
+        try:
+            check(connection)
+        except PgsubError as error:
+            yield of_error(error, TAKING, backward=True)
+    yield from (of_caution(one, TAKING, backward=True) for one in servers.delays(connection))
+
+
+def writing(sides: Sides) -> Iterator[Obstacle]:
+    """Yield what keeps the way back from writing to the giving side, apart from its tables."""
+    if scalar(sides.giving, "SELECT pg_catalog.pg_is_in_recovery()"):
+        yield Obstacle(
+            GIVING,
+            ERROR,
+            "the publisher is a standby",
+            "The way back cannot write to it, and its clients write elsewhere.",
+            "Let --back-target name its primary.",
+        )
+        return
+    yield from _same_database(sides)
+    try:
+        schema.check(sides.giving)
+    except PgsubError as error:
+        yield of_error(error, GIVING, backward=True)
+    cautions = [
+        *servers.check_role(sides.giving, replica=_may_be_replica(sides.giving)),
+        *servers.check_origins(sides.giving, 1),
+        *servers.publishing_ledger(sides.giving),
+    ]
+    yield from (of_caution(one, GIVING, backward=True) for one in cautions)
+
+
+def _same_database(sides: Sides) -> Iterator[Obstacle]:
+    known = subscriptions.identity(sides.taking, sides.sub.subid)
+    try:
+        found = rows(sides.giving, _SYSTEM)
+    except psycopg.errors.InsufficientPrivilege:
+        return  # that cannot be asked here; the way back asks again
+    system, oid, name = found[0]
+    if known.system_identifier not in (None, system) or known.publisher_dboid not in (None, oid):
+        yield Obstacle(
+            GIVING,
+            ERROR,
+            "the way back would write to another database than the publisher",
+            f'It is "{name}" of the server with system identifier {system}; the subscription follows'
+            f' "{known.publisher_dbname}" of {known.system_identifier}.',
+            "Let --back-target name the database of the publisher.",
+        )
+
+
+def _may_be_replica(session: psycopg.Connection) -> bool:
+    """Return whether a session of this role could set session_replication_role; this one did not."""
+    asked = "(SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)"
+    if session.info.server_version >= _PARAMETER_PRIVILEGES_SINCE:
+        asked += " OR pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
+    return scalar(session, f"SELECT {asked}") is True
+
+
+def tables(sides: Sides) -> Iterator[Obstacle]:
+    """Yield what keeps rows of the taking side from being written on the giving one."""
+    back, names = way_back(sides), sorted(sides.tables.values())
+    places = describe_many(sides.giving, names, replica=_may_be_replica(sides.giving))
+    try:
+        all_there(names, places)
+    except PgsubError as error:
+        yield of_error(error, GIVING, backward=True)
+    remote = describe_tables(sides.taking, names, None).tables
+    found = [Table(remote[name], places[name]) for name in names if name in remote and name in places]
+    usable = [one for one in found if one.target.replicable]
+    unowned = list(privileges.owners(usable, back))  # finds the role that writes, too
+    both = pairs(sides.taking, sides.giving, replace(back, publications=()), usable)
+    cautions = [*fitting(sides.taking, sides.giving, back, both), *privileges.target(both, sides.giving.info.user)]
+    encodings = tuple(servers.check_encoding(sides.taking, sides.giving))
+    for one in [*cautions, *unowned]:
+        if "without a replica identity" not in one.message:
+            yield of_caution(one, BOTH if one in encodings else GIVING, backward=True)
+
+
+def identities(sides: Sides) -> Iterator[Obstacle]:
+    """Yield tables of the taking side whose UPDATE and DELETE would be refused there once they are published."""
+    names = sorted(sides.tables.values())
+    described = describe_tables(sides.taking, names, None).tables
+    facts = catalog_facts.read(sides.taking, {leaf.oid for one in described.values() for leaf in one.leaves})
+    lacking = {
+        (leaf.schema, leaf.name)
+        for one in described.values()
+        for leaf in one.leaves
+        if leaf.oid in facts and not facts[leaf.oid].identified
+    }
+    statements = [f"ALTER TABLE {quoting.name(*name)} REPLICA IDENTITY FULL;" for name in sorted(lacking)]
+    yield from several(
+        [dotted(name) for name in sorted(lacking)],
+        ("table", "tables"),
+        "{} on the target [has|have] no replica identity",
+        "UPDATE and DELETE of clients would fail there once the way back publishes them.",
+        paste(TAKING, statements, "Give them primary keys, or use whole rows."),
+        server=TAKING,
+        severity=ERROR,
+    )
