@@ -53,6 +53,10 @@ class Pair(Subscriber):
             (self.subid,),
         )
 
+    def published_names(self) -> list[tuple[str, str]]:
+        """Schema and name of all tables that are subscribed to."""
+        return self.subdb.rows("SELECT schemaname, relname FROM pgsub.subscription_rel WHERE subid = %s", self.subid)
+
     def set(self, **options: Any) -> None:
         """Change options of the subscription for the workers that start from now on."""
         self.sub = replace(self.sub, **options)

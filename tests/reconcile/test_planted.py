@@ -10,16 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from fix_pair import MakePair, Pair
-from reconcile.test_point import point_of
-
-from pgsub.publisher import connect as publisher
-from pgsub.publisher import faults
-from pgsub.publisher.tables import describe_tables
-from pgsub.reconcile.comparison import Comparison, sources
-from pgsub.reconcile.expressions import compared
-from pgsub.reconcile.side import Side
-from pgsub.target.catalog.relation import describe
-from pgsub.target.session import connect as target
+from verified import results
 
 _ROWS = 400
 _WRITTEN = 1000  #: keys from here on are the writers'
@@ -158,30 +149,15 @@ def writer() -> Iterator[list[Writer]]:
 def _differences(p: Pair) -> dict[str, Found]:
     """Compare all tables at one point: kind and key of each row that differs."""
     found: dict[str, Found] = {}
-    with point_of(p) as point:
-        sides = (
-            Side(
-                "publisher",
-                lambda: publisher.connect(p.pubdb.conninfo, application_name="verify"),
-                point.publisher,
-                faults.translate,
-            ),
-            Side("target", lambda: target.connect(p.subdb.conninfo, "verify"), point.target, target.translate),
-        )
-        with Comparison(sides, jobs=2) as comparison:
-            for name, kind in KINDS.items():
-                remote = comparison.on(sides[0], lambda c, n=name: describe_tables(c, [("public", n)], ["p"]))
-                local = comparison.on(sides[1], lambda c, n=name: describe(c, "public", n))
-                assert local is not None
-                both = compared(remote.tables["public", name], local)
-                assert both.keyed == kind.keyed, name
-                result = comparison.compare(both, sources(both, in_utf8=False))
-                assert result.error is None, result.error
-                position = [column.name for column in both.columns].index("id")
-                found[name] = {
-                    (one.kind, str((one.publisher or one.target or ())[position])) for one in result.differences.listed
-                }
-                assert sum(result.differences.counts.values()) == len(found[name]), name
+    for result in results(p, [("public", name) for name in KINDS]):
+        assert result.error is None, result.error
+        name, both = result.table.target.name, result.table
+        assert both.keyed == KINDS[name].keyed, name
+        position = [column.name for column in both.columns].index("id")
+        found[name] = {
+            (one.kind, str((one.publisher or one.target or ())[position])) for one in result.differences.listed
+        }
+        assert sum(result.differences.counts.values()) == len(found[name]), name
     return found
 
 

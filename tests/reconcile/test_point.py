@@ -16,28 +16,17 @@ from fix_engine import Task
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_transaction_kinds import KINDS
+from verified import point_of
 
 from pgsub.apply.worker import held_release
 from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
-from pgsub.reconcile.point import Point, one_point
+from pgsub.reconcile.point import Point
 from pgsub.target.ledger import barrier, held_tables, states
-from pgsub.target.session import connect as target
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 _ROWS = "SELECT t::text FROM t ORDER BY id"
-
-
-@contextlib.contextmanager
-def point_of(p: Pair, seconds: float = 10.0, timeout: float = 60.0) -> Iterator[Point]:
-    """A point, while a worker runs."""
-    with (
-        contextlib.closing(target.connect(p.subdb.conninfo, "verify")) as session,
-        contextlib.closing(target.connect(p.subdb.conninfo, "verify")) as holder,
-        one_point(session, holder, p.sub, deadline=time.monotonic() + timeout, seconds=seconds) as point,
-    ):
-        yield point
 
 
 def rows_at(p: Pair, point: Point, query: str = _ROWS) -> tuple[list[object], list[object]]:

@@ -1,0 +1,57 @@
+"""The comparison of ``pgsub verify`` at one point, for subscriptions that no state store knows: see :mod:`fix_pair`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from fix_pair import Pair
+
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import faults
+from pgsub.publisher.tables import describe_tables
+from pgsub.reconcile.comparison import Comparison, TableResult, sources
+from pgsub.reconcile.expressions import compared
+from pgsub.reconcile.point import Point, one_point
+from pgsub.reconcile.side import Side, date_order
+from pgsub.target.catalog.relation import describe
+from pgsub.target.session import connect as target
+
+
+@contextlib.contextmanager
+def point_of(p: Pair, seconds: float = 10.0, timeout: float = 60.0) -> Iterator[Point]:
+    """A point, while a worker runs."""
+    with (
+        contextlib.closing(target.connect(p.subdb.conninfo, "verify")) as session,
+        contextlib.closing(target.connect(p.subdb.conninfo, "verify")) as holder,
+        one_point(session, holder, p.sub, deadline=time.monotonic() + timeout, seconds=seconds) as point,
+    ):
+        yield point
+
+
+def results(p: Pair, names: Sequence[tuple[str, str]]) -> Iterator[TableResult]:
+    """Compare tables at one point, while a worker runs.
+
+    :param names: schema and name of each.
+    """
+    in_utf8 = p.pubdb.value("SHOW server_encoding") != p.subdb.value("SHOW server_encoding")
+    with point_of(p) as point:
+        order = date_order(p.session)
+        sides = (
+            Side(
+                "publisher",
+                lambda: publisher.connect(p.pubdb.conninfo, application_name="verify"),
+                point.publisher,
+                faults.translate,
+                order,
+            ),
+            Side("target", lambda: target.connect(p.subdb.conninfo, "verify"), point.target, target.translate, order),
+        )
+        with Comparison(sides, jobs=2) as comparison:
+            for name in names:
+                described = comparison.on(sides[0], lambda c, n=name: describe_tables(c, [n], p.sub.publications))
+                local = comparison.on(sides[1], lambda c, n=name: describe(c, *n))
+                assert local is not None
+                both = compared(described.tables[name], local)
+                yield comparison.compare(both, sources(both, in_utf8=in_utf8))
