@@ -148,11 +148,27 @@ def verify(
             holder = stack.enter_context(connect_target(sub))
             opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
             point = stack.enter_context(opened)
-        found = Verification(sub.name, point.lsn, point.pause, options.sample)
-        work = _Work(session, sub, point, store)
-        with Comparison(work.sides, jobs=options.jobs, sample=options.sample) as comparison:
-            for state in wanted:
-                found.tables.append(work.verdict(comparison, state, partial(progress, _name(state))))
+        return compare_at(point, session, store, sub, wanted, options, progress)
+
+
+def compare_at(
+    point: Point,
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    wanted: Sequence[RelationState],
+    options: VerifyOptions,
+    progress: Progress = lambda name, done, total: None,
+) -> Verification:
+    """Compare tables at a point.
+
+    :param session: on the target.
+    """
+    found = Verification(sub.name, point.lsn, point.pause, options.sample)
+    work = _Work(session, sub, point, store)
+    with Comparison(work.sides, jobs=options.jobs, sample=options.sample) as comparison:
+        for state in wanted:
+            found.tables.append(work.verdict(comparison, state, partial(progress, _name(state))))
     return found
 
 

@@ -28,6 +28,7 @@ def test_writes_move_with_equal_tables_and_come_back_with_what_was_written_meanw
     assert _insert(mover, 0, 1) == 1
     found = mover()
     assert (found["state"], found["giving"], found["taking"]) == ("done", "given", "done")
+    assert found["said"] == "All tables were equal at the moment of the switchover."
     assert 0 < found["pause"] < 30 and {"drain", "sequences", "give", "take"} <= found["steps"].keys()
     _refused(mover, 0)
     assert _insert(mover, 1, 2) == 2
@@ -58,6 +59,23 @@ def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> N
     one_error(ended, 6, 'the tables of subscription "moved" differ', "pgsub verify moved --repair")
     assert mover("--status")["state"] == "none"
     assert _insert(mover, 0, 1) == 1
+
+
+def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(mover: Mover, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = mover.cli.start(
+        "switchover", "moved", "--yes", "--timeout", "2m",
+        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
+    )  # fmt: skip
+    until(lambda: (tmp_path / "switchover.prepared").exists())
+    mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
+    go.touch()
+    assert first.wait(60) == 6
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "the writes were moved, but" in said and "Tables: public.writes." in said
+    assert "pgsub verify moved_back --rows" in said
+    assert _insert(mover, 1, 1) == 1
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
 
 
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover) -> None:

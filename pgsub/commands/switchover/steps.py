@@ -21,6 +21,7 @@ from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover import right
+from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.pause_sessions import PauseSessions, users
 from pgsub.common import failpoints
@@ -56,7 +57,9 @@ class Switchover:
         taking: psycopg.Connection,
         giving: psycopg.Connection,
         reporter: Reporter,
+        last_look: LastLook,
     ) -> None:
+        self.last_look = last_look
         self._options = options
         self._store = store
         self._sub = sub
@@ -80,7 +83,7 @@ class Switchover:
             self._prepare(entry)
             with contextlib.ExitStack() as stack:
                 sessions = PauseSessions(stack, self._sub, self._back, self._taking)
-                self._kept.append(sessions.source.info.backend_pid)
+                self._kept += [sessions.source.info.backend_pid, *self.last_look.pids]
                 if self._phase(entry) == journal.OPEN:
                     self._approach(sessions.source, alive)
                 self._pause(entry, sessions, alive)
@@ -105,24 +108,24 @@ class Switchover:
         sides = (self._back.subid, entry.subname, entry.back_name)
         with durable(self._giving):
             journal.add(self._giving, Entry(entry.id, journal.GIVING, *sides, journal.OPEN, entry.fence))
-        if entry.phase != journal.PLANNED:
-            return
         with self.timing.step("prepare"):
-            with durable(self._taking):
-                saved = fence.put(self._taking, entry.fence, self._roles())
-                earlier = journal.latest(self._taking, journal.GIVING, entry.back_name)
-                if earlier is not None and earlier.phase == journal.GIVEN and earlier.fence == entry.fence:
-                    saved["lifted"] = dict(earlier.saved or {})  # what it replaced then is what clients had
-                journal.move(
-                    self._taking,
-                    entry.id,
-                    (journal.PLANNED,),
-                    journal.PREPARED,
-                    saved=journal.saved(saved),
-                )
-            if entry.fence != fence.COMMAND and "lifted" not in saved:
+            if entry.phase == journal.PLANNED:
+                with durable(self._taking):
+                    self._fence_taking(entry)
+            here = journal.of(self._taking, entry.id)
+            saved = (here and here.saved) or {}
+            # where it was fenced before, nobody who is there writes
+            if entry.fence != fence.COMMAND and "lifted" not in saved and saved.get("setting") != "on":
                 fence.end_sessions(self._taking, [], time.monotonic() + APPROACH)
         failpoints.point("switchover.prepared")
+
+    def _fence_taking(self, entry: Entry) -> None:
+        saved = fence.put(self._taking, entry.fence, self._roles())
+        earlier = journal.latest(self._taking, journal.GIVING, entry.back_name)
+        if earlier is not None and earlier.phase == journal.GIVEN and earlier.fence == entry.fence:
+            saved["lifted"] = dict(earlier.saved or {})  # what it replaced then is what clients had
+        expected = (journal.PLANNED,)
+        journal.move(self._taking, entry.id, expected, journal.PREPARED, saved=journal.saved(saved))
 
     def _roles(self) -> set[str]:
         """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
@@ -164,6 +167,7 @@ class Switchover:
         with self.timing.step("drain"):
             check = self._check(alive)
             drain.quiet(self._giving, self._taking, self._sub.subid, entry.id, deadline, check)
+            self.last_look.hold()
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
             sessions.sequences(self._sub, entry, deadline)
@@ -220,6 +224,7 @@ class Switchover:
             if not self._store.subscription(self._back.name).enabled:
                 enable(folder, self._back.name, reporter=self._reporter)
             failpoints.point("switchover.enabled")
+            self.last_look.compare(self._taking)
             if here.phase != journal.DONE:
                 with durable(self._taking):
                     journal.move(self._taking, entry.id, (journal.PROMOTED,), journal.DONE)

@@ -13,8 +13,9 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.create import undone_by_sigterm
 from pgsub.commands.switchover import definition, right, steps
+from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
-from pgsub.commands.verify import VerifyOptions, served, verify
+from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -124,8 +125,10 @@ class _Run:
         if entry is None:
             entry = self._begin()
         back = self._way_back()
-        with ledger_session(back) as giving:
-            run = steps.Switchover(self._options, self._store, self._sub, back, self._taking, giving, self._reporter)
+        with ledger_session(back) as giving, LastLook(self._options, self._store, self._sub) as look:
+            run = steps.Switchover(
+                self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
+            )
             there = journal.of(giving, entry.id)
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
                 run.release(entry)
@@ -138,7 +141,29 @@ class _Run:
                         run.until_taken(entry, alive)
             run.turn(entry)
             pause, took = run.timing.pause, run.timing.steps
-            return Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, pause, took)
+            done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, pause, took)
+            done.said = self._report(look, back)
+            return done
+
+    def _report(self, look: LastLook, back: Subscription) -> str | None:
+        """Report what the comparison of the last moment found.
+
+        :raises ApplyError: rows differ.
+        """
+        if not self._options.verify:
+            return None
+        if look.found is None:
+            return "The tables were not compared at the moment of the switchover, for it was interrupted."
+        if look.found.equal and look.found.error is None:
+            return "All tables were equal at the moment of the switchover."
+        names = ", ".join(one.name for one in look.found.tables if one.outcome != EQUAL)
+        raise ApplyError(
+            "the writes were moved, but tables were not equal at the moment of the switchover, or not compared",
+            detail=f'Tables: {names}. Clients write on the target, and subscription "{back.name}" leads back.',
+            hint=f"See which rows differ, with the target as the publisher:\npgsub verify {word(back.name)} --rows\n"
+            f"To move the writes back:\npgsub switchover {word(self._options.name)}"
+            f"{'' if self._options.back else ' --back'}",
+        )
 
     def _way_back(self) -> Subscription:
         """Return the subscription that leads back; it is created here."""
@@ -207,7 +232,8 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 right.decline(taking, entry)
             else:
                 with ledger_session(back) as giving:
-                    steps.Switchover(options, store, sub, back, taking, giving, reporter).release(entry)
+                    look = LastLook(options, store, sub)
+                    steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
 
 
