@@ -23,6 +23,7 @@ HEALTHY = {
     "pgsub_apply_silent_seconds": "0+0x120",
     'pgsub_conflicts_total{type="insert_exists"}': "7+0x120",
     'pgsub_held_bytes{schema="public",relation="a"}': "70+0x120",
+    'pgsub_sequence_ahead{schema="public",relation="q"}': "0+0x120",
     "pgsub_prepared_transactions": "0+0x120",
     "pgsub_not_written": "0+0x120",
 }
@@ -38,6 +39,7 @@ TROUBLES = {
     "PgsubSilent": {"pgsub_apply_silent_seconds": "90+0x120"},
     "PgsubConflicts": {'pgsub_conflicts_total{type="insert_exists"}': "7+1x120"},
     "PgsubHeldTable": {'pgsub_held_bytes{schema="public",relation="a"}': "2000000000+0x120"},
+    "PgsubSequenceBehind": {'pgsub_sequence_ahead{schema="public",relation="q"}': "-5+0x120"},
     "PgsubPreparedPending": {"pgsub_prepared_transactions": "1+0x120"},
     "PgsubNotWritten": {"pgsub_not_written": "1+0x120"},
 }

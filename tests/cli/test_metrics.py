@@ -16,7 +16,17 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 
 from pgsub.catalog.locks import UNRECORDED, Lock
-from pgsub.catalog.rows import CopyRow, ErrorRow, HeldRow, PreparedRow, RelationRow, SkippedRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import (
+    CopyRow,
+    ErrorRow,
+    HeldRow,
+    PreparedRow,
+    RelationRow,
+    SequenceRow,
+    SkippedRow,
+    SlotRow,
+    WorkerRow,
+)
 from pgsub.catalog.times import ago, utc_now
 from pgsub.cli.operate.metrics import Address, listen, parse_address
 from pgsub.cli.operate.metrics_server import CONNECTIONS
@@ -87,6 +97,10 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120)])
     store.put_workers(5, [replace(worker, silent_since=ago(90))])
     store.put_prepared(5, [PreparedRow("pgsub_5_8_20", 8, 0x20, utc_now())])
+    place = SequenceRow(102, "r", "public", "q", 40, True, 33, True, -7, None, utc_now())
+    unread = replace(place, relname="r", target_value=None, ahead=None)
+    store.alter(5, sequences=True)
+    store.put_sequences(5, [place, unread])
     unwritten = Lock(folder / UNRECORDED)
     assert unwritten.acquire()
     kept = scrape()
@@ -96,6 +110,7 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     assert (kept["pgsub_skipped_changes", "waiting"], kept["pgsub_skipped_changes", "replayed"]) == (2, 1)
     assert (kept["pgsub_copy_bytes", "b", "public"], kept["pgsub_copy_size_bytes", "b", "public"]) == (30, 120)
     assert kept["pgsub_apply_silent_seconds",] >= 90
+    assert kept["pgsub_sequence_ahead", "public", "q"] == -7 and ("pgsub_sequence_ahead", "public", "r") not in kept
 
     store.put_slot(5, replace(slot, wal_status="lost"))
     store.put_relations(5, [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x30, "public", "b")])

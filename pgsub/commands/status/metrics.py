@@ -171,6 +171,12 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
     ("pgsub_held_changes", "Changes kept of a held table.", _TABLE, _of_tables("held", "kept_changes")),
     ("pgsub_held_bytes", "Bytes kept of a held table.", _TABLE, _of_tables("held", "kept_bytes")),
     ("pgsub_skipped_changes", "Skipped changes kept on the target.", ("state",), _skipped),
+    (
+        "pgsub_sequence_ahead",
+        "Values that a sequence of the target is ahead of the publisher; negative where it is behind.",
+        _TABLE,
+        _of_tables("sequences", "ahead"),
+    ),
     ("pgsub_copy_bytes", "Bytes copied of a table.", _TABLE, _of_tables("copies", "bytes_processed")),
     (
         "pgsub_copy_size_bytes",
