@@ -160,6 +160,38 @@ def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkey
     assert left == []
 
 
+#: What somebody says first who has no secret: nothing, a wrong one, none, another protocol, a frame of Spark's own.
+_STRANGERS = (b"", b"A\nwrong\n", b"A\n\n", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x15" + bytes(17))
+
+
+def test_whoever_reaches_a_port_of_the_java_process_is_answered_nothing_without_its_secret(opened, state_dir):
+    context = opened()
+    call = b"c\nz:java.lang.System\ngetProperty\nsjava.version\ne\n"
+    gateway = context._gateway.gateway_parameters
+    version = context._jvm.java.lang.System.getProperty("java.version").encode()
+    ports = _ports(int((state_dir / "run" / "jvm.pid").read_text()))
+    assert {address.partition(":")[0] for address in ports} == {"0000000000000000FFFF00000100007F"}  # 127.0.0.1
+    numbers = {int(address.partition(":")[2], 16) for address in ports}
+    assert gateway.port in numbers and len(numbers) == 3  # the others are the driver's and the block manager's
+    assert version in _answer(gateway.port, b"A\n" + gateway.auth_token.encode() + b"\n" + call)
+    for first in _STRANGERS:
+        refused = _answer(gateway.port, first + call)
+        assert refused[:2] in (b"", b"!x", b"!z") and b"\n!" not in refused and version not in refused  # !y: done
+        assert [_answer(number, first + call) for number in numbers - {gateway.port}] == [b""] * 2
+    assert Submitter(context).submit("double", tasks.double, [4]).result(60) == [8]
+
+
+def _answer(port: int, sent: bytes) -> bytes:
+    """What is answered until the connection is closed, or nothing comes for a second."""
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as asking:
+        answer = b""
+        with suppress(OSError):
+            asking.sendall(sent)
+            while more := asking.recv(4096):
+                answer += more
+        return answer
+
+
 def _proc(pid: int, name: str) -> bytes:
     return Path(f"/proc/{pid}/{name}").read_bytes()
 
