@@ -360,6 +360,18 @@ def test_the_comparison_of_an_adopted_table_needs_the_users_own_select(cli, tabl
         subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
 
 
+def test_rules_that_fire_on_the_target_are_a_warning(cli, tables):
+    subdb = tables[1]
+    subdb.execute(
+        "CREATE RULE off AS ON INSERT TO a DO INSTEAD NOTHING; CREATE RULE silent AS ON UPDATE TO b DO NOTHING"
+    )
+    assert _plan(cli)[0]["warnings"] == []  # session_replication_role = replica keeps them silent
+    subdb.execute("ALTER TABLE a ENABLE ALWAYS RULE off")
+    ((message, detail, hint),) = _about(_plan(cli)[0], "a")
+    assert message == 'rules of table "public.a" on the target fire' and "INSTEAD of an INSERT" in detail
+    assert subdb.rows(hint.splitlines()[-1]) == [("a", "off")]
+
+
 def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, own_pair):
     pair = own_pair(
         publisher={"max_replication_slots": 3, "max_wal_senders": 2, "max_connections": 12},

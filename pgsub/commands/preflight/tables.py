@@ -248,6 +248,22 @@ def fitting(
         yield from misfits(pair, source_types, target_types, binary=sub.binary)
     yield from unidentified(pairs)
     yield from _leaves(session, [pair.table for pair in pairs])
+    yield from _ruled([pair.table for pair in pairs])
+
+
+def _ruled(tables: Sequence[Table]) -> Iterator[Caution]:
+    """Warn of rules that fire here and not in the server's apply worker, which executes no statements."""
+    ruled = [table for table in tables if table.target.rules]
+    names = [quoting.literal(quoting.statement(table_name(table.target))) for table in ruled]
+    listed = ", ".join(f"{name}::regclass" for name in names)
+    yield from concerning(
+        [table.name for table in ruled],
+        "rules of {} on the target fire",
+        "They do not in the server's subscriber. What a rule does INSTEAD of an INSERT takes the place of the row, and"
+        " no conflict tells of it.",
+        "Disable those that are not meant for replicated changes (ALTER TABLE ... DISABLE RULE); this lists them on the"
+        f" target:\nSELECT ev_class::regclass, rulename FROM pg_rewrite WHERE ev_class IN ({listed});",
+    )
 
 
 _LEAVES = """
