@@ -47,16 +47,24 @@ def main() -> int:
 def run(cases: Sequence[Case], formats: str, streaming: str, *, quick: bool, rounds: int) -> list[CaseResult]:
     """Every case once a round and format; who is first changes from one to the next and from round to round."""
     results = []
-    with Arena() as arena, closing(Native(arena)) as native, closing(Pgsub(arena)) as pgsub:
-        sides: list[Subscriber] = [native, pgsub]
+    with (
+        Arena() as arena,
+        closing(Native(arena)) as native,
+        closing(Pgsub(arena, "one_jvm", one_jvm=True)) as one_jvm,
+        closing(Pgsub(arena)) as pgsub,
+    ):
         for number in range(rounds):
             for position, (case, options) in enumerate(_measurements(cases, formats, streaming)):
                 print(f"{case.name} ({'binary' if options.binary else 'text'}) ...", file=sys.stderr, flush=True)
+                sides: list[Subscriber] = [native if case.baseline == native.name else one_jvm, pgsub]
                 order = sides if (number + position) % 2 == 0 else sides[::-1]
+                if case.master and not number:  # executors start and compile when they are given something first
+                    measure(arena, case, case.quick, options, order)
                 result = measure(arena, case, case.quick if quick else case.full, options, order)
                 result.round = number
                 if result.failure:
                     pgsub.restart()
+                    one_jvm.restart()
                 results.append(result)
     return results
 

@@ -21,6 +21,8 @@ class Case:
     :cvar each: what one of the unit is, where its share of the time is reported too.
     :cvar both_formats: text and binary values are two measurements; else only text, unless binary is asked for.
     :cvar heap: of pgsub's JVM, as ``--driver-memory`` takes it; None for its default.
+    :cvar master: of pgsub's Spark; None for its default, one JVM.
+    :cvar baseline: the side that pgsub is compared with.
     :cvar default: part of a run that names no cases.
     """
 
@@ -35,6 +37,8 @@ class Case:
     each: str | None = None
     both_formats = False
     heap: str | None = None
+    master: str | None = None
+    baseline = "native"
     default = True
     publication = "FOR ALL TABLES"
 
@@ -82,6 +86,15 @@ class SyncLink(Sync):
     name, title = "sync-link", "sync, each connection 10 MB/s"
     link = 10_000_000
     copy_workers = 8
+
+
+class SyncExecutors(SyncLink):
+    """The same eight tasks in two executors, each a process of its own, and in one JVM."""
+
+    name, title = "sync-executors", "sync, each connection 10 MB/s, 2 executors to one JVM"
+    quick = 2_000_000
+    master = "local-cluster[2,5,1024]"  # one slot is apply's
+    baseline = "one_jvm"
 
 
 class SyncMany(Case):
@@ -255,6 +268,7 @@ class StreamedTransaction(Case):
 CASES: tuple[Case, ...] = (
     Sync(),
     SyncLink(),
+    SyncExecutors(),
     SyncMany(),
     SyncEmpty(),
     SyncWide(),

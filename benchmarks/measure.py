@@ -58,8 +58,9 @@ class CaseResult:
     failure: str | None = None
 
     def ratio(self, figure: str) -> float | None:
-        """pgsub's time as a multiple of the server's own."""
-        native, pgsub = (self.sides.get(name, SideResult()).figures.get(figure) for name in ("native", "pgsub"))
+        """pgsub's time as a multiple of the server's own, or of what the case compares it with."""
+        names = (self.case.baseline, "pgsub")
+        native, pgsub = (self.sides.get(name, SideResult()).figures.get(figure) for name in names)
         return None if native is None or pgsub is None or not native else pgsub / native
 
 

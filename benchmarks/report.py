@@ -112,7 +112,8 @@ def _figure_rows(pair: Mapping[bool, CaseResult], formats: Sequence[bool]) -> It
 def _cells(result: CaseResult | None, figure: str) -> list[str]:
     if result is None:
         return ["-"] * 4
-    native, pgsub = (result.sides.get(name, SideResult()).figures.get(figure) for name in ("native", "pgsub"))
+    names = (result.case.baseline, "pgsub")
+    native, pgsub = (result.sides.get(name, SideResult()).figures.get(figure) for name in names)
     ratio, said = result.ratio(figure), verdict(result, figure)
     cells = [_quantity(figure, value) for value in (result.floor if figure == "time" else None, native, pgsub)]
     if result.failure:

@@ -128,21 +128,25 @@ class Native:
 
 
 class Pgsub:
-    """pgsub through its command line, with one ``pgsub run`` that is warm before anything is measured."""
+    """pgsub through its command line, with one ``pgsub run`` that is warm before anything is measured.
 
-    name = "pgsub"
+    :param name: of the side.
+    :param one_jvm: whatever master a case names.
+    """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, name: str = "pgsub", *, one_jvm: bool = False) -> None:
         self._arena = arena
+        self.name = name
+        self._one_jvm = one_jvm
         self._folder = Path(tempfile.mkdtemp(prefix="pgsub-bench-"))
         self._run: subprocess.Popen[bytes] | None = None
-        self._heap: str | None = None
+        self._served: tuple[str | None, str | None] = (None, None)  #: heap and master
         self._enabling: subprocess.Popen[bytes] | None = None
         self.launched: float | None = None
 
     def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """See :class:`Subscriber`."""
-        self._serve(case.heap)
+        self._serve(case.heap, None if self._one_jvm else case.master)
         self._command(
             *("create", self.name, "--connection", connection, "--target", target.conninfo),
             *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
@@ -216,18 +220,18 @@ class Pgsub:
             self._run.wait()
         self._run = None
 
-    def _serve(self, heap: str | None) -> None:
-        """Start ``pgsub run`` unless it runs with such a heap, and wait until its Spark is there."""
+    def _serve(self, heap: str | None, master: str | None) -> None:
+        """Start ``pgsub run`` unless it runs with such a heap and master, and wait until its Spark is there."""
         if self._run is not None and self._run.poll() is None:
-            if heap == self._heap:
+            if (heap, master) == self._served:
                 return
             self._stop()
-        self._heap = heap
+        self._served = (heap, master)
         submit = {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {heap} pyspark-shell"} if heap else {}
         asked = time.monotonic()
         with (self._folder / "run.log").open("ab") as log:
             self._run = subprocess.Popen(
-                [*self._program(), "run"],
+                [*self._program(), "run", *(("--master", master) if master else ())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
