@@ -26,7 +26,7 @@ from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatAddress
-from pgsub.spark import jobs, jvm_process, session, settings
+from pgsub.spark import executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
@@ -167,7 +167,7 @@ class Engine:
         # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
         named = "spark.master" in self._user_settings()
         slots = least_slots(self._subscriptions) if named else self._slots + SPARE_SLOTS
-        awaiting = session.Awaiting(self._patient, self._registered, lambda: self._closed)
+        awaiting = executors.Awaiting(self._patient, self._registered, lambda: self._closed)
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         submitter = jobs.Submitter(context)
         try:

@@ -3,13 +3,18 @@
 The archive is a virtual environment with pgsub and the packages that its tasks import. Spark and Java are left out,
 because executors have them. As in any virtual environment the interpreter is a link: the executors need Python of the
 same minor version at the path that ``--python`` names.
+
+With ``--launcher`` it has what the launcher imports, too: unpacked on each machine it is the installation that
+spark-submit in cluster mode needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
+import re
 import sys
 import tarfile
 from importlib import metadata
@@ -20,13 +25,16 @@ from pgsub.spark.deployment import check_archive_name
 #: Distributions whose code runs in tasks.
 _NEEDED = ("psycopg", "psycopg-binary", "psycopg-c", "typing_extensions", "numpy")
 _LEFT_OUT = ("__pycache__", "tests")
+#: Distributions that come with Spark.
+_SPARK = ("pyspark", "py4j")
 
 
-def write(archive: Path, python: str) -> None:
+def write(archive: Path, python: str, *, launcher: bool = False) -> None:
     """Write the archive.
 
     :param archive: ``.tar.gz``; replaced as a whole.
     :param python: path of the interpreter on the executors.
+    :param launcher: with all that pgsub depends on but Spark.
     :raises SparkUnusable: Spark would not unpack a file of that name.
     """
     check_archive_name(archive)
@@ -37,9 +45,20 @@ def write(archive: Path, python: str) -> None:
         _add_link(tar, "bin/python", python)
         package = Path(__file__).resolve().parents[1]
         tar.add(package, f"{site}/pgsub", filter=_code)
-        for name in _NEEDED:
+        for name in dict.fromkeys([*_NEEDED, *(_dependencies("pgsub") if launcher else ())]):
             _add_distribution(tar, name, site)
     draft.replace(archive)
+
+
+def _dependencies(name: str, seen: tuple[str, ...] = ("pgsub", *_SPARK)) -> list[str]:
+    """Return the distributions that one needs, and those that they need."""
+    found: list[str] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):  # it is for another system
+        for text in metadata.requires(name) or []:
+            needed = re.split(r"[^\w.-]", text, maxsplit=1)[0]
+            if "extra ==" not in text and needed not in (*seen, *found):
+                found += [needed, *_dependencies(needed, (*seen, *found, needed))]
+    return found
 
 
 def _add_distribution(tar: tarfile.TarFile, name: str, site: str) -> None:
@@ -81,8 +100,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     default = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     parser.add_argument("--python", default=default, help=f"interpreter on the executors (default: {default})")
+    parser.add_argument("--launcher", action="store_true", help="add what the launcher imports")
     given = parser.parse_args()
-    write(given.file, given.python)
+    write(given.file, given.python, launcher=given.launcher)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,14 @@ from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
+from pgsub.spark.executors import registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import alive, registered_slots
+from pgsub.spark.session import alive
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -108,8 +110,8 @@ class Job(Generic[Item, Result]):
             # compressed: a copy of 1 TB has thousands of pieces, which are alike
             task = partial(_run_task, self._function, zlib.compress(pickle.dumps(item), 1))
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
-        except (Py4JError, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
-            raise self._failure(error) from None
+        except (Py4JError, PySparkException, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
+            raise self._failure(error) from None  # PySparkException: what a SparkSession makes of the others
         succeeded, value = pickle.loads(outcome)
         if not succeeded:
             raise value
@@ -135,7 +137,7 @@ class Job(Generic[Item, Result]):
             tracker = self._context.statusTracker()
             infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
             stages = [tracker.getStageInfo(stage) for info in infos if info is not None for stage in info.stageIds]
-        except (Py4JError, OSError, AttributeError):
+        except (Py4JError, PySparkException, OSError, AttributeError):
             return False
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
@@ -182,7 +184,7 @@ class Job(Generic[Item, Result]):
             self._cancelled = True
         try:
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
-        except (Py4JError, OSError, AttributeError):
+        except (Py4JError, PySparkException, OSError, AttributeError):
             pass  # the JVM is gone, and with it the job
 
 
@@ -204,7 +206,7 @@ class Submitter:
         """Return how many tasks the executors that are registered run at once; 0 where Spark is gone."""
         try:
             return registered_slots(self._context)
-        except (Py4JError, OSError, AttributeError):
+        except (Py4JError, PySparkException, OSError, AttributeError):
             return 0
 
     def submit(

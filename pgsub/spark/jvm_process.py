@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import SparkUnusable
 from pgsub.spark import settings
 from pgsub.spark.java import Java, write_atomically
 
@@ -64,7 +64,7 @@ def start_jvm(
     :param flags: of the JVM.
     :param launcher_flags: of the JVM that composes the command line.
     :return: pyspark's gateway.
-    :raises PgsubError: where it does not start; the detail is the end of its log.
+    :raises SparkUnusable: where it does not start; the detail is the end of its log.
     """
     log = log_file(state_dir)
     offset = log.stat().st_size
@@ -77,7 +77,7 @@ def start_jvm(
                 return launch_gateway(arguments, options)
         except (PySparkException, Py4JError, OSError) as error:
             text = log.read_bytes()[offset:].decode(errors="replace")[-2000:].strip()
-            raise PgsubError("the Java process of Spark did not start", detail=text or str(error)) from None
+            raise SparkUnusable("the Java process of Spark did not start", detail=text or str(error)) from None
 
 
 @contextmanager

@@ -6,14 +6,12 @@ Only RDD jobs run in it, so there is no SparkSession. Whatever the user set wins
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +25,10 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import class_archive, daemon, deployment, jvm_flags, jvm_process, settings
+from pgsub.spark import class_archive, daemon, deployment, executors, jvm_flags, jvm_process, settings
 from pgsub.spark.class_archive import Archive
+from pgsub.spark.executors import Awaiting
 from pgsub.spark.java import cache_folder, find_java, write_atomically
-
-#: Spark's own setting for how long executors of a cluster may take to register, and its default.
-_REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 
 #: Seconds that a JVM may take to end; it takes less than one. Nothing is lost with one that is killed.
 ENDING_SECONDS = 8.0
@@ -40,19 +36,6 @@ _ANSWER_SECONDS = 1.0  #: that the JVM of spark-submit may take to accept a conn
 
 #: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
 _lock = threading.RLock()
-
-
-@dataclass(frozen=True)
-class Awaiting:
-    """Manner of waiting for executors: Spark's own spark.scheduler.maxRegisteredResourcesWaitingTime, or for ever.
-
-    :ivar registered: is told again and again how many slots there are, and of which master.
-    :ivar given_up: whether nobody waits any more.
-    """
-
-    patient: bool = False
-    registered: Callable[[int, str], None] = lambda slots, master: None
-    given_up: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -84,7 +67,7 @@ def open_context(
     :param imported: modules that workers on this machine find imported (:mod:`pgsub.spark.daemon`).
     :param awaiting: is told how many slots there are, as long as they are too few.
     :raises StateForbids: without Java, with another Spark version in SPARK_HOME, with too few task slots.
-    :raises PgsubError: where Spark does not start.
+    :raises SparkUnusable: where Spark does not start.
     """
     with _lock, _signals_kept():
         context = _open(master, workers, state_dir, conf, awaiting or Awaiting())
@@ -97,8 +80,8 @@ def _open(
 ) -> SparkContext:
     guest = _active()
     if guest is not None:
-        settings.check_local_slots(guest.master, guest.getConf().get("spark.task.cpus", "1"), workers)
-        _check_cluster_slots(guest, workers, awaiting, state_dir / "log" / "spark.log")
+        settings.check_known_slots(guest.getConf().get, workers, guest.master)
+        executors.check_slots(guest, workers, awaiting, state_dir / "log" / "spark.log")
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _connect(launch_gateway(), workers, state_dir, {}, awaiting)
@@ -142,7 +125,7 @@ def _start(
     awaiting: Awaiting,
 ) -> SparkContext:
     master = chosen.get("spark.master") or settings.default_master(workers)
-    settings.check_local_slots(master, chosen.get("spark.task.cpus", "1"), workers)
+    settings.check_known_slots(chosen.get, workers, master)
     cache = cache_folder(state_dir / "cache")
     java = find_java(cache)
     found = class_archive.find_archive(java, jvm_process.spark_home(), cache)
@@ -165,12 +148,12 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str],
         context._gateway = jvm  # of the class: it would become that of the next context
         context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
         _write_pid(jvm, state_dir)
-        _check_cluster_slots(context, workers, awaiting, state_dir / "log" / "spark.log")
+        executors.check_slots(context, workers, awaiting, state_dir / "log" / "spark.log")
         return context
     except (PySparkException, Py4JError, OSError) as error:
         why = jvm_process.reason(error)
         jvm_process.forget()
-        raise PgsubError("Spark did not start", detail=why) from None
+        raise SparkUnusable("Spark did not start", detail=why) from None
     except PgsubError:
         jvm_process.forget()
         raise
@@ -180,7 +163,7 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
     """Return the settings that spark-submit made of the user's, with pgsub's own as defaults."""
     conf = SparkConf(_jvm=jvm.jvm)
     master = conf.get("spark.master", "")
-    settings.check_local_slots(master, conf.get("spark.task.cpus", "1"), workers)
+    settings.check_known_slots(conf.get, workers, master)
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
     own = settings.defaults(master, state_dir / "run", own_spark)
     if jvm.proc is not None and settings.is_local(master):
@@ -207,35 +190,6 @@ def _write_pid(jvm: Any, state_dir: Path) -> None:
     (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # on a full disk: it is only for the one who starts next and removes what was left
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
-
-
-def _check_cluster_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path) -> None:
-    """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
-
-    Executors that only come when tasks ask for them cannot be counted.
-    """
-    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
-    if settings.is_local(context.master) or dynamic:
-        return
-    scala = context._jsc.sc()
-    deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
-    while (slots := registered_slots(context)) < workers and (awaiting.patient or time.monotonic() < deadline):
-        if scala.isStopped():
-            raise SparkUnusable(
-                f'Spark master "{context.master}" cannot be reached, or gave the application up',
-                hint=f"Its address may be wrong; see the end of the log.\ntail -n 20 {shlex.quote(str(log))}",
-            )
-        if awaiting.given_up():
-            raise PgsubError("the start of Spark was given up")
-        awaiting.registered(slots, context.master)
-        time.sleep(0.2)
-    settings.check_slots(slots, workers, context.master)
-
-
-def registered_slots(context: SparkContext) -> int:
-    """Return how many tasks run at once on the executors that have registered."""
-    scala = context._jsc.sc()
-    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
 def alive(context: SparkContext) -> bool:

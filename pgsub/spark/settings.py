@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pgsub.common.errors import StateForbids, UsageError
@@ -133,30 +133,46 @@ def local_slots(master: str) -> int | None:
     return None
 
 
-def check_local_slots(master: str, cpus: str, workers: int) -> None:
-    """Check the slots of a local master, which are known before anything runs, as :func:`check_slots`.
+def check_known_slots(setting: Callable[[str, str], str | None], workers: int, master: str) -> None:
+    """Check the slots that are known before anything runs, as :func:`check_slots`.
 
-    :param cpus: ``spark.task.cpus``.
+    They are those of a local master, and those to which ``spark.cores.max`` limits an application of a standalone
+    cluster: waiting for more executors would be in vain there.
+
+    :param setting: returns a setting, or the default that it is given.
     """
     slots = local_slots(master)
+    if slots is None and master.startswith("spark://"):
+        limit = setting("spark.cores.max", "")
+        slots = int(limit) if limit else None
     if slots is not None:
-        check_slots(slots // int(cpus), workers, master)
+        cpus = int(setting("spark.task.cpus", "1") or 1)
+        check_slots(slots // cpus, workers, master, cpus)
 
 
-def check_slots(slots: int, workers: int, master: str) -> None:
+def check_slots(slots: int, workers: int, master: str, cpus: int = 1) -> None:
     """Refuse a master on which long tasks would starve the others.
 
     :param slots: tasks that it runs at once.
     :param workers: tasks that pgsub runs at once.
+    :param cpus: cores of a task.
     :raises StateForbids: where there are fewer slots than workers.
     """
     if slots < workers:
-        more = f"--master '{default_master(workers)}'" if is_local(master) else f"--conf spark.cores.max={workers}"
         raise StateForbids(
             f'Spark master "{master}" has {slots} task slots, but {workers} are needed',
             detail="A worker occupies a slot for as long as it runs, so with too few of them others never begin.",
-            hint=f"Give it more cores, or fewer subscriptions to one launcher.\n{more}",
+            hint="Give it more cores, or fewer subscriptions to one launcher.\n" + _more(master, workers * cpus),
         )
+
+
+def _more(master: str, cores: int) -> str:
+    """Return the option that gives as many cores."""
+    if is_local(master):
+        return f"--master '{default_master(cores)}'"
+    if master.startswith("spark://"):
+        return f"--conf spark.cores.max={cores}"
+    return f"--conf spark.executor.instances={cores}"  # of one core, as YARN and Kubernetes have it
 
 
 def check_version(spark_home: Path, pyspark_version: str) -> None:

@@ -315,6 +315,9 @@ def test_too_few_slots_are_refused_before_anything_starts(opened, state_dir):
         opened(master="local[2]", workers=3)
     with pytest.raises(StateForbids, match="has 2 task slots"):
         opened(master="local[4]", workers=3, conf={"spark.task.cpus": "2"})
+    with pytest.raises(StateForbids, match="has 2 task slots") as raised:
+        opened(master="spark://127.0.0.1:7077", workers=3, conf={"spark.cores.max": "5", "spark.task.cpus": "2"})
+    assert raised.value.hint.splitlines()[-1] == "--conf spark.cores.max=6"
     assert list(state_dir.iterdir()) == []
 
 

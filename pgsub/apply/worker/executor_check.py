@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import socket
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,8 +57,8 @@ def run(spec: CheckSpec) -> Checked:
     for sub in spec.subscriptions:
         _try(found, sub, partial(_passfile, sub.target, "target"))
         _try(found, sub, partial(_passfile, sub.connection, "publisher"))
-        _try(found, sub, partial(_target, sub))
-        _try(found, sub, partial(_publisher, sub))
+        _try(found, sub, partial(_with_password, partial(_target, sub), sub.target, "target"))
+        _try(found, sub, partial(_with_password, partial(_publisher, sub), sub.connection, "publisher"))
         _try(found, sub, partial(_spool, sub, spec.spool_dir))
     HeartbeatSender(spec.heartbeat).send(Heartbeat(NOBODY, NOBODY), now=True)
     return found
@@ -86,8 +88,33 @@ def _passfile(conninfo: str, side: str) -> None:
     """Refuse a passfile that is named and cannot be read here: libpq would ignore it, and no password be sent."""
     file = ci.usable(ci.parse(conninfo, side)).get("passfile")
     if file and not os.access(file, os.R_OK):
-        raise SparkUnusable(
-            f'the passfile of the {side} cannot be read on the executors: "{file}"',
-            hint="Put a passfile where executors can read it, and set its path for them."
-            "\n--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass",
-        )
+        raise _unreadable(file, side)
+
+
+def _with_password(look: Callable[[], None], conninfo: str, side: str) -> None:
+    """Connect; where libpq had no password to send, say what is wrong with the passfile that it ignored."""
+    try:
+        look()
+    except PgsubError as error:
+        file = ci.usable(ci.parse(conninfo, side)).get("passfile") or os.environ.get("PGPASSFILE")
+        if not file or "no password supplied" not in error.message:
+            raise
+        if not os.access(file, os.R_OK):
+            raise _unreadable(file, side) from None
+        if os.stat(file).st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # passwordFromFile, fe-connect.c
+            raise SparkUnusable(
+                f'the passfile on the executors is open to others: "{file}"',
+                detail="libpq ignores a passfile that its group or others may read, as of a secret that Kubernetes"
+                " mounts with fsGroup.",
+                hint="Let only the user of the executors read it, or write the passwords into a service file, which may"
+                f" have any mode.\nchmod 600 {shlex.quote(file)}",
+            ) from None
+        raise
+
+
+def _unreadable(file: str, side: str) -> SparkUnusable:
+    return SparkUnusable(
+        f'the passfile of the {side} cannot be read on the executors: "{file}"',
+        hint="Put a passfile where executors can read it, and set its path for them."
+        "\n--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass",
+    )

@@ -1,0 +1,72 @@
+"""The wait for a cluster's executors: how many tasks they run at once, and whether that will ever be enough."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+from pgsub.common.errors import PgsubError, SparkUnusable
+from pgsub.spark import settings
+
+#: Spark's own setting for how long executors of a cluster may take to register, and its default.
+_REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
+
+
+@dataclass(frozen=True)
+class Awaiting:
+    """Manner of waiting for executors: Spark's own spark.scheduler.maxRegisteredResourcesWaitingTime, or for ever.
+
+    :ivar registered: is told again and again how many slots there are, and of which master.
+    :ivar given_up: whether nobody waits any more.
+    """
+
+    patient: bool = False
+    registered: Callable[[int, str], None] = lambda slots, master: None
+    given_up: Callable[[], bool] = lambda: False
+
+
+def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path) -> None:
+    """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
+
+    Executors that only come when tasks ask for them cannot be counted.
+    """
+    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+    if settings.is_local(context.master) or dynamic:
+        return
+    scala = context._jsc.sc()
+    deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
+    while (slots := _registered(context, log)) < workers and (awaiting.patient or time.monotonic() < deadline):
+        if awaiting.given_up():
+            raise PgsubError("the start of Spark was given up")
+        awaiting.registered(slots, context.master)
+        time.sleep(0.2)
+    settings.check_slots(slots, workers, context.master, int(context.getConf().get("spark.task.cpus", "1") or 1))
+
+
+def _registered(context: SparkContext, log: Path) -> int:
+    """Return the slots of a context that has not given up, as Spark does after a minute without a master."""
+    scala = context._jsc.sc()
+    try:
+        slots = registered_slots(context)
+    except (Py4JJavaError, PySparkException):  # half of it is gone already
+        if not scala.isStopped():
+            raise
+    if scala.isStopped():
+        raise SparkUnusable(
+            f'Spark master "{context.master}" cannot be reached, or gave the application up',
+            hint=f"Its address may be wrong; see the end of the log.\ntail -n 20 {shlex.quote(str(log))}",
+        )
+    return slots
+
+
+def registered_slots(context: SparkContext) -> int:
+    """Return how many tasks run at once on the executors that have registered."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
