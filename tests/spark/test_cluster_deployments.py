@@ -1,0 +1,122 @@
+"""Deployments that are wrong, or only small: what a command says of them, on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fix_faults import Site, until
+from fix_servers import Pair
+from fix_spark import Cluster, python
+from psycopg.conninfo import conninfo_to_dict
+from thorough import only_thorough
+
+from pgsub.common import conninfo
+from pgsub.demo.servers import free_port
+
+pytestmark = [only_thorough, pytest.mark.timeout(900)]
+
+_BOUNDED = ("--until-caught-up", "--timeout", "5m")
+
+
+def said_of(case: Site, code: int, words: list[str]) -> str:
+    """What a bounded run printed, which ended with a code."""
+    case.output.write_bytes(b"")
+    case.end(case.run(*_BOUNDED, *words), code, timeout=300)
+    return case.output.read_text()
+
+
+def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_and_an_unbounded_one_tries_again(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    case.make("audit1").stop()
+    case.end(case.create("--no-wait"))
+    plain = ["--master", cluster.url, "--conf", "spark.executor.memory=512m"]
+
+    said = said_of(case, 13, [*plain, "--conf", f"spark.pyspark.python={python()}"])
+    assert 'the executors cannot import "pgsub"' in said
+    assert "DETAIL:  ModuleNotFoundError: No module named 'pgsub'." in said and "pgsub.spark.archive" in said
+
+    said = said_of(case, 13, [*plain, "--conf", "spark.pyspark.python=/nowhere/python"])
+    assert 'the Python interpreter "/nowhere/python" cannot be run on the executors' in said
+
+    nowhere = f"spark://127.0.0.1:{free_port()}"
+    said = said_of(case, 13, ["--master", nowhere])
+    assert f'Spark master "{nowhere}" cannot be reached' in said
+
+    said = said_of(case, 13, [*plain, "--conf", "spark.network.timeout=1s"])
+    assert "Spark did not start" in said and "spark.network.timeout" in said
+
+    said = said_of(case, 3, [*cluster.conf(), "--conf", "spark.cores.max=1"])
+    assert f'Spark master "{cluster.url}" has 1 task slots, but 2 are needed' in said
+    assert said.rstrip().endswith("--conf spark.cores.max=2")
+
+    case.output.write_bytes(b"")
+    process = case.run(*plain, "--conf", "spark.pyspark.python=/nowhere/python", "--timeout", "10m")
+    until(lambda: case.output.read_text().count("cannot be run on the executors") >= 2, case.said, 300)
+    case.terminate(process)
+
+
+def test_where_only_apply_and_one_copy_fit_copies_take_turns(site: Callable[[], Site], cluster: Cluster) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1", "auditbig")
+    words = [*cluster.conf(), "--conf", "spark.cores.max=2", "--conf", "spark.executor.cores=2"]
+    case.end(case.create("--timeout", "5m", "--max-sync-workers", "4", "--copy-workers", "4", *words), timeout=300)
+    writer.rest()
+    assert case.all_ready()
+    assert said_of(case, 0, words)
+    case.check()
+
+
+def test_executors_read_passwords_from_their_own_files_only(
+    site: Callable[..., Site], cluster: Cluster, own_pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    pair = own_pair(password="of the servers")
+    case = site(pair.pubdb, pair.subdb)
+    case.make("audit1").stop()
+    case.end(case.create("--no-wait"))
+
+    said = said_of(case, 13, cluster.conf())
+    assert "the passfile of the target cannot be read on the executors" in said
+    assert "--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass" in said
+
+    mounted = cluster.folder / "mounted"
+    words = cluster.conf(spark_executorEnv_PGPASSFILE=str(mounted))
+    assert f'the passfile of the target cannot be read on the executors: "{mounted}"' in said_of(case, 13, words)
+    for number, database in enumerate((pair.pubdb, pair.subdb)):
+        conninfo.store_password(conninfo_to_dict(database.conninfo), tmp_path / str(number))
+    mounted.write_text("".join((tmp_path / str(number)).read_text() for number in range(2)))
+    cluster.give(mounted)
+    mounted.chmod(0o440)  # as Kubernetes mounts a secret for a pod with fsGroup
+    said = said_of(case, 13, words)
+    assert f'the passfile on the executors is open to others: "{mounted}"' in said
+    mounted.chmod(0o400)
+    said_of(case, 0, words)
+    case.check()
+
+
+def test_transactions_in_progress_are_spooled_where_the_executor_is_told_to_and_within_the_launchers_limit(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    case.make("audit1").stop()
+    case.pubdb.execute(f"ALTER DATABASE {case.pubdb.name} SET logical_decoding_work_mem = '64kB'")
+    case.end(case.create("--no-wait"))
+    spool = cluster.folder / "spool"
+    words = [*cluster.conf(), "--conf", f"spark.pgsub.spool.dir={spool}", "--timeout", "10m"]
+    process = case.run(*words, PGSUB_SPOOL_LIMIT="4MB")
+    case.wait_ready()
+    rows = "INSERT INTO audit1 SELECT g, repeat('z', 100) FROM generate_series(1, {}) g"
+    with case.pubdb.connect() as session:
+        session.execute("BEGIN")
+        session.execute(rows.format(20_000))
+        until(lambda: any(path.is_file() for path in spool.glob("*/*")), case.said)
+        session.execute("COMMIT")
+    until(lambda: case.digest(case.subdb) == case.digest(case.pubdb), case.said)
+    case.pubdb.execute(rows.format(80_000))
+    until(lambda: "Set PGSUB_SPOOL_LIMIT to more" in case.said(), case.said)
+    case.terminate(process)
+    case.end(case.run(*cluster.conf(), *_BOUNDED), timeout=300)
+    case.check()

@@ -1,0 +1,159 @@
+"""What else befalls a cluster: partitions, machines that stand still, executors that come and go by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from fix_faults import Site, until
+from fix_proxy import Proxy
+from fix_spark import ADDRESSES, CORES, Cluster
+from psycopg.conninfo import make_conninfo
+from spark.seen import begins, shown, stored
+from thorough import only_thorough
+
+from pgsub.demo.servers import free_port
+
+pytestmark = [only_thorough, pytest.mark.timeout(900)]
+
+#: Where executors find the driver; something forwards what arrives there.
+OUTSIDE = "127.0.0.4"
+#: Seconds until Spark counts an executor as lost.
+_LOST = {
+    "spark_network_timeout": "16s",
+    "spark_network_timeoutInterval": "4s",
+    "spark_executor_heartbeatInterval": "4s",
+}
+
+
+class Outside:
+    """An address at which executors reach the driver's two ports, as behind NAT; datagrams go nowhere."""
+
+    def __init__(self) -> None:
+        self._ports = [free_port() for _ in range(2)]
+        places = [make_conninfo("", host="127.0.0.1", port=port) for port in self._ports]
+        self._proxies = [Proxy(place, (OUTSIDE, port)) for place, port in zip(places, self._ports)]
+
+    def conf(self, cluster: Cluster, **more: str) -> list[str]:
+        """Words of a command whose driver is behind it."""
+        driver, blocks = self._ports
+        words = cluster.conf(spark_driver_host=OUTSIDE, spark_driver_bindAddress="127.0.0.1", **more)
+        return [*words, "--conf", f"spark.driver.port={driver}", "--conf", f"spark.driver.blockManager.port={blocks}"]
+
+    def stall(self) -> None:
+        """No byte passes, and nobody is told."""
+        for proxy in self._proxies:
+            proxy.stall()
+
+    def resume(self) -> None:
+        """All is as before."""
+        for proxy in self._proxies:
+            proxy.resume()
+
+    def close(self) -> None:
+        """End all connections."""
+        for proxy in self._proxies:
+            proxy.close()
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    """The driver's address outside."""
+    with closing(Outside()) as made:
+        yield made
+
+
+def test_behind_nat_and_without_a_heartbeat_all_ends_well_and_a_partition_loses_and_repeats_nothing(
+    site: Callable[[], Site], cluster: Cluster, outside: Outside
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1")
+    case.end(case.create("--timeout", "5m", *outside.conf(cluster)), timeout=300)
+    assert case.all_ready()
+
+    process = case.run(*outside.conf(cluster, **_LOST), "--timeout", "15m")
+    until(lambda: stored(case, "stage") == "alive", case.said)
+    writer.some(20)
+    epoch, applied = case.epoch(), case.ledger("remote_lsn")
+
+    outside.stall()
+    until(lambda: case.ledger("remote_lsn") > applied, case.said)  # the executor reaches both servers
+    until(lambda: stored(case, "waits_for") == "a task slot: 1 needed, 0 registered", case.said)
+    assert shown(case)["state"] != "running"
+    until(lambda: case.epoch() > epoch, case.said)
+    applied = case.ledger("remote_lsn")
+    writer.some(20)
+    assert case.ledger("remote_lsn") == applied  # whoever is still there is fenced off
+
+    outside.resume()
+    begins(case, "the partition ended", epoch)
+    writer.some(20)
+    writer.rest()
+    case.end(case.start("wait", case.name, "--for", "caught-up", "--timeout", "2m"))
+    assert case.digest(case.subdb) == case.digest(case.pubdb)
+    case.terminate(process)
+
+    writer.resume()
+    writer.some(20)
+    writer.rest()
+    case.end(case.run("--until-caught-up", "--timeout", "5m", *outside.conf(cluster)), timeout=300)
+    case.check()
+
+
+def test_a_machine_that_stands_still_is_taken_over_and_may_wake_up_at_any_time(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1")
+    case.end(case.create("--no-wait"))
+    settings = cluster.conf(**_LOST, spark_cores_max=str(len(ADDRESSES) * CORES))
+    process = case.run(*settings, "--timeout", "15m", PGSUB_WORKER_TIMEOUT="8")
+    case.wait_ready()
+    until(lambda: stored(case, "stage") == "alive", case.said)
+    machine, epoch = cluster.machine_of(case.worker_pid()), case.epoch()
+    with ExitStack() as stack:
+        cluster.signal(machine, signal.SIGSTOP)
+        stack.callback(cluster.signal, machine, signal.SIGCONT)
+        until(lambda: str(stored(case, "waits_for")).startswith("a sign of life of PID"), case.said)
+        begins(case, "a machine stood still", epoch)
+        until(lambda: cluster.machine_of(case.worker_pid()) != machine, case.said)
+        writer.some(20)
+        applied = case.ledger("remote_lsn")
+        until(lambda: case.ledger("remote_lsn") > applied, case.said)
+    writer.some(20)
+    case.wait_equal()
+    assert "gave no sign of life for" in case.output.read_text()
+    case.terminate(process)
+    case.check()
+
+
+def test_executors_that_spark_allocates_come_when_tasks_want_them_and_go_when_none_does(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1", "auditbig")
+    case.end(case.create("--no-wait", "--max-sync-workers", "4", "--copy-workers", "4"))
+    dynamic = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "4s",
+        "spark.executor.cores": "1",
+    }
+    words = [word for name, value in dynamic.items() for word in ("--conf", f"{name}={value}")]
+    process = case.run(*cluster.conf(), *words, "--timeout", "15m")
+    case.wait_ready()
+    until(lambda: stored(case, "stage") == "alive", case.said)
+
+    def running() -> list[int]:
+        return [pid for number in range(len(ADDRESSES)) for pid in cluster.executors(number)]
+
+    until(lambda: len(running()) == 1, lambda: f"executors: {running()}")
+    epoch, [executor] = case.epoch(), running()
+    os.kill(executor, signal.SIGKILL)
+    begins(case, "the only executor was killed", epoch)
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
