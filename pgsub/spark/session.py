@@ -47,7 +47,8 @@ class _Started:
 
 
 _started: dict[int, _Started] = {}  #: by process id
-_own: set[SparkContext] = set()  #: contexts that were opened here
+_own: set[SparkContext] = set()  #: contexts that were opened here, until they are closed
+_guests: set[SparkContext] = set()  #: contexts of others that were used
 
 
 def open_context(
@@ -80,6 +81,7 @@ def _open(
 ) -> SparkContext:
     guest = _active()
     if guest is not None:
+        _guests.add(guest)
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
         executors.check_slots(guest, workers, awaiting, state_dir / "log" / "spark.log")
         return guest
@@ -213,14 +215,14 @@ def lost(context: SparkContext | None) -> bool:
 
     :param context: the one that was open last, None if none was.
     """
-    if "PYSPARK_GATEWAY_PORT" in os.environ and (context is None or context in _own):
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
         try:
             socket.create_connection(("127.0.0.1", int(os.environ["PYSPARK_GATEWAY_PORT"])), _ANSWER_SECONDS).close()
         except ConnectionRefusedError:
             return True
         except OSError:  # it is too busy to answer
             return False
-    return context is not None and context not in _own and not alive(context) and _active() is None
+    return context in _guests and not alive(context) and _active() is None
 
 
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:

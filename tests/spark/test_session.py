@@ -64,6 +64,7 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     with pytest.raises(WorkerDied, match="is gone"):
         Submitter(first).submit("double", tasks.double, [1])
     close_context(first)
+    assert not session.lost(first)  # it is this process's own, which starts another
     second = opened()
     assert Submitter(second).submit("double", tasks.double, [21]).result(60) == [42]
     assert not alive(first) and alive(second)
@@ -130,7 +131,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert alive(context)
     session._own.add(context)
     close_context(context)
-    assert not alive(context)
+    assert not alive(context) and session.lost(context)  # as a notebook's that was stopped
     assert not (state_dir / "run" / "jvm.pid").exists()
     assert list((state_dir / "run" / "spark").iterdir()) == []
 
