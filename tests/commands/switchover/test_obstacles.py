@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
-from fix_servers import Database
+from fix_servers import Database, Servers
 
 from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
 from pgsub.commands.switchover.obstacles.search import find
@@ -247,7 +247,6 @@ _PLANTED = {
     "prepared": Planted(
         'transaction "it\'s" is prepared on the publisher',
         server="giving",
-        severity="error",
         pub="BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'it''s'",
     ),
     "subscription of the server": Planted(
@@ -592,3 +591,67 @@ def test_names_of_others_are_quoted_in_what_is_to_be_pasted(pair: MakePair) -> N
     for one in found:
         assert len(paste(scene, one)) == len(str(one.hint).split("\n")) - 1
     assert scene.look() == []
+
+
+@pytest.mark.parametrize(("giving", "taking"), [("15", None), (None, "15"), ("19", "17"), ("17", "19")])
+def test_obstacles_are_found_on_every_version(shared_servers: Servers, giving: str | None, taking: str | None) -> None:
+    pubdb = Database(shared_servers("publisher", giving), "obstacles_of")
+    subdb = Database(shared_servers("target", taking), "obstacles_to")
+    try:
+        tables = f"FOR TABLE {_TABLES} WITH (publish_via_partition_root)"
+        for database, name in ((pubdb, "p"), (subdb, "s_back")):
+            database.execute(f"{_DDL}; CREATE PUBLICATION {name} {tables}")
+        scene = Scene(Pair(pubdb, subdb, origin="none"), Way("s_back", ("s_back",), subdb.conninfo))
+        scene.pair.subscribe("r", None)
+        assert scene.look() == []
+        pubdb.execute("""CREATE INDEX by_v ON parts (v); CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW
+            EXECUTE FUNCTION f(); ALTER TABLE t ADD CONSTRAINT odd CHECK (n < 9); GRANT SELECT ON t TO PUBLIC;
+            ALTER TABLE s ENABLE ROW LEVEL SECURITY; CREATE POLICY mine ON s USING (true); CREATE SEQUENCE alone;
+            ALTER DATABASE obstacles_of SET work_mem TO '5MB'; CREATE TABLE more (id int)""")
+        subdb.execute("""ALTER TABLE t ALTER n DROP DEFAULT; ALTER SEQUENCE s_id_seq CYCLE; DROP PUBLICATION s_back;
+            ALTER TABLE t REPLICA IDENTITY NOTHING""")
+        found = scene.look()
+        words = [
+            ("publication", "does not exist"),
+            ("table", "no replica identity"),
+            ("mismatched", "s_id_seq"),
+            ("sequence", "used by no subscribed table"),
+            ("privileges on relation", "not on the target"),
+            ("setting", "is not the same"),
+            *((kind, "is missing on the target") for kind in ("index", "constraint", "trigger", "default")),
+            ("row security", "missing"),
+            ("table", "is not subscribed"),
+            ("table", "has constraints that the target's table lacks"),
+        ]
+        for begin, text in words:
+            assert any(one.message.startswith(begin) and text in one.message for one in found), (begin, text)
+        assert len(found) == len(words), [one.message for one in found]
+        for one in found:
+            if one.server == "taking":
+                paste(scene, one)
+        subdb.close()
+        assert {one.server for one in scene.look()} == {"giving"}
+    finally:
+        scene.pair.close()
+        for database in (pubdb, subdb):
+            database.drop()
+
+
+def test_many_tables_take_no_more_statements(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"m{number}" for number in range(60)]
+    ddl = ";".join(f"CREATE TABLE {name} (id serial PRIMARY KEY, v text); CREATE INDEX ON {name} (v)" for name in names)
+    made = pair(ddl, pub=f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}", origin="none")
+    made.subdb.execute(f"CREATE PUBLICATION s_back FOR TABLE {', '.join(names)}")
+    scene = Scene(made, Way("s_back", ("s_back",), made.subdb.conninfo))
+    statements: list[object] = []
+    execute = psycopg.Connection.execute
+    monkeypatch.setattr(
+        psycopg.Connection, "execute", lambda *words, **more: statements.append(words[1]) or execute(*words, **more)
+    )
+    assert scene.look() == []
+    with_sixty = len(statements)
+    made.subdb.execute("DELETE FROM pgsub.subscription_rel WHERE relname <> 'm0'")
+    made.subdb.execute("ALTER PUBLICATION s_back SET TABLE m0")
+    statements.clear()
+    assert [one.message for one in scene.look()] == ["59 tables of the publisher are not subscribed"]
+    assert with_sixty <= len(statements)

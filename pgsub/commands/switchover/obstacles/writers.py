@@ -96,14 +96,13 @@ def _prepared(sides: Sides) -> Iterator[Obstacle]:
         gids,
         ("transaction", "transactions"),
         "{} [is|are] prepared on the publisher",
-        "It would be committed there after the switchover, or never on the target.",
+        "The pause lasts until it is decided.",
         paste(
             GIVING,
             [f"ROLLBACK PREPARED {quoting.literal(gid)};" for gid in gids],
-            "Let their transaction manager commit them, or give them up.",
+            "Let its transaction manager decide, or give it up.",
         ),
         server=GIVING,
-        severity=ERROR,
     )
 
 
