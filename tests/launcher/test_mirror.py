@@ -161,6 +161,24 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
     assert mirrored.store.copy_progress(mirrored.subid) == []
 
 
+def test_what_a_copy_has_moved_is_shown_while_it_waits_and_not_added_to_the_next_attempt(mirrored, monkeypatch):
+    monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.0)
+    a = mirrored.relid("a")
+    _set(mirrored, "a", "srsubstate = 'd', attempt = 1")
+    mirrored.subdb.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
+        " VALUES (%s, %s, 1, 0, 1000, 10), (%s, %s, 1, 1, 1000, 10)",
+        *(mirrored.subid, a, mirrored.subid, a),
+    )
+    sender = HeartbeatSender(mirrored.heartbeats.address)
+    for epoch, chunk, moved in ((1, 0, 300), (2, 1, 50)):
+        sender.send(Heartbeat(mirrored.subid, a, chunk, epoch=epoch, pid=4711, state="d", bytes_done=moved), now=True)
+        _arrived(mirrored, lambda seen, moved=moved: any(heartbeat.bytes_done == moved for heartbeat in seen))
+        _refresh(mirrored, "a")
+        [row] = mirrored.store.copy_progress(mirrored.subid)
+        assert (row.bytes_processed, row.bytes_total) == (moved, 2000)
+
+
 def test_a_chunk_that_is_done_counts_once_though_its_heartbeat_is_still_remembered(mirrored):
     a = mirrored.relid("a")
     _set(mirrored, "a", "srsubstate = 'd', attempt = 1")

@@ -134,7 +134,7 @@ class Mirror:
         heard = self._heartbeats.of(subid)
         heartbeats = [p for age, p in heard if age < STALE_SECONDS]
         workers = self._workers(heard, apply_alive, syncing)
-        copies = self._copying(heartbeats, syncing)
+        copies = self._copying(_newest([heartbeat for _, heartbeat in heard]), syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
         if row is not None:
             self.remote_lsn, self.two_phase = parse_lsn(row[1]), row[2]
@@ -279,6 +279,14 @@ class Mirror:
         relations = [one for one in self.relations if one.srrelid in syncing]
         rows = self._copies.read(self._session, self._sub.subid, relations, heartbeats)
         return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
+
+
+def _newest(heartbeats: list[Heartbeat]) -> list[Heartbeat]:
+    """Return those of the newest attempt of each worker, however old: what a copy that waits has moved stays moved."""
+    epochs: dict[int, int] = {}
+    for one in heartbeats:
+        epochs[one.worker] = max(epochs.get(one.worker, 0), one.epoch)
+    return [one for one in heartbeats if one.epoch == epochs[one.worker]]
 
 
 def _worker(heartbeat: Heartbeat) -> WorkerRow:
