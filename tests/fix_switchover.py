@@ -22,18 +22,27 @@ class Mover:
         self.name = name
         self.side = 0  #: where clients write
 
-    def __call__(self, *options: str, code: int = 0, kill: str | None = None, **more: Any) -> dict[str, Any]:
-        """Run ``switchover`` in the direction that is next; return its document."""
+    def __call__(self, *options: str, code: int = 0, kill: str | None = None) -> dict[str, Any]:
+        """Run ``switchover`` in the direction that is next; return its document.
+
+        :param kill: the step at which it is killed.
+        """
         back = ["--back"] if self.side else []
         env = {"PGSUB_FAILPOINTS": f"switchover.{kill}=kill"} if kill else None
-        ended = self.cli("switchover", self.name, *back, "--yes", "--json", *options, env=env, **more)
+        ended = self.cli("switchover", self.name, *back, "--yes", "--json", *options, env=env)
         assert ended.returncode == (-9 if kill else code), ended.stdout + ended.stderr
-        return {} if kill or code else valid("switchover", ended.stdout)
+        return {} if kill else valid("switchover", ended.stdout)
 
     def rows(self, side: int, query: str) -> list[tuple[Any, ...]]:
         """Ask one side in a session of its own: fences end those that there are."""
         with self.databases[side].connect() as session:
             return session.execute(query).fetchall()
+
+    def alone(self, side: int, statements: str) -> None:
+        """Run statements on one side in a session of its own, outside a transaction."""
+        with self.databases[side].connect() as session:
+            session.autocommit = True
+            session.execute(statements.encode())
 
     @property
     def conninfos(self) -> tuple[str, str]:

@@ -78,22 +78,26 @@ def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(m
     assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
 
 
-def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover) -> None:
-    with mover.databases[0].connect() as session:
-        session.autocommit = True
-        session.execute("BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
+def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = mover.cli.start(
+        "switchover", "moved", "--yes", "--no-verify", "--timeout", "500ms",
+        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
+    )  # fmt: skip
+    until(lambda: (tmp_path / "switchover.prepared").exists())
+    mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
+    go.touch()
     try:
-        ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "500ms")
-        one_error(ended, 8, "timeout while waiting for prepared transactions", "ROLLBACK PREPARED 'undecided'")
-        assert "everything is left as it was" in ended.stderr
+        assert first.wait(60) == 8
+        said = first.log.read_text()  # type: ignore[attr-defined]
+        assert "timeout while waiting for prepared transactions" in said and "ROLLBACK PREPARED 'undecided'" in said
+        assert "everything is left as it was" in said
         _insert(mover, 0, 1)
         _refused(mover, 1)
         assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
         assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
     finally:
-        with mover.databases[0].connect() as session:
-            session.autocommit = True
-            session.execute("ROLLBACK PREPARED 'undecided'")
+        mover.alone(0, "ROLLBACK PREPARED 'undecided'")
 
 
 def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
@@ -171,3 +175,17 @@ def test_a_session_that_sets_itself_writable_is_found_out(mover: Mover) -> None:
         ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "20s")
     one_error(ended, 3, "clients still write to the fenced publisher", "pg_stat_activity")
     assert _insert(mover, 0, 1) > 1
+
+
+def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehearsal(mover: Mover) -> None:
+    with mover.databases[1].connect() as session:
+        session.execute("SET default_transaction_read_only = off")
+        session.execute("ALTER PUBLICATION moved_back DROP TABLE writes")
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    statement = 'ALTER PUBLICATION "moved_back" SET TABLE "public"."writes"'
+    one_error(ended, 3, "1 thing must be mended before the switchover", statement, "pgsub switchover moved --dry-run")
+    found = mover("--dry-run", code=3)
+    assert found["pause"] is None and statement in found["obstacles"][0]["hint"]
+    assert statement in mover.cli("switchover", "moved", "--dry-run").stdout
+    assert _insert(mover, 0, 1) == 1
+    assert mover("--status")["state"] == "none"

@@ -158,7 +158,7 @@ def _ask(name: str, *, back: bool, abort: bool) -> None:
 
 def _print(found: Outcome) -> None:
     for one in found.obstacles:
-        where = "" if one["server"] == "both" else f" ({one['server']})"
+        where = {"giving": " (publisher)", "taking": " (target)"}.get(one["server"], "")
         emit(console.line(f"{one['severity']}{where}: {one['message']}"))
         for label, text in (("DETAIL", one["detail"]), ("HINT", one["hint"])):
             if text:

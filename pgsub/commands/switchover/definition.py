@@ -13,7 +13,9 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.create import create
 from pgsub.commands.subscription.definition import CreateOptions
-from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.commands.switchover.obstacles import search
+from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
 from pgsub.common import failpoints
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -79,6 +81,17 @@ def _before(giving: psycopg.Connection, name: str) -> Any:
         return None
     entry = journal.latest(giving, journal.TAKING, name)
     return None if entry is None or entry.phase != journal.DONE else entry.definition
+
+
+def obstacles(
+    options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, store: StateStore
+) -> list[Obstacle]:
+    """Find what stands in the way on both servers, errors first."""
+    with giving_session(options, sub, store) as giving:
+        made = way_back(options, sub, giving, taking, store)
+        origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
+        way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
+        return search.find(giving, taking, sub, way)
 
 
 def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subscription:

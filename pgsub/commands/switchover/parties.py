@@ -72,6 +72,11 @@ class SwitchoverOptions:
         return (back, self.name) if self.back else (self.name, back)
 
     @property
+    def way(self) -> str:
+        """How clients are kept from writing."""
+        return fence.COMMAND if self.fence_command is not None else self.fence
+
+    @property
     def command(self) -> str:
         """The command that goes on with it."""
         return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}"

@@ -13,11 +13,14 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import passfiles
+from pgsub.commands.switchover import definition
+from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
 from pgsub.commands.switchover.right import Timing
 from pgsub.commands.switchover.steps import APPROACH
 from pgsub.commands.switchover.switchover import REHEARSED, Outcome
 from pgsub.commands.verify import served
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
@@ -35,7 +38,7 @@ _PAUSE = ("drain", "sequences", "way back")
 
 
 def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
-    """Look what stands in the way, and measure; nothing is changed.
+    """Look what stands in the way, and measure where nothing does; nothing is changed.
 
     :raises PgsubError: a server cannot be reached, or apply does not come to the publisher's position.
     """
@@ -44,6 +47,10 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         timing = Timing()
         with ledger_session(sub) as taking, giving_session(options, sub, store) as giving:
             try:
+                seen = definition.obstacles(options, sub, taking, store)
+                listed = [one.document() for one in seen]
+                if any(one.severity == ERROR for one in seen):
+                    return Outcome(sub.name, options.names[1], REHEARSED, obstacles=listed)
                 ended = len(fence.sessions(giving, []))
                 with served(store, options.state_dir, sub, reporter):
                     _apply(options, sub, taking, timing)
@@ -52,8 +59,8 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             except psycopg.Error as error:
                 raise target.translate(error, "rehearse the switchover", user=taking.info.user) from None
     pause = sum(timing.steps[name] for name in _PAUSE)
-    said = f"{ended} sessions of clients would be ended on the publisher."
-    return Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said)
+    said = f"{counted(ended, 'session')} of clients would be ended on the publisher."
+    return Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said, obstacles=listed)
 
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:

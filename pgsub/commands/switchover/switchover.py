@@ -14,12 +14,14 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.create import undone_by_sigterm
 from pgsub.commands.switchover import definition, right, steps
 from pgsub.commands.switchover.last_look import LastLook
+from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
 from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
+from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence, journal
+from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session import connect as target
 
@@ -181,6 +183,7 @@ class _Run:
             raise StateForbids(
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
             )
+        self._look_around()
         if options.verify:
             result = verify(VerifyOptions(sub.name, options.state_dir), reporter=self._reporter)
             if not result.equal:
@@ -189,8 +192,24 @@ class _Run:
                     hint=f"See which rows, and repair them:\npgsub verify {word(sub.name)} --rows\n"
                     f"pgsub verify {word(sub.name)} --repair",
                 )
-        way = fence.COMMAND if options.fence_command is not None else options.fence
-        return right.plan(self._taking, sub, options.names[1], way)
+        return right.plan(self._taking, sub, options.names[1], options.way)
+
+    def _look_around(self) -> None:
+        """Warn of what will be different, and refuse what stands in the way.
+
+        :raises StateForbids: something does.
+        """
+        seen = definition.obstacles(self._options, self._sub, self._taking, self._store)
+        errors = [one for one in seen if one.severity == ERROR]
+        if errors:
+            hints = [one.hint for one in errors if one.hint]
+            raise StateForbids(
+                f"{counted(len(errors), 'thing')} must be mended before the switchover",
+                detail="\n".join(one.message for one in errors),
+                hint="\n".join([*hints, f"To see all, and what to know before:\n{self._options.command} --dry-run"]),
+            )
+        for one in seen:
+            self._reporter.warning(one.message, one.detail, one.hint)
 
 
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
