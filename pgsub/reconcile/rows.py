@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from pgsub.common.errors import SchemaFault
 from pgsub.reconcile.equality import Equality, Values
 from pgsub.reconcile.expressions import ComparedTable, loose
 from pgsub.target.catalog.relation import TargetColumn
@@ -17,6 +18,8 @@ Row = tuple[int, int, Values]
 
 #: Differing rows of a table that are kept to be shown.
 LISTED = 1000
+#: Different rows of one key that are compared.
+OF_ONE_KEY = 100_000
 #: Pairs, and bytes of them, that the target is asked about at once.
 _PAIRS, _PAIR_BYTES = 500, 4 << 20
 #: Rows that only one side has, and bytes of them, whose keys the target is asked about in the end. What goes beyond is
@@ -203,12 +206,22 @@ def differing(publisher: Iterator[int], target: Iterator[int], most: int) -> tup
 
 
 def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values, int]], list[tuple[Values, int]]]:
-    """Take away rows that both sides have; return those that only one has, and how often."""
+    """Take away rows that both sides have; return those that only one has, and how often.
+
+    :raises SchemaFault: they are more than are to be kept in memory.
+    """
     counts: dict[int, list[int]] = {}
     samples: dict[int, Values] = {}
     for hashed, side, values in rows:
         counts.setdefault(hashed, [0, 0])[side] += 1
         samples.setdefault(hashed, values)
+        # guard: rows that all have one key are not collected without end
+        if len(samples) > OF_ONE_KEY:
+            raise SchemaFault(
+                f"more than {OF_ONE_KEY} different rows have the same key, and cannot be compared",
+                detail="The target identifies rows by columns that are not unique on the publisher.",
+                hint="Give the publisher's table the key that the target's has.",
+            )
     more = [(samples[hashed], here - there) for hashed, (here, there) in counts.items()]
     return [one for one in more if one[1] > 0], [(values, -count) for values, count in more if count < 0]
 

@@ -11,7 +11,7 @@ import pytest
 from fix_servers import Database, Servers, other_servers
 from psycopg import sql
 
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
@@ -138,6 +138,17 @@ def test_a_table_without_a_key_is_compared_as_rows_and_how_often_they_occur(both
         "('a', '1')",
         "('c', '3')",
     ]
+
+
+def test_rows_that_all_have_one_key_are_not_collected_without_end(
+    both: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "OF_ONE_KEY", 50)
+    fill = "INSERT INTO t SELECT 1, 'row ' || g FROM generate_series(1, {}) g"
+    table = "CREATE TABLE t (id int{}, v text); ALTER TABLE t REPLICA IDENTITY FULL"
+    with pytest.raises(SchemaFault, match="more than 50 different rows have the same key"):
+        both(pub=f"{table.format('')}; {fill.format(51)}", sub=f"{table.format(' PRIMARY KEY')}; {fill.format(1)}")
+    assert counts(both(pub="DELETE FROM t WHERE v = 'row 51'")) == (49, 0, 0)
 
 
 def test_a_key_that_is_not_published_as_a_whole_is_none(both: Compare) -> None:
