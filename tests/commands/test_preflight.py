@@ -390,6 +390,13 @@ def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, 
     sessions = [message for message in found if "sessions are free for this role" in message]
     assert [message.rpartition(" ")[2] for message in sessions] == ["publisher", "target"]
     assert [w["message"] for w in _plan(cli, "--max-sync-workers", "8", "--no-copy-data")[0]["warnings"]] == []
+    for database in (pair.pubdb, pair.subdb):
+        database.execute("INSERT INTO t0 VALUES (1)")
+    compared = _plan(cli, "--adopt", "--max-sync-workers", "1", "--copy-workers", "8")[0]["warnings"]
+    [sessions] = [w for w in compared if w["message"].endswith("free for this role on the target")]
+    assert "take 13;" in sessions["detail"]
+    few = _plan(cli, "--adopt", "--max-sync-workers", "1", "--copy-workers", "1")[0]["warnings"]
+    assert [w["message"] for w in few if "sessions" in w["message"]] == []
 
 
 def test_transactions_that_a_slot_would_wait_for_are_named_with_pid_age_and_query(make_cli, own_pair):

@@ -276,8 +276,11 @@ def check_room(
     yield from _walsenders(connection, needed, needed + shared)
     yield from delays(connection)
     copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
+    each = 1 + copying
+    if any(table.mode == "adopt" for table in tables):  # sessions that compare, and one that holds the snapshot
+        each = max(each, 3 + sub.copy_workers)
     for server, asked in (("publisher", connection), ("target", session)):
-        yield from _sessions(asked, server, 2 + syncing * (1 + copying))
+        yield from _sessions(asked, server, 2 + syncing * each)
     yield from check_origins(session, 1 + syncing)
 
 
