@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import machine, report, scaling
+from benchmarks import machine, reconcile, report, scaling
 from benchmarks.arena import Arena
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import CaseResult, measure
@@ -33,6 +33,8 @@ def main() -> int:
         if unknown := set(wanted) - set(scaling.CASES):
             parser.error(f"--plot: {', '.join(sorted(unknown))}: choose from {', '.join(scaling.CASES)}")
         return scaling.main(facts, arguments.plot, arguments.streaming, wanted, quick=arguments.quick)
+    if arguments.reconcile:
+        return reconcile.main(facts, quick=arguments.quick)
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
     results = run(cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds)
@@ -100,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of values, on both sides; both: text everywhere, and binary too for backlogs (default)",
     )
     parser.add_argument("--streaming", choices=("off", "on", "parallel"), default="parallel", help="on both sides")
+    parser.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="instead of the cases: verify and adopt beside the copy of the same rows, and what a copy that was lost"
+        " sends again",
+    )
     parser.add_argument(
         "--plot",
         type=Path,

@@ -51,6 +51,8 @@ class Proxy:
     def __init__(self, address: tuple[str, int], rate: float) -> None:
         self._address = address
         self._rate = rate
+        self._counting = threading.Lock()
+        self.sent = 0  #: bytes of the server that were passed on
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="link", daemon=True).start()
@@ -73,16 +75,19 @@ class Proxy:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             requests = threading.Thread(target=self._carry, args=(client, server), daemon=True)
             requests.start()
-            self._carry(server, client)
+            self._carry(server, client, count=True)
             requests.join()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, *, count: bool = False) -> None:
         """One direction, to its end; a broken one breaks the other."""
         bucket, block = Bucket(self._rate), memoryview(bytearray(_SLICE))
         try:
             while size := source.recv_into(block):
                 bucket.take(size)
                 sink.sendall(block[:size])
+                if count:
+                    with self._counting:
+                        self.sent += size
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             for one in (source, sink):

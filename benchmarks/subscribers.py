@@ -146,8 +146,8 @@ class Pgsub:
 
     def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """See :class:`Subscriber`."""
-        self._serve(case.heap, None if self._one_jvm else case.master)
-        self._command(
+        self.serve(case.heap, None if self._one_jvm else case.master)
+        self.command(
             *("create", self.name, "--connection", connection, "--target", target.conninfo),
             *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
             *("--synchronous-commit", options.synchronous_commit),
@@ -186,7 +186,7 @@ class Pgsub:
         """See :class:`Subscriber`."""
         if self._enabling is not None:
             self._enabling.wait()
-        self._command("drop", self.name, "--yes")
+        self.command("drop", self.name, "--yes")
 
     def groups(self, processes: Processes) -> Mapping[str, list[Process]]:
         """Both servers' sessions, the launcher, its JVM and the python workers below the JVM."""
@@ -220,7 +220,14 @@ class Pgsub:
             self._run.wait()
         self._run = None
 
-    def _serve(self, heap: str | None, master: str | None) -> None:
+    def kill(self) -> None:
+        """End the launcher without a word, and with it whatever it started."""
+        if self._run is not None:
+            self._run.kill()
+            self._run.wait()
+            self._run = None
+
+    def serve(self, heap: str | None = None, master: str | None = None) -> None:
         """Start ``pgsub run`` unless it runs with such a heap and master, and wait until its Spark is there."""
         if self._run is not None and self._run.poll() is None:
             if (heap, master) == self._served:
@@ -243,7 +250,11 @@ class Pgsub:
             time.sleep(0.05)
         self.launched = time.monotonic() - asked
 
-    def _command(self, *arguments: str) -> None:
+    def command(self, *arguments: str) -> None:
+        """Run a command of pgsub to its end.
+
+        :raises BenchmarkFailed: it did not end well.
+        """
         done = subprocess.run([*self._program(), *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise BenchmarkFailed(f"pgsub {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
