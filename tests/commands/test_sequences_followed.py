@@ -100,13 +100,15 @@ def test_a_definition_that_differs_is_named_once_with_an_alter_that_mends_it_and
     named = 'mismatched or renamed sequence on subscriber ("public.down")'
     assert found["state"] == "running" and found["last_error"]["detail"] == named
     assert (_ahead(cli, "down"), _shown(cli, "down")["problem"]) == (("i", None), named)
-    assert cli("wait", "s", "--for", "caught-up", "--timeout", "1m").returncode == 0
+    one_error(cli("wait", "s", "--for", "caught-up", "--timeout", "1m"), 6, named)
+    assert cli("wait", "s", "--for", "synced", "--timeout", "1m").returncode == 0
     [log] = [path.read_text() for path in cli.state.parent.glob("stderr.*")]
     assert log.count("sequence synchronization failed") == 1, log
     alters = [line for line in cli("status", "s", "--runbook").stdout.splitlines() if "ALTER SEQUENCE" in line]
     assert len(alters) == 1
     subdb.execute(alters[0])
     until(lambda: cli.status()["last_error"] is None and _ahead(cli, "down")[0] == "r")
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "1m").returncode == 0
     assert cli.stop(running) == 0
 
 
