@@ -111,6 +111,9 @@ def test_without_refresh_only_the_list_changes_and_no_server_is_needed(stored, t
         assert (ended.returncode, ended.stderr) == (0, "")
         assert definition(stored, "subpublications") == (left,)
     assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
+    tables[1].execute("ALTER SCHEMA pgsub RENAME TO away")
+    assert stored("alter", "s", "--add-publication", "x", "--no-refresh").returncode == 0
+    tables[1].execute("ALTER SCHEMA away RENAME TO pgsub")
 
 
 def test_what_the_server_refuses_of_publications_is_refused_in_its_words(stored, tables):

@@ -1,6 +1,6 @@
 """``pgsub alter``: ALTER SUBSCRIPTION. Mirrors AlterSubscription and RenameSubscription (subscriptioncmds.c).
 
-Servers are asked only about what concerns them. The definition is one write of the state store, which a launcher
+Servers are needed only for what concerns them. The definition is one write of the state store, which a launcher
 notices at once; where the tables follow, they do so once the workers of the old definition have ended, for those would
 copy new tables by the old publications.
 """
@@ -31,7 +31,7 @@ from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
-from pgsub.commands.sessions import check_unchanged, ledger_session, maintenance, verified_publisher
+from pgsub.commands.sessions import check_unchanged, connect_target, ledger_session, maintenance, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition, passfiles
 from pgsub.common import conflict_rules, failpoints
@@ -50,6 +50,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import definitions, subscriptions, two_phase
+from pgsub.target.session import ledger_privileges
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -120,8 +121,11 @@ def _store_and_record(options: AlterOptions, store: StateStore, sub: Subscriptio
     with contextlib.ExitStack() as stack:
         session = None
         if subscription_lock(options.state_dir, sub.subid).holder() is None:
-            with contextlib.suppress(TargetUnavailable, PermissionMissing):
-                session = stack.enter_context(ledger_session(sub))
+            with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error):
+                opened = stack.enter_context(connect_target(sub, replica=False))
+                ledger_privileges.check(opened)
+                definitions.check_not_moved(opened, sub)
+                session = opened
         _store(store, sub, fields)
         if session is not None:
             with contextlib.suppress(psycopg.Error):

@@ -128,6 +128,7 @@ def _check_not_moved(sub: Subscription) -> None:
     """
     # guard: a state store that was left behind drops no slot of a target that is said to be gone
     with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error), _target(sub) as session:
+        ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
 
 
