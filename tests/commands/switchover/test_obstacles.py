@@ -293,6 +293,12 @@ _PLANTED = {
         pub="SELECT lo_create(0)",
         pasted=False,
     ),
+    "slot of others": Planted(
+        'replication slot "theirs" of the publisher serves others',
+        server="giving",
+        pub="SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')",
+        pasted=False,
+    ),
     "foreign table": Planted(
         'foreign table "public.far" on the publisher is not replicated',
         server="giving",

@@ -51,6 +51,14 @@ _ALL_TABLES = (
 )
 
 
+_SLOTS = """
+SELECT slot_name::text FROM pg_catalog.pg_replication_slots
+ WHERE database = current_database() AND NOT temporary AND slot_name <> coalesce(%(slot)s, '')
+   AND slot_name !~ %(own)s
+ ORDER BY 1
+"""
+
+
 def find(sides: Sides) -> Iterator[Obstacle]:
     """Yield it, each kind as one warning."""
     found = rows(sides.giving, _RELATIONS, named(sides.tables))
@@ -69,6 +77,15 @@ def find(sides: Sides) -> Iterator[Obstacle]:
         server=GIVING,
     )
     yield from _large_objects(sides)
+    own = {"slot": sides.sub.slot_name, "own": f"^pgsub_{sides.sub.subid}_"}
+    yield from several(
+        [name for (name,) in rows(sides.giving, _SLOTS, own)],
+        ("replication slot", "replication slots"),
+        "{} of the publisher [serves|serve] others",
+        "Its consumers would receive nothing of what clients write on the target.",
+        "Create slots for them on the target before clients write there.",
+        server=GIVING,
+    )
     yield from _extensions(sides)
 
 
