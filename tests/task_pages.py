@@ -1,10 +1,13 @@
-"""Runs the commands of docs/tasks, in the order of the pages, and compares what they print with what the pages show."""
+"""Runs the commands of docs/tasks, in the order of the pages, and compares what they print with what the pages show.
+
+A command of pgsub that shows ``error`` is to fail.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from fix_servers import Database
 
 _FOLDER = Path(__file__).parents[1] / "docs" / "tasks"
+#: Begins anew between two other servers.
+MOVE = _FOLDER / "13-move-database.md"
 PAGES = sorted(_FOLDER.glob("[0-9]*-*.md"), key=lambda page: int(page.name.partition("-")[0]))
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RULE = re.compile(r"[-+ ]*")
@@ -33,17 +38,18 @@ def parts(block: str) -> Iterator[tuple[str, list[str]]]:
         yield line, shown
 
 
-def run(cli: Cli, databases: dict[str, Database]) -> None:
-    """Run all pages.
+def run(cli: Cli, databases: dict[str, Database], pages: Iterable[Path] = ()) -> None:
+    """Run pages.
 
     :param databases: by the name of their service.
+    :param pages: all but :data:`MOVE` by default.
     """
     services = {name: conninfo_to_dict(database.conninfo) for name, database in databases.items()}
     text = "".join(
         f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in words.items()) for name, words in services.items()
     )
     Path(cli.environment["HOME"], ".pg_service.conf").write_text(text)
-    for page in PAGES:
+    for page in pages or [page for page in PAGES if page != MOVE]:
         for line, shown in commands(page):
             program, *words = shlex.split(line)
             if program == "psql":
@@ -51,12 +57,14 @@ def run(cli: Cli, databases: dict[str, Database]) -> None:
                 continue
             assert program == "pgsub", line
             ended = cli(*words)
-            assert ended.returncode == 0, f"{page.name}: {line}: {ended.stderr}"
+            failing = any(shows.startswith("error ") for shows in shown)
+            assert (ended.returncode != 0) == failing, f"{page.name}: {line}: {ended.stdout}{ended.stderr}"
             compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
 
 
 def _sql(where: str, database: Database, words: list[str], shown: list[str]) -> None:
     option, statement = words
+    database.close()  # a psql of its own
     if option == "-c":
         database.execute(statement)
         assert shown == [], f"{where}: -Atc shows rows without a frame"
