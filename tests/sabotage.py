@@ -58,6 +58,22 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "apply does not wait at a barrier for ever": ("test_apply_goes_on_by_itself_when_nobody_releases_it",),
     "a phase changes only from one that it may follow": ("test_what_was_given_is_not_given_or_released_again",),
     "the right is not given while something still comes": ("test_a_session_that_sets_itself_writable_is_found_out",),
+    "a session that is just starting is one that began before": (
+        "test_a_session_that_is_just_starting_does_not_slip_through_a_fence",
+    ),
+    "a database takes part in one switchover at a time": (
+        "test_a_database_takes_part_in_one_switchover_and_gives_the_right_once",
+    ),
+    "a database that has given the right away does not give it again": (
+        "test_a_database_takes_part_in_one_switchover_and_gives_the_right_once",
+    ),
+    "the right is not given while apply leaves out a table": (
+        "test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was",
+    ),
+    "a fence that is a command is not left out": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
+    "what a switchover needs is not dropped while it is under way": (
+        "test_the_way_back_cannot_be_dropped_while_the_switchover_is_under_way",
+    ),
     "the right is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
     "what was given is released only after the taking side has declined": (
         "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",

@@ -10,7 +10,7 @@ an earlier one: whoever still wrote in between would be seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import psycopg
 
@@ -34,6 +34,13 @@ SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts
 """
 
 
+_WRITING = """
+SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND a.datname = current_database()
+   AND l.pid <> pg_catalog.pg_backend_pid() AND l.pid <> ALL(%s::int[])
+"""
+
+
 def announce(taking: psycopg.Connection, subid: int, position: int) -> None:
     """Let apply look often for what is asked, until the publisher has written so much more; wait until it knows."""
     worker_takeover.ask_to_record(taking, subid, position + AHEAD_BYTES)
@@ -48,7 +55,8 @@ def withdraw(taking: psycopg.Connection, subid: int) -> None:
 def mark(giving: psycopg.Connection, id: str) -> int:
     """Commit durably on the publisher and return the position that covers this and every commit before it."""
     with durable(giving):
-        giving.execute("UPDATE pgsub.switchover SET changed_at = pg_catalog.clock_timestamp() WHERE id = %s", (id,))
+        # not an UPDATE: where all tables are published it would be a transaction that comes
+        giving.execute("SELECT FROM pgsub.switchover WHERE id = %s FOR UPDATE", (id,))
     return flushed_position(giving)
 
 
@@ -59,16 +67,20 @@ def quiet(
     id: str,
     deadline: float,
     check: Callable[[], object],
+    keep: Collection[int] = (),
 ) -> int:
     """Wait until all of a fenced publisher is applied, and nothing more came.
 
     :param deadline: of ``time.monotonic()``.
     :param check: called now and then; raises what keeps apply from coming there.
+    :param keep: pids of the publisher's sessions that are this command's.
     :return: a position behind all.
     :raises TimeoutExpired: apply did not come there in time, or a prepared transaction stays open.
     :raises StateForbids: clients still write.
     """
     resolved(giving, deadline)
+    resolved(taking, deadline)
+    _written(giving, keep, deadline)
     position = mark(giving, id)
     for _ in range(_LEAKS):
         covered(taking, subid, position, deadline, check)
@@ -119,6 +131,22 @@ def _progress(taking: psycopg.Connection, subid: int) -> tuple[int, int]:
     if found is None:
         raise StateForbids("the subscription is not in the ledger any more")
     return parse_lsn(found[0]), parse_lsn(found[1])
+
+
+def _written(giving: psycopg.Connection, keep: Collection[int], deadline: float) -> None:
+    """Wait until no transaction of the publisher's database is open that has written: of what is no client, too.
+
+    :raises TimeoutExpired: some stay.
+    """
+    while found := giving.execute(_WRITING, (list(keep),)).fetchall():
+        if time.monotonic() > deadline:
+            raise TimeoutExpired(
+                "timeout while waiting for open transactions of the publisher",
+                detail=f"PIDs: {', '.join(str(pid) for (pid,) in found)}.",
+                hint="See what they do there:\nSELECT pid, backend_type, usename, application_name, query FROM"
+                " pg_stat_activity;",
+            )
+        time.sleep(_POLL)
 
 
 def resolved(giving: psycopg.Connection, deadline: float) -> None:

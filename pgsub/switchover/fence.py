@@ -32,7 +32,6 @@ READ_ONLY, CONNECT, COMMAND = "read-only", "connect", "command"
 WAYS = (READ_ONLY, CONNECT, COMMAND)
 
 _ON: LiteralString = "SET default_transaction_read_only = on"
-_OFF: LiteralString = "SET default_transaction_read_only = off"
 _RESET: LiteralString = "RESET default_transaction_read_only"
 _PREVIOUS = """
 SELECT pg_catalog.split_part(c, '=', 2)
@@ -52,10 +51,17 @@ SELECT r.rolname::text
 _SESSIONS = """
 SELECT a.pid FROM pg_catalog.pg_stat_activity a
  WHERE a.datname = current_database() AND a.pid <> pg_catalog.pg_backend_pid() AND a.pid <> ALL(%s::int[])
-   AND coalesce(a.backend_type, 'client backend') = 'client backend'
+   AND coalesce(a.backend_type, 'client backend') = 'client backend' AND a.usesysid IS NOT NULL
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication w WHERE w.pid = a.pid)
    AND NOT (a.application_name ~ '^pgsub [0-9]+ ' AND coalesce(
         pg_catalog.has_table_privilege(a.usesysid, pg_catalog.to_regclass('pgsub.control'), 'UPDATE'), false))
+"""
+# InitPostgres takes this lock before it reads settings and privileges, and holds it until the session is shown.
+_STARTING = """
+SELECT l.pid FROM pg_catalog.pg_locks l
+ WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::regclass AND l.granted
+   AND l.objid = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+   AND l.pid <> pg_catalog.pg_backend_pid() AND l.pid <> ALL(%s::int[])
 """
 _OLD = f"{_SESSIONS} AND (a.backend_start <= %s::timestamptz OR a.pid = ANY(%s::int[]))"
 _POLL = 0.01
@@ -71,7 +77,7 @@ def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[s
     """
     if way == READ_ONLY:
         before = scalar(session, _PREVIOUS)
-        session.execute(_alter(_ON, session))
+        session.execute(_alter(sql.SQL(_ON), session))
         return {"setting": before}
     if way == CONNECT:
         found = [name for (name,) in session.execute(_CONNECTING).fetchall()]
@@ -91,7 +97,9 @@ def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> 
     """Lift a fence, in the open transaction: as it was before it was put."""
     if way == READ_ONLY:
         before = saved.get("setting")
-        change: LiteralString = _RESET if before is None else _ON if before == "on" else _OFF
+        change = sql.SQL(_RESET)
+        if before is not None:
+            change = sql.SQL("SET default_transaction_read_only = {}").format(sql.Literal(before))  # type: ignore[assignment]
         session.execute(_alter(change, session))
     elif way == CONNECT:
         _each(session, "GRANT CONNECT ON DATABASE {} TO {}", saved.get("revoked", ()))
@@ -104,7 +112,7 @@ def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> Non
     :param saved: what the first fence of this database replaced.
     """
     if way == READ_ONLY:
-        session.execute(_alter(_RESET, session))
+        session.execute(_alter(sql.SQL(_RESET), session))
     else:
         restore(session, way, saved)
 
@@ -121,9 +129,11 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     :raises TimeoutExpired: some stay.
     """
     now = str(scalar(session, "SELECT pg_catalog.clock_timestamp()::text"))
-    first = sessions(session, keep)
+    first = set(sessions(session, keep))
+    # guard: a session that is just starting is one that began before
+    first.update(_starting(session, keep))
     ended: set[int] = set()
-    while left := [pid for (pid,) in session.execute(_OLD, (list(keep), now, first)).fetchall()]:
+    while left := _left(session, keep, now, first):
         ended.update(left)
         _terminate(session, left)
         if time.monotonic() > deadline:
@@ -133,6 +143,16 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
             )
         time.sleep(_POLL)
     return len(ended)
+
+
+def _left(session: psycopg.Connection, keep: Collection[int], now: str, first: set[int]) -> list[int]:
+    """Return the pids of sessions that began before, shown or just starting."""
+    shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
+    return [*shown, *(pid for pid in _starting(session, keep) if pid in first)]
+
+
+def _starting(session: psycopg.Connection, keep: Collection[int]) -> list[int]:
+    return [pid for (pid,) in session.execute(_STARTING, (list(keep),)).fetchall()]
 
 
 def sessions(session: psycopg.Connection, keep: Collection[int]) -> list[int]:
@@ -189,8 +209,8 @@ def _public(conninfo: str) -> str:
     return ci.join({key: value for key, value in ci.parse(conninfo, "target").items() if key not in hidden})
 
 
-def _alter(change: LiteralString, session: psycopg.Connection) -> sql.Composed:
-    return sql.SQL("ALTER DATABASE {} {}").format(sql.Identifier(session.info.dbname), sql.SQL(change))
+def _alter(change: sql.Composable, session: psycopg.Connection) -> sql.Composed:
+    return sql.SQL("ALTER DATABASE {} {}").format(sql.Identifier(session.info.dbname), change)
 
 
 def _each(session: psycopg.Connection, statement: LiteralString, names: Iterable[str | None]) -> None:

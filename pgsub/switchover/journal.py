@@ -25,7 +25,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.target.query import row, scalar
 
@@ -33,7 +35,10 @@ GIVING, TAKING = "giving", "taking"
 OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"
 PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "taken", "promoted", "done", "declined"
 
-_COLUMNS = """id::text, side, subid, subname, back_name, phase, fence, saved, definition, position::text,
+#: Phases in which a side takes part in a switchover that is not over for it, but for one that is being undone.
+UNFINISHED = {GIVING: (OPEN, FENCED), TAKING: (PLANNED, PREPARED, TAKEN, PROMOTED)}
+
+_COLUMNS = """id::text, side, subid, subname, back_name, back_subid, phase, fence, saved, definition, position::text,
  extract(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8"""
 
 
@@ -43,7 +48,8 @@ class Entry:
 
     :ivar id: of the switchover, the same on both sides.
     :ivar subid: of the subscription in this ledger: the one that ends, or on the giving side the one that leads back.
-    :ivar subname: the subscription that ends; ``back_name`` the one that leads back.
+    :ivar subname: the subscription that ends; ``back_name`` the one that leads back, ``back_subid`` its number once
+        it is made.
     :ivar fence: the way in which clients are kept from writing, see :mod:`pgsub.switchover.fence`.
     :ivar saved: what the fence replaced.
     :ivar definition: options of the subscription that ends, on the taking side.
@@ -56,6 +62,7 @@ class Entry:
     subid: int
     subname: str
     back_name: str
+    back_subid: int | None
     phase: str
     fence: str
     saved: Mapping[str, Any] | None = None
@@ -71,15 +78,61 @@ def add(connection: psycopg.Connection, entry: Entry) -> None:
     """Write the first row of a side, unless it is there."""
     definition = None if entry.definition is None else json.dumps(dict(entry.definition))
     connection.execute(
-        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, phase, fence, definition)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s::json) ON CONFLICT (id) DO NOTHING",
-        (entry.id, entry.side, entry.subid, entry.subname, entry.back_name, entry.phase, entry.fence, definition),
+        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, back_subid, phase, fence, definition)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::json) ON CONFLICT (id) DO NOTHING",
+        (
+            *(entry.id, entry.side, entry.subid, entry.subname, entry.back_name, entry.back_subid),
+            *(entry.phase, entry.fence, definition),
+        ),
     )
 
 
 def latest(connection: psycopg.Connection, side: str, subname: str) -> Entry | None:
     """Return the newest row of a side of a subscription's switchovers."""
     return _found(connection, "side = %s AND subname = %s ORDER BY began_at DESC LIMIT 1", side, subname)
+
+
+def of_subscription(connection: psycopg.Connection, side: str, subid: int) -> Entry | None:
+    """Return the newest row of a side that is of a subscription, whatever it was called then."""
+    found = "side = %s AND subid = %s::integer ORDER BY began_at DESC LIMIT 1"
+    return _found(connection, found, side, str(subid))
+
+
+def others(connection: psycopg.Connection, id: str) -> list[Entry]:
+    """Return the rows of other switchovers of this database, the one that changed last first."""
+    query = f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE id <> %s ORDER BY changed_at DESC"
+    return [_entry(found) for found in connection.execute(query.encode(), (id,)).fetchall()]
+
+
+def check_alone(connection: psycopg.Connection, id: str) -> None:
+    """Check that no other switchover of this database is under way: they would share its fence.
+
+    :raises StateForbids: one is.
+    """
+    for one in others(connection, id):
+        # guard: a database takes part in one switchover at a time
+        if one.phase in UNFINISHED[one.side]:
+            raise StateForbids(
+                f'a switchover of subscription "{one.subname}" of the same database is under way',
+                hint=f"Let it come to its end, or abort it:\npgsub switchover {word(one.subname)} --status",
+            )
+
+
+def check_right(connection: psycopg.Connection, id: str) -> None:
+    """Check that this database has the right to write, and has not given it away before.
+
+    :raises StateForbids: it has given it away.
+    """
+    moved = [one for one in others(connection, id) if one.phase in (GIVEN, TAKEN, PROMOTED, DONE)]
+    # guard: a database that has given the right away does not give it again
+    if moved and moved[0].phase == GIVEN:
+        raise StateForbids(
+            f'this database has given the right to write away, with a switchover of "{moved[0].subname}"',
+            detail=f'Subscription "{moved[0].back_name}" leads back.',
+            hint="Clients write on the other server. To move the writes back here, switch over --back. If that was"
+            " given up for good, run this here:\n"
+            f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(moved[0].id)};",
+        )
 
 
 def of(connection: psycopg.Connection, id: str) -> Entry | None:
@@ -91,6 +144,10 @@ def _found(connection: psycopg.Connection, condition: str, *values: str) -> Entr
     found = row(connection, f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE {condition}", values)
     if found is None:
         return None
+    return _entry(found)
+
+
+def _entry(found: tuple[Any, ...]) -> Entry:
     *kept, position, seconds = found
     named: dict[str, Any] = dict(zip(_FIELDS, kept, strict=False))
     return Entry(**named, position=lsn_or_none(position), fenced_for=seconds)
@@ -131,6 +188,17 @@ def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -
         detail="Another run of the command went on with it.",
         hint="See where it stands with --status.",
     )
+
+
+def needs(connection: psycopg.Connection, subid: int, *, enabled: bool) -> bool:
+    """Return whether a switchover that is under way needs a subscription.
+
+    :param enabled: whether it is: the way back is enabled at the end.
+    """
+    entry = _found(connection, "subid = %s::integer ORDER BY changed_at DESC LIMIT 1", str(subid))
+    if entry is None:
+        return False
+    return entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled)
 
 
 def keeps(connection: psycopg.Connection, subid: int) -> bool:

@@ -8,9 +8,11 @@ nothing is sent back.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import psycopg
 
-from pgsub.common.errors import PublisherUnavailable, SlotLost
+from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -18,6 +20,17 @@ from pgsub.publisher.faults import translating
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import journal
 from pgsub.target.session.transactions import durable
+
+# A partition whose root is published is published with it.
+_PUBLISHED = """
+SELECT p.schemaname::text, p.tablename::text FROM pg_catalog.pg_publication_tables p WHERE p.pubname = ANY(%s::text[])
+ UNION
+SELECT n.nspname::text, c.relname::text
+  FROM pg_catalog.pg_publication_tables p, pg_catalog.pg_class r, pg_catalog.pg_namespace s,
+       pg_catalog.pg_partition_tree(r.oid) t, pg_catalog.pg_class c, pg_catalog.pg_namespace n
+ WHERE p.pubname = ANY(%s::text[]) AND s.nspname = p.schemaname AND r.relnamespace = s.oid AND r.relname = p.tablename
+   AND c.oid = t.relid AND n.oid = c.relnamespace
+"""
 
 
 def record(taking: psycopg.Connection, id: str) -> int:
@@ -55,7 +68,23 @@ def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
 
     :param subid: of the subscription that leads back.
     """
-    giving.execute(
-        "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE subid = %s AND worker = 0",
-        (format_lsn(position), subid),
-    )
+    query = "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE subid = %s AND worker = 0"
+    if giving.execute(query, (format_lsn(position), subid)).rowcount != 1:
+        raise StateForbids("the subscription that leads back is not in the ledger any more")
+
+
+def published(source: publisher.Connection, publications: Sequence[str], tables: Collection[tuple[str, str]]) -> None:
+    """Check that the taking side publishes tables, so that the way back will bring their changes.
+
+    :raises StateForbids: it does not publish one.
+    """
+    with translating(source, "read the publications of the way back"):
+        rows = source.execute(_PUBLISHED, (list(publications),) * 2).fetchall()
+    missing = sorted(set(tables) - {(schema, name) for schema, name in rows})
+    if missing:
+        listed = ", ".join(f'"{schema}.{name}"' for schema, name in missing[:10])
+        raise StateForbids(
+            "the target does not publish every table, so that nothing would lead back",
+            detail=f"{len(missing)} not published by {', '.join(publications)}: {listed}.",
+            hint="See what to run there with --dry-run.",
+        )

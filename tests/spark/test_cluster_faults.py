@@ -109,7 +109,7 @@ def test_a_machine_that_stands_still_is_taken_over_and_may_wake_up_at_any_time(
     case = site()
     writer = case.make("audit1", "keyed1", "counter1")
     case.end(case.create("--no-wait"))
-    settings = cluster.conf(spark_cores_max=str(len(ADDRESSES) * CORES))  # Spark itself would wait for two minutes
+    settings = cluster.conf(**_LOST, spark_cores_max=str(len(ADDRESSES) * CORES))
     process = case.run(*settings, "--timeout", "15m", PGSUB_WORKER_TIMEOUT="8")
     case.wait_ready()
     until(lambda: stored(case, "stage") == "alive", case.said)

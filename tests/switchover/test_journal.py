@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
@@ -46,7 +48,7 @@ def sides(pubdb: Database, subdb: Database) -> Iterator[Sides]:
     with closing(connect(pubdb.conninfo, "a")) as giving, closing(connect(subdb.conninfo, "b")) as taking:
         for session, side, phase in ((giving, journal.GIVING, "open"), (taking, journal.TAKING, "planned")):
             schema.install(session)
-            journal.add(session, Entry(_ID, side, 1, "s", "s_back", phase, fence.READ_ONLY))
+            journal.add(session, Entry(_ID, side, 1, "s", "s_back", None, phase, fence.READ_ONLY))
         yield Sides(giving, taking)
 
 
@@ -84,7 +86,44 @@ def test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it(sides
         right.take(sides.entry, sides.giving, sides.taking, right.Timing())
 
 
-@pytest.mark.parametrize("before", [None, "on", "off"])
+def test_a_database_takes_part_in_one_switchover_and_gives_the_right_once(sides: Sides) -> None:
+    other = _ID.replace("1", "2")
+    with pytest.raises(StateForbids, match='a switchover of subscription "s" of the same database is under way'):
+        journal.check_alone(sides.giving, other)
+    sides.phases("given", "done")
+    journal.check_alone(sides.giving, other)
+    with pytest.raises(StateForbids, match="has given the right to write away"):
+        journal.check_right(sides.giving, other)
+    journal.check_right(sides.taking, other)
+    journal.add(sides.giving, Entry(other, journal.TAKING, 2, "s_back", "s", 3, "done", fence.READ_ONLY))
+    journal.check_right(sides.giving, _ID.replace("1", "3"))
+
+
+def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Database) -> None:
+    query = "SELECT current_setting('default_transaction_read_only')"
+    found: list[object] = []
+
+    def client() -> None:
+        try:
+            with psycopg.connect(pubdb.conninfo, options="-c post_auth_delay=2") as session:
+                time.sleep(1.0)  # whoever ends it has done so by then
+                found.extend(session.execute(query).fetchone() or ())
+        except psycopg.OperationalError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=client)
+    with closing(connect(pubdb.conninfo, "a")) as session:
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not fence._starting(session, []) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        fence.put(session, fence.READ_ONLY, ())
+        fence.end_sessions(session, [], deadline)
+        thread.join()
+    assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
+
+
+@pytest.mark.parametrize("before", [None, "on", "off", "true"])
 def test_a_fence_is_lifted_to_what_was_before_or_to_writable(pubdb: Database, before: str | None) -> None:
     database = f'ALTER DATABASE "{pubdb.name}"'
     if before is not None:
@@ -98,7 +137,7 @@ def test_a_fence_is_lifted_to_what_was_before_or_to_writable(pubdb: Database, be
         saved = fence.put(session, fence.READ_ONLY, ())
         assert found() == "on" and saved == {"setting": before}
         fence.restore(session, fence.READ_ONLY, saved)
-        assert found() == (before or "off")
+        assert found() == {None: "off", "true": "on"}.get(before, before)
         fence.put(session, fence.READ_ONLY, ())
         fence.lift(session, fence.READ_ONLY, saved)
         assert found() == "off"

@@ -163,7 +163,7 @@ def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None
     )  # fmt: skip
     until(lambda: (tmp_path / "switchover.drained").exists())
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
-    one_error(ended, 9, 'another switchover of subscription "moved" is under way', "pg_terminate_backend")
+    one_error(ended, 9, "another switchover of the same database is under way", "pg_terminate_backend")
     go.touch()
     assert first.wait(60) == 0, first.log.read_text()  # type: ignore[attr-defined]
     assert _insert(mover, 1, 1) == 1
@@ -189,3 +189,78 @@ def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehea
     assert statement in mover.cli("switchover", "moved", "--dry-run").stdout
     assert _insert(mover, 0, 1) == 1
     assert mover("--status")["state"] == "none"
+
+
+def test_the_way_back_leads_to_the_publisher_and_nowhere_else(mover: Mover) -> None:
+    other = mover.databases[0].conninfo.replace(mover.databases[0].name, "postgres")
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--back-target", other)
+    assert ended.returncode != 0
+    assert _insert(mover, 0, 1) == 1
+    _refused(mover, 1)
+
+
+def test_a_subscription_of_the_name_of_the_way_back_stays(mover: Mover) -> None:
+    assert mover.cli("alter", "moved", "--rename-to", "moved_back").returncode == 0
+    ended = mover.cli.create("moved", "--no-copy-data", "--no-wait", "--slot-name", "second")
+    assert ended.returncode == 0, ended.stderr
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 3, 'subscription "moved_back" already exists')
+    mover("--abort")
+    assert {row["subname"] for row in mover.subscriptions()} == {"moved", "moved_back"}
+
+
+def test_several_subscriptions_to_one_database_are_refused(mover: Mover) -> None:
+    ended = mover.cli.create("second", "--no-copy-data", "--no-wait")
+    assert ended.returncode == 0, ended.stderr
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 3, "with one subscription, and there are 2", "second")
+
+
+def test_the_way_back_cannot_be_dropped_while_the_switchover_is_under_way(mover: Mover) -> None:
+    mover("--no-verify", kill="taken")
+    for name in ("moved_back", "moved"):
+        ended = mover.cli("drop", name, "--yes")
+        one_error(ended, 3, f'subscription "{name}" takes part in a switchover that is under way')
+    assert mover("--no-verify")["state"] == "done"
+
+
+def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover) -> None:
+    mover("--no-verify", "--fence-command", "true", kill="prepared")
+    for option in ("--no-verify", "--abort"):
+        ended = mover.cli("switchover", "moved", "--yes", option)
+        one_error(ended, 2, "was begun with --fence-command")
+    assert mover("--abort", "--fence-command", "true")["state"] == "as before"
+
+
+def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = mover.cli.start(
+        "switchover", "moved", "--yes", "--no-verify", "--timeout", "1m",
+        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
+    )  # fmt: skip
+    until(lambda: (tmp_path / "switchover.prepared").exists())
+    assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0
+    go.touch()
+    assert first.wait(60) == 3, first.log.read_text()  # type: ignore[attr-defined]
+    assert "are synchronized, or some are held" in first.log.read_text()  # type: ignore[attr-defined]
+    assert _insert(mover, 0, 1) == 1
+    assert mover("--status")["state"] == "none"
+
+
+def test_a_publication_of_all_tables_is_no_sign_of_writers(mover: Mover) -> None:
+    mover.alone(0, "DROP PUBLICATION p; CREATE PUBLICATION p FOR ALL TABLES")
+    assert mover("--no-verify")["state"] == "done"
+    mover.side = 1
+    mover.caught_up()
+
+
+def test_another_way_on_the_way_back_lets_everybody_in_again(mover: Mover) -> None:
+    connects = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
+    mover("--no-verify", "--fence", "connect")
+    mover.side = 1
+    mover.caught_up()
+    mover("--no-verify")
+    mover.side = 0
+    assert mover.rows(0, connects) == [(True,)]
+    assert _insert(mover, 0, 1) > 0
+    mover.caught_up()

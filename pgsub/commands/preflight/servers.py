@@ -74,6 +74,21 @@ def check_other_database(source: psycopg.Connection, session: psycopg.Connection
         )
 
 
+def check_same_database(known: psycopg.Connection, other: psycopg.Connection, what: str, option: str) -> None:
+    """Check that two sessions are of one database.
+
+    :param what: publisher or target, whose session ``known`` is.
+    :param option: which made the other one.
+    :raises StateForbids: they are not.
+    """
+    if known.execute(_DATABASE).fetchone() != other.execute(_DATABASE).fetchone():
+        raise StateForbids(
+            f"{option} leads to another database than that of the {what}",
+            detail=f'It leads to database "{other.info.dbname}" on host "{other.info.host}", port {other.info.port}.',
+            hint=f"Name the {what} of the subscription.",
+        )
+
+
 def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Caution]:
     """Warn of a connection that others could read and change.
 

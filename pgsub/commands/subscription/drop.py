@@ -15,7 +15,7 @@ from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.common import failpoints
-from pgsub.common.errors import PermissionMissing, SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.common.errors import PermissionMissing, SlotLost, StateForbids, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
 from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
@@ -157,6 +157,12 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
                 f'subscription "{sub.name}" was moved to state store "{place}": only its definition here is dropped'
             )
             return
+        # guard: what a switchover needs is not dropped while it is under way
+        if journal.needs(session, sub.subid, enabled=sub.enabled):
+            raise StateForbids(
+                f'subscription "{sub.name}" takes part in a switchover that is under way',
+                hint="Let it come to its end, or abort it. To see where it stands:\npgsub switchover NAME --status",
+            )
         tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)

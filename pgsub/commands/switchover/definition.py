@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -55,6 +56,7 @@ def way_back(
         state_dir=options.state_dir,
         connect=True,
         create_slot=True,
+        slot_name=re.sub("[^a-z0-9_]", "_", back.lower())[:63],
         enabled=False,
         copy_data=False,
         two_phase=sub.two_phase != two_phase.DISABLED,

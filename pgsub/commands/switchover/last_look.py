@@ -56,6 +56,11 @@ class LastLook:
         """The sessions of the giving side."""
         return [] if self._sessions is None else [self._sessions[0].info.backend_pid]
 
+    @property
+    def pids_there(self) -> list[int]:
+        """The sessions of the taking side."""
+        return [] if self._sessions is None else [self._sessions[1].info.backend_pid]
+
     def hold(self) -> None:
         """Take both snapshots; errors are psycopg's own."""
         if self._sessions is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,9 @@ from pgsub.target.session import advisory_locks
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import must_use_password
 
-#: The lock of a switchover on the taking side: "pgsw", with the subid.
-LOCK = 0x70677377
+#: The lock of a database that takes part in a switchover: "pgsw". Its fence is one, whatever subscriptions there are.
+DATABASE_LOCK = (0x70677377, 0)
+OTHER = "another switchover of the same database is under way"
 #: Seconds of the pause after which everything is as before, where nothing else is asked for.
 TIMEOUT = 30.0
 _SUFFIX = "_back"
@@ -79,7 +81,9 @@ class SwitchoverOptions:
     @property
     def command(self) -> str:
         """The command that goes on with it."""
-        return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}"
+        commands = (("--fence-command", self.fence_command), ("--promote-command", self.promote_command))
+        given = "".join(f" {option} {shlex.quote(command)}" for option, command in commands if command is not None)
+        return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}{given}"
 
 
 @contextlib.contextmanager
@@ -89,10 +93,8 @@ def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
     :raises LockHeld: another run of the command is at work.
     """
     with ledger_session(sub) as session:
-        key = (LOCK, sub.subid)
-        if not advisory_locks.take(session, key, seconds=0.5):
-            message = f'another switchover of subscription "{sub.name}" is under way'
-            raise advisory_locks.held(session, key, message)
+        if not advisory_locks.take(session, DATABASE_LOCK, seconds=0.5):
+            raise advisory_locks.held(session, DATABASE_LOCK, OTHER)
         yield session
 
 

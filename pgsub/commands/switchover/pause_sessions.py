@@ -7,6 +7,7 @@ import time
 
 import psycopg
 
+from pgsub.commands.preflight import servers
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.switchover.parties import giving_source
 from pgsub.common import conninfo as ci
@@ -24,12 +25,21 @@ class PauseSessions:
     """Sessions of one run; they end with the stack."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, sub: Subscription, back: Subscription, taking: psycopg.Connection
+        self,
+        stack: contextlib.ExitStack,
+        sub: Subscription,
+        back: Subscription,
+        taking: psycopg.Connection,
+        giving: psycopg.Connection,
     ) -> None:
         self.source = stack.enter_context(giving_source(taking, sub))
         name = SessionName(sub.subid, "sequences", 0)
         self._target = stack.enter_context(contextlib.closing(target.connect(sub.target, name, replica=False)))
         self.slots = stack.enter_context(connect_publisher(back))
+        self.there = [session.info.backend_pid for session in (self._target, self.slots)]
+        # what is fenced must be what the subscription reads, and what is read back what it writes
+        servers.check_same_database(self.source, giving, "publisher", "--back-target")
+        servers.check_same_database(taking, self.slots, "target", "--back-connection")
 
     def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
         """Bring the sequences of the taking side to the values of the giving side.

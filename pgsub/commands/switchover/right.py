@@ -52,7 +52,11 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
         saved = (here and here.saved) or {}
         with timing.step("take"), durable(taking):
             journal.move(taking, entry.id, (journal.PREPARED,), journal.TAKEN)
-            fence.lift(taking, entry.fence, saved.get("lifted", saved))
+            fence.lift(taking, entry.fence, saved)
+            # what kept clients out since the writes left this server, in whatever way
+            earlier = saved.get("earlier")
+            if earlier is not None:
+                fence.lift(taking, earlier["fence"], earlier["saved"])
         timing.pause = (there.fenced_for or 0.0) + time.monotonic() - read
 
 
@@ -66,6 +70,12 @@ def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription) 
             fence.run(command, action, back.target, sub.target, seconds)
 
     return run
+
+
+def made(taking: psycopg.Connection, entry: Entry, back_subid: int) -> None:
+    """Record which subscription leads back."""
+    with durable(taking):
+        journal.move(taking, entry.id, (journal.PLANNED,), journal.PLANNED, back_subid=back_subid)
 
 
 def release(
@@ -83,7 +93,10 @@ def release(
     there = journal.of(giving, entry.id)
     if there is not None and there.phase == journal.GIVEN:
         if taking is None:
-            raise TargetUnavailable("the right to write was given to a server that cannot be reached")
+            raise TargetUnavailable(
+                "the right to write was given to a server that cannot be reached",
+                hint="It may have been taken there. Bring the target up, then let the switchover go on, or abort it.",
+            )
         # guard: what was given is released only after the taking side has declined
         decline(taking, entry)
     if there is not None and there.phase in (journal.OPEN, journal.FENCED, journal.GIVEN):
@@ -92,7 +105,7 @@ def release(
             if there.phase != journal.OPEN:
                 fence.restore(giving, there.fence, there.saved or {})
         failpoints.point("switchover.releasing")
-    if there is not None and there.phase not in (journal.OPEN, journal.RELEASED):
+    if there is not None and there.phase not in (journal.OPEN, journal.RELEASED) and entry.fence == fence.COMMAND:
         run_command("release")
     if taking is not None:
         decline(taking, entry)
@@ -113,10 +126,10 @@ def decline(taking: psycopg.Connection, entry: Entry) -> None:
 def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:
     """Write the first row of the journal, on the taking side."""
     options = catalog.options(sub)
-    entry = Entry(
-        str(uuid.uuid4()), journal.TAKING, sub.subid, sub.name, back_name, journal.PLANNED, way, definition=options
-    )
+    names = (sub.subid, sub.name, back_name, None)
+    entry = Entry(str(uuid.uuid4()), journal.TAKING, *names, journal.PLANNED, way, definition=options)
     with durable(taking):
+        journal.check_alone(taking, entry.id)
         journal.add(taking, entry)
     failpoints.point("switchover.planned")
     return entry

@@ -16,26 +16,34 @@ from collections.abc import Callable
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reporter import Reporter
+from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover import right
 from pgsub.commands.switchover.last_look import LastLook
-from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.pause_sessions import PauseSessions, users
 from pgsub.common import failpoints
-from pgsub.common.errors import TimeoutExpired
+from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import MAX_LSN, format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import held_tables, subscriptions
+from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 
 #: Seconds in which apply must come near the publisher before the pause, and how long it may take from there.
 APPROACH, NEAR = 300.0, 0.5
+#: Seconds in which transactions behind the fence are looked for, once clients write again.
+LATE = 10.0
+#: What commands inside this one would say has publisher and target exchanged.
+SILENT = CallbackReporter()
 #: Seconds in which workers of the subscription must end.
 END_SECONDS = 60.0
 
@@ -69,6 +77,8 @@ class Switchover:
         self._reporter = reporter
         self._command = right.commands(options, sub, back)
         self._kept = [giving.info.backend_pid]
+        self._kept_there = [taking.info.backend_pid]
+        self._quiet_at: int | None = None
         self.timing = right.Timing()
 
     # --- until the right is taken
@@ -80,21 +90,30 @@ class Switchover:
         :param alive: raises what ended apply.
         """
         try:
-            self._prepare(entry)
             with contextlib.ExitStack() as stack:
-                sessions = PauseSessions(stack, self._sub, self._back, self._taking)
+                sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
+                self._kept_there += [*sessions.there, *self.last_look.pids_there]
                 self._kept += [sessions.source.info.backend_pid, *self.last_look.pids]
+                self._prepare(entry)
                 if self._phase(entry) == journal.OPEN:
-                    self._approach(sessions.source, alive)
+                    self._approach(entry, sessions.source, sessions.slots, alive)
                 self._pause(entry, sessions, alive)
         except BaseException:
-            if self._phase(entry) in (journal.OPEN, journal.FENCED):
-                self._reporter.warning(
-                    "the switchover failed before the right to write was given: everything is left as it was"
-                )
-                self.release(entry)
+            self._go_back(entry)
             raise
         self.take(entry)
+
+    def _go_back(self, entry: Entry) -> None:
+        """Leave everything as it was, if the right was not given; with a new session where that one is lost."""
+        with contextlib.ExitStack() as stack:
+            if self._phase(entry) is None:
+                self._giving = stack.enter_context(ledger_session(self._back))
+            if self._phase(entry) not in (None, journal.OPEN, journal.FENCED):
+                return
+            self._reporter.warning(
+                "the switchover failed before the right to write was given: everything is left as it was"
+            )
+            self.release(entry)
 
     def _phase(self, entry: Entry) -> str | None:
         """Return the phase of the giving side, None where it is not known."""
@@ -105,25 +124,25 @@ class Switchover:
 
     def _prepare(self, entry: Entry) -> None:
         """Open the journal of the giving side, and fence the taking one."""
-        sides = (self._back.subid, entry.subname, entry.back_name)
+        names = (self._back.subid, entry.subname, entry.back_name, self._back.subid)
         with durable(self._giving):
-            journal.add(self._giving, Entry(entry.id, journal.GIVING, *sides, journal.OPEN, entry.fence))
+            advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
+            journal.check_alone(self._giving, entry.id)
+            journal.add(self._giving, Entry(entry.id, journal.GIVING, *names, journal.OPEN, entry.fence))
         with self.timing.step("prepare"):
             if entry.phase == journal.PLANNED:
                 with durable(self._taking):
                     self._fence_taking(entry)
-            here = journal.of(self._taking, entry.id)
-            saved = (here and here.saved) or {}
-            # where it was fenced before, nobody who is there writes
-            if entry.fence != fence.COMMAND and "lifted" not in saved and saved.get("setting") != "on":
-                fence.end_sessions(self._taking, [], time.monotonic() + APPROACH)
+            # on each run, for one before may have died here
+            if entry.fence != fence.COMMAND:
+                fence.end_sessions(self._taking, self._kept_there, time.monotonic() + APPROACH)
         failpoints.point("switchover.prepared")
 
     def _fence_taking(self, entry: Entry) -> None:
         saved = fence.put(self._taking, entry.fence, self._roles())
         earlier = journal.latest(self._taking, journal.GIVING, entry.back_name)
-        if earlier is not None and earlier.phase == journal.GIVEN and earlier.fence == entry.fence:
-            saved["lifted"] = dict(earlier.saved or {})  # what it replaced then is what clients had
+        if earlier is not None and earlier.phase == journal.GIVEN:
+            saved["earlier"] = {"fence": earlier.fence, "saved": dict(earlier.saved or {})}
         expected = (journal.PLANNED,)
         journal.move(self._taking, entry.id, expected, journal.PREPARED, saved=journal.saved(saved))
 
@@ -131,7 +150,9 @@ class Switchover:
         """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
         return {self._taking.info.user, self._giving.info.user, *users(self._sub, self._back)}
 
-    def _approach(self, source: publisher.Connection, alive: Callable[[], None]) -> None:
+    def _approach(
+        self, entry: Entry, source: publisher.Connection, slot_session: publisher.Connection, alive: Callable[[], None]
+    ) -> None:
         """Wait until apply is so near that the pause will be short."""
         deadline = time.monotonic() + APPROACH
         with self.timing.step("approach"):
@@ -140,6 +161,8 @@ class Switchover:
                 position = flushed_position(source)
                 drain.covered(self._taking, self._sub.subid, position, deadline, self._check(alive))
                 if time.monotonic() - began < NEAR:
+                    # the target is fenced: what is decoded now is not in the pause
+                    way_back.advance(slot_session, self._back.slot_name or "", way_back.record(self._taking, entry.id))
                     drain.announce(self._taking, self._sub.subid, position)
                     return
 
@@ -166,7 +189,10 @@ class Switchover:
         failpoints.point("switchover.sessions_ended")
         with self.timing.step("drain"):
             check = self._check(alive)
-            drain.quiet(self._giving, self._taking, self._sub.subid, entry.id, deadline, check)
+            self._quiet_at = drain.quiet(
+                self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
+            )
+            self._check_tables(sessions)
             self.last_look.hold()
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
@@ -184,9 +210,28 @@ class Switchover:
             journal.move(self._giving, entry.id, (journal.FENCED,), journal.GIVEN, position=format_lsn(position))
         failpoints.point("switchover.given")
 
+    def _check_tables(self, sessions: PauseSessions) -> None:
+        """Check that apply leaves out no table, and that every one is published on the taking side.
+
+        :raises StateForbids: one is held, is not synchronized, or is not published there.
+        """
+        relations = subscriptions.relations(self._taking, self._sub.subid)
+        held = held_tables.overview(self._taking, self._sub.subid)
+        # guard: the right is not given while apply leaves out a table
+        if held or any(one.srsubstate != "r" for one in relations):
+            raise StateForbids(
+                f'not all tables of subscription "{self._sub.name}" are synchronized, or some are held',
+                hint=f"See which:\npgsub status {word(self._sub.name)}",
+            )
+        names = [one.recorded or (one.schemaname, one.relname) for one in relations]
+        way_back.published(sessions.slots, self._back.publications, names)
+
     def _fence(self, entry: Entry) -> None:
         if self._phase(entry) == journal.OPEN:
             with durable(self._giving):
+                advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
+                journal.check_alone(self._giving, entry.id)
+                journal.check_right(self._giving, entry.id)
                 saved = fence.put(self._giving, entry.fence, self._roles())
                 journal.move(self._giving, entry.id, (journal.OPEN,), journal.FENCED, saved=journal.saved(saved))
             failpoints.point("switchover.fenced")
@@ -215,6 +260,7 @@ class Switchover:
                 journal.move(self._taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
             failpoints.point("switchover.promoted")
         name, folder = self._sub.name, self._options.state_dir
+        self._warn_of_late()
         with self.timing.step("turn"):
             if self._store.subscription(name).enabled:
                 disable(folder, name, reporter=self._reporter)
@@ -229,7 +275,22 @@ class Switchover:
                 with durable(self._taking):
                     journal.move(self._taking, entry.id, (journal.PROMOTED,), journal.DONE)
             failpoints.point("switchover.done")
-            drop(folder, name, reporter=self._reporter)
+            drop(folder, name, reporter=SILENT)
+
+    def _warn_of_late(self) -> None:
+        """Warn of transactions that were committed on the giving side behind the fence."""
+        if self._quiet_at is None:
+            return
+        late = 0
+        with contextlib.suppress(psycopg.Error, PgsubError):  # the giving side is not needed any more
+            position = flushed_position(self._giving)
+            late = drain.covered(self._taking, self._sub.subid, position, time.monotonic() + LATE, lambda: None)
+        if late > self._quiet_at:
+            self._reporter.warning(
+                "transactions were committed on the publisher after clients were fenced off",
+                f"They end behind {format_lsn(self._quiet_at)}, and were applied after the target had taken over.",
+                f"Find out who writes there, and compare:\npgsub verify {word(self._back.name)} --rows",
+            )
 
     # --- the way back to how it was
 
@@ -240,7 +301,7 @@ class Switchover:
         """
         right.release(entry, self._giving, self._taking, self._command)
         drain.withdraw(self._taking, self._sub.subid)
-        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=self._reporter)
+        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=SILENT)
         failpoints.point("switchover.dropped")
         with durable(self._giving):
             journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)

@@ -17,14 +17,25 @@ from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
 from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
+from pgsub.common.errors import (
+    ApplyError,
+    PgsubError,
+    StateForbids,
+    SubscriptionExists,
+    TargetUnavailable,
+    UsageError,
+)
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import journal
+from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session import connect as target
 
+_SAME_PUBLISHER = """
+SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (system_identifier, publisher_dboid)
+ WHERE s.subid = %(subid)s AND o.subid <> s.subid ORDER BY 1
+"""
 DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", "none", "rehearsed"
 
 _LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE, journal.DECLINED)
@@ -124,9 +135,13 @@ class _Run:
     def go_on(self) -> Outcome:
         """Do what is left of it."""
         entry = under_way(self._taking, self._sub, self._store)
+        fresh = entry is None
         if entry is None:
             entry = self._begin()
-        back = self._way_back()
+        elif entry.phase == journal.PLANNED:
+            self._compare()
+        check_command(entry, self._options)
+        back = self._way_back(entry, fresh=fresh)
         with ledger_session(back) as giving, LastLook(self._options, self._store, self._sub) as look:
             run = steps.Switchover(
                 self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
@@ -146,6 +161,32 @@ class _Run:
             done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, pause, took)
             done.said = self._report(look, back)
             return done
+
+    def _way_back(self, entry: Entry, *, fresh: bool) -> Subscription:
+        """Return the subscription that leads back; it is created here where none was.
+
+        :raises StateForbids: it was dropped, or there is another one of its name.
+        """
+        there = found(self._store, entry.back_name)
+        if entry.back_subid is not None:
+            # it would begin behind what clients wrote
+            if there is None or there.subid != entry.back_subid:
+                raise StateForbids(
+                    f'subscription "{entry.back_name}", which is to lead back, is not the one that was made',
+                    detail="It was dropped or renamed while the switchover was under way.",
+                    hint="Without it what clients write on the target has no way back. Rename it back if it is there.",
+                )
+            return there
+        if there is None or fresh:
+            try:
+                with giving_session(self._options, self._sub, self._store) as giving:
+                    made = definition.way_back(self._options, self._sub, giving, self._taking, self._store)
+                there = definition.created(made, self._store, steps.SILENT)
+            except BaseException:
+                right.decline(self._taking, entry)
+                raise
+        right.made(self._taking, entry, there.subid)
+        return there
 
     def _report(self, look: LastLook, back: Subscription) -> str | None:
         """Report what the comparison of the last moment found.
@@ -167,15 +208,6 @@ class _Run:
             f"{'' if self._options.back else ' --back'}",
         )
 
-    def _way_back(self) -> Subscription:
-        """Return the subscription that leads back; it is created here."""
-        there = found(self._store, self._options.names[1])
-        if there is not None:
-            return there
-        with giving_session(self._options, self._sub, self._store) as giving:
-            made = definition.way_back(self._options, self._sub, giving, self._taking, self._store)
-        return definition.created(made, self._store, self._reporter)
-
     def _begin(self) -> Entry:
         """Check everything, compare the tables, and write the first row."""
         sub, options = self._sub, self._options
@@ -183,16 +215,32 @@ class _Run:
             raise StateForbids(
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
             )
+        if found(self._store, options.names[1]) is not None:
+            raise SubscriptionExists(
+                f'subscription "{options.names[1]}" already exists',
+                detail="The subscription that leads back would have this name.",
+                hint=f"Rename it:\npgsub alter {word(options.names[1])} --rename-to NEW",
+            )
+        check_only(self._taking, sub)
         self._look_around()
-        if options.verify:
-            result = verify(VerifyOptions(sub.name, options.state_dir), reporter=self._reporter)
-            if not result.equal:
-                raise ApplyError(
-                    f'the tables of subscription "{sub.name}" differ from the publisher\'s',
-                    hint=f"See which rows, and repair them:\npgsub verify {word(sub.name)} --rows\n"
-                    f"pgsub verify {word(sub.name)} --repair",
-                )
+        self._compare()
         return right.plan(self._taking, sub, options.names[1], options.way)
+
+    def _compare(self) -> None:
+        """Compare all tables, if that is asked for.
+
+        :raises ApplyError: some differ, or were not compared.
+        """
+        sub = self._sub
+        if not self._options.verify:
+            return
+        result = verify(VerifyOptions(sub.name, self._options.state_dir), reporter=self._reporter)
+        if any(one.outcome != EQUAL for one in result.tables):
+            raise ApplyError(
+                f'the tables of subscription "{sub.name}" differ from the publisher\'s, or could not be compared',
+                hint=f"See which rows, and repair them:\npgsub verify {word(sub.name)} --rows\n"
+                f"pgsub verify {word(sub.name)} --repair",
+            )
 
     def _look_around(self) -> None:
         """Warn of what will be different, and refuse what stands in the way.
@@ -212,12 +260,42 @@ class _Run:
             self._reporter.warning(one.message, one.detail, one.hint)
 
 
+def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
+    """Check that no other subscription of this target follows the same database, whose writes would move with it.
+
+    :raises StateForbids: one does.
+    """
+    others = [row[0] for row in taking.execute(_SAME_PUBLISHER, {"subid": sub.subid}).fetchall()]
+    if others:
+        raise StateForbids(
+            f"the writes of a database can only be moved with one subscription, and there are {len(others) + 1}",
+            detail=f"These follow the same database of the publisher: {', '.join(others)}.",
+            hint="Clients write to a database as a whole. Subscribe to all its tables with one subscription, and drop"
+            " the others.",
+        )
+
+
+def check_command(entry: Entry, options: SwitchoverOptions) -> None:
+    """Check that a switchover whose fence is a command has one.
+
+    :raises UsageError: it has none now.
+    """
+    # guard: a fence that is a command is not left out
+    if entry.fence == fence.COMMAND and options.fence_command is None:
+        raise UsageError(
+            "the switchover that is under way was begun with --fence-command",
+            hint=f"Give the same command again:\n{options.command} --fence-command COMMAND",
+        )
+
+
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
     """Return the row of a switchover of this very subscription that is not over, None where there is none."""
-    entry = journal.latest(taking, journal.TAKING, sub.name)
-    if entry is None or entry.subid != sub.subid:
+    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
+    if entry is None:
         return None
-    if entry.phase == journal.DECLINED and found(store, entry.back_name) is None:
+    back = None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
+    # only the way back that was made for it is removed
+    if entry.phase == journal.DECLINED and back is None:
         return None
     return entry
 
@@ -241,6 +319,8 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             entry = under_way(taking, sub, store)
             if entry is None:
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
+            check_command(entry, options)
+            back = None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
             if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
                 raise StateForbids(
                     "the switchover cannot be aborted any more: clients may write on the target",

@@ -206,7 +206,8 @@ CREATE TABLE pgsub.definition (
 _V3 = """
 -- One side of a switchover: the server that gives the right to write, or the one that takes it. No foreign key: the
 -- subscription that ends leaves its row behind. saved: what the fence replaced. definition: the options of the
--- subscription that ends, without connection strings. subid: of this ledger. position: where the slot of the way back
+-- subscription that ends, without connection strings. subid: of this ledger; back_subid: of the one that leads back,
+-- once that is made. position: where the slot of the way back
 -- begins (pgsub/switchover/journal.py)
 CREATE TABLE pgsub.switchover (
     id uuid PRIMARY KEY,
@@ -214,6 +215,7 @@ CREATE TABLE pgsub.switchover (
     subid integer NOT NULL,
     subname text NOT NULL,
     back_name text NOT NULL,
+    back_subid integer,
     phase text NOT NULL,
     fence text NOT NULL,
     saved json,
