@@ -90,6 +90,11 @@ _PLANTED = {
         severity="error",
         sub="ALTER TABLE t REPLICA IDENTITY NOTHING",
     ),
+    "no identity on either side": Planted(
+        'table "public.t" on the target has no replica identity',
+        pub="ALTER TABLE t REPLICA IDENTITY NOTHING",
+        sub="ALTER TABLE t REPLICA IDENTITY NOTHING",
+    ),
     "partition without identity": Planted(
         'table "public.parts_1" on the target has no replica identity',
         severity="error",

@@ -6,7 +6,7 @@ The tables are checked as a whole, whatever the publication is by now: that has 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import psycopg
@@ -19,6 +19,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
     GIVING,
     TAKING,
+    WARNING,
     Obstacle,
     Sides,
     dotted,
@@ -33,7 +34,7 @@ from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites
-from pgsub.publisher.tables import describe_tables
+from pgsub.publisher.tables import Name, describe_tables
 from pgsub.target.catalog.relation import describe_many
 from pgsub.target.ledger import schema, subscriptions
 from pgsub.target.query import scalar
@@ -178,23 +179,37 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
 
 
 def identities(sides: Sides) -> Iterator[Obstacle]:
-    """Yield tables of the taking side whose UPDATE and DELETE would be refused there once they are published."""
-    names = sorted(sides.tables.values())
-    described = describe_tables(sides.taking, names, None).tables
-    facts = catalog_facts.read(sides.taking, {leaf.oid for one in described.values() for leaf in one.leaves})
-    lacking = {
-        (leaf.schema, leaf.name)
-        for one in described.values()
-        for leaf in one.leaves
-        if leaf.oid in facts and not facts[leaf.oid].identified
-    }
-    statements = [f"ALTER TABLE {quoting.name(*name)} REPLICA IDENTITY FULL;" for name in sorted(lacking)]
-    yield from several(
-        [dotted(name) for name in sorted(lacking)],
-        ("table", "tables"),
-        "{} on the target [has|have] no replica identity",
-        "UPDATE and DELETE of clients would fail there once the way back publishes them.",
-        paste(TAKING, statements, "Give them primary keys, or use whole rows."),
-        server=TAKING,
-        severity=ERROR,
-    )
+    """Yield tables of the taking side whose UPDATE and DELETE would be refused there once they are published.
+
+    Where the table of the giving side has no identity either, clients may well do without: that is a warning.
+    """
+    here = _anonymous(sides.taking, sides.tables.values())
+    alike = {sides.tables[name] for name in _anonymous(sides.giving, sides.tables)}
+    for severity, roots in ((ERROR, here.keys() - alike), (WARNING, here.keys() & alike)):
+        lacking = sorted(leaf for root in roots for leaf in here[root])
+        statements = [f"ALTER TABLE {quoting.name(*name)} REPLICA IDENTITY FULL;" for name in lacking]
+        yield from several(
+            [dotted(name) for name in lacking],
+            ("table", "tables"),
+            "{} on the target [has|have] no replica identity",
+            "UPDATE and DELETE of clients would fail there once the way back publishes them.",
+            paste(TAKING, statements, "Give them primary keys, or use whole rows."),
+            server=TAKING,
+            severity=severity,
+        )
+
+
+def _anonymous(session: psycopg.Connection, names: Iterable[Name]) -> dict[Name, list[Name]]:
+    """Return the tables with leaves that have no replica identity, and these."""
+    described = describe_tables(session, sorted(names), None).tables
+    facts = catalog_facts.read(session, {leaf.oid for one in described.values() for leaf in one.leaves})
+    found: dict[Name, list[Name]] = {}
+    for name, one in described.items():
+        lacking = [(leaf.schema, leaf.name) for leaf in one.leaves if not _identified(facts, leaf.oid)]
+        if lacking:
+            found[name] = lacking
+    return found
+
+
+def _identified(facts: Mapping[int, catalog_facts.Facts], oid: int) -> bool:
+    return oid not in facts or facts[oid].identified
