@@ -40,6 +40,8 @@ class Rules:
     declined_is_final: bool = True
     #: Sessions from before the fence are ended before apply is waited for.
     old_sessions_end: bool = True
+    #: And those of the taking side before the giving side is fenced, by every run.
+    old_sessions_end_there: bool = True
     #: It is given only when all that was written is applied.
     drained: bool = True
     #: Sequences are read behind the fence.
@@ -71,7 +73,8 @@ class State(NamedTuple):
     old_session: bool = True
     written: int = 0
     sequence: int = 0
-    taking: str = "prepared"  #: prepared, taken, declined; nobody writes there before it is taken
+    taking: str = "prepared"  #: prepared, taken, declined; only an old session can write there before it is taken
+    old_session_there: bool = True
     log: str = ""
     applied: int = 0
     taking_sequence: int = 0
@@ -134,7 +137,9 @@ class Switchover:
             value = state.sequence + 1
             after = _drawn(state._replace(written=state.written + 1, sequence=value), value)
             yield "a client writes on the giving side", after
-        if state.taking == "taken" and state.log.count("c") < WRITES:
+        # who has a session there writes when the giving side refuses
+        there = state.taking == "taken" or (state.fenced and state.old_session_there)
+        if there and state.log.count("c") < WRITES:
             value = state.taking_sequence + 1
             after = state._replace(taking_sequence=value, log=state.log + "c")
             yield "a client writes on the taking side", _drawn(after, value)
@@ -152,8 +157,12 @@ class Switchover:
 
     def _look(self, state: State, run: Run) -> Iterator[tuple[str, State, Run]]:
         early = not self.rules.sequences_behind_the_fence
-        following = {"open": "sequences" if early else "fence", "fenced": "end_sessions", "given": "take"}
+        following = {"open": "sequences" if early else "end_sessions_there", "fenced": "end_sessions", "given": "take"}
         yield "looks", state, Run(following.get(state.giving, "idle"))
+
+    def _end_sessions_there(self, state: State, run: Run) -> Iterator[tuple[str, State, Run]]:
+        old = state.old_session_there and not self.rules.old_sessions_end_there
+        yield "ends old sessions there", state._replace(old_session_there=old), run._replace(step="fence")
 
     def _fence(self, state: State, run: Run) -> Iterator[tuple[str, State, Run]]:
         if state.giving != "open":
@@ -184,7 +193,7 @@ class Switchover:
             value = max(value, state.taking_sequence)
         following = "record" if self.rules.slot_position_after_drain else "give"
         if not self.rules.sequences_behind_the_fence:
-            following = "fence"
+            following = "end_sessions_there"
         yield "sets the sequence", state._replace(taking_sequence=value), Run(following)
 
     def _record(self, state: State, run: Run) -> Iterator[tuple[str, State, Run]]:

@@ -23,6 +23,10 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
     "what was given is released at once": (Rules(declined_before_release=False), Failure.BOTH_WRITABLE),
     "a side that has declined takes": (Rules(declined_is_final=False), Failure.BOTH_WRITABLE),
     "sessions from before the fence stay": (Rules(old_sessions_end=False), Failure.BOTH_WRITABLE),
+    "sessions from before the fence of the taking side stay": (
+        Rules(old_sessions_end_there=False),
+        Failure.GIVEN_TWICE,
+    ),
     "apply is not waited for": (Rules(drained=False), Failure.LOST),
     "sequences are read before the fence": (Rules(sequences_behind_the_fence=False), Failure.GIVEN_TWICE),
     "a sequence is set to an older value": (Rules(sequences_never_go_backward=False), Failure.GIVEN_TWICE),
