@@ -12,8 +12,10 @@ there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -190,15 +192,21 @@ def run(command: str, action: str, giving: str, taking: str, seconds: float | No
         "PGSUB_GIVING": _public(giving),
         "PGSUB_TAKING": _public(taking),
     }
+    process = subprocess.Popen(
+        command, shell=True, env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            command, shell=True, env=environment, stdin=subprocess.DEVNULL, stdout=2, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None
-    if done.returncode != 0:
+        code = process.wait(seconds)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it started: none of it may have an effect later
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None
+        raise
+    if code != 0:
         raise PgsubError(
-            f"the command to {action} failed with exit code {done.returncode}",
+            f"the command to {action} failed with exit code {code}",
             detail=command,
             hint=f"Its output is above. To try it:\nPGSUB_SWITCHOVER={action} sh -c {shlex.quote(command)}",
         )
@@ -214,8 +222,9 @@ def _alter(change: sql.Composable, session: psycopg.Connection) -> sql.Composed:
 
 
 def _each(session: psycopg.Connection, statement: LiteralString, names: Iterable[str | None]) -> None:
-    """Run a statement for each role; None is PUBLIC."""
+    """Run a statement for each role that is there; None is PUBLIC."""
     database = sql.Identifier(session.info.dbname)
-    for name in names:
+    known = {name for (name,) in session.execute("SELECT rolname::text FROM pg_catalog.pg_roles").fetchall()}
+    for name in (name for name in names if name is None or name in known):
         role = sql.SQL("PUBLIC") if name is None else sql.Identifier(name)
         session.execute(sql.SQL(statement).format(database, role))

@@ -71,6 +71,15 @@ def test_an_abort_that_is_killed_and_run_again_leaves_everything_as_it_was(
     mover.audit(clients)
 
 
+@pytest.mark.parametrize("step", ["planned", "created", "prepared"])
+def test_an_abort_before_the_pause_removes_what_was_made(mover: Mover, step: str) -> None:
+    before = _settings(mover)
+    mover("--no-verify", kill=step)
+    assert mover("--abort")["state"] == "as before"
+    assert _settings(mover) == before
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+
+
 def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:
     """What a switchover changes: settings of the databases, slots, and subscriptions of the ledgers."""
     queries = (

@@ -141,6 +141,14 @@ def test_a_fence_command_that_fails_is_told_to_release(mover: Mover, tmp_path: P
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
 
 
+def test_a_fence_command_that_takes_too_long_is_killed_with_all_that_it_started(mover: Mover) -> None:
+    command = 'test "$PGSUB_SWITCHOVER" = release || { sleep 3601.25 & wait; }'
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--fence-command", command, "--timeout", "500ms")
+    one_error(ended, 8, "timeout while running the command to fence")
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(line.startswith(b"sleep\x003601.25") for line in lines)
+
+
 def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
     query = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
     before = mover.rows(1, "SELECT datacl::text FROM pg_database WHERE datname = current_database()")
@@ -194,7 +202,7 @@ def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehea
 def test_the_way_back_leads_to_the_publisher_and_nowhere_else(mover: Mover) -> None:
     other = mover.databases[0].conninfo.replace(mover.databases[0].name, "postgres")
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--back-target", other)
-    assert ended.returncode != 0
+    assert ended.returncode == 3 and "another database" in ended.stderr, ended.stderr
     assert _insert(mover, 0, 1) == 1
     _refused(mover, 1)
 

@@ -303,5 +303,6 @@ class Switchover:
         drain.withdraw(self._taking, self._sub.subid)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=SILENT)
         failpoints.point("switchover.dropped")
-        with durable(self._giving):
-            journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+        if journal.of(self._giving, entry.id) is not None:  # it may have ended before that was written
+            with durable(self._giving):
+                journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)

@@ -288,12 +288,19 @@ def check_command(entry: Entry, options: SwitchoverOptions) -> None:
         )
 
 
+def _made(store: StateStore, entry: Entry) -> Subscription | None:
+    """Return the subscription that was made to lead back; what was made last may not be recorded yet."""
+    if entry.back_subid is not None:
+        return store.subscription_by_id(entry.back_subid)
+    return found(store, entry.back_name) if entry.phase == journal.PLANNED else None
+
+
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
     """Return the row of a switchover of this very subscription that is not over, None where there is none."""
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
     if entry is None:
         return None
-    back = None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
+    back = _made(store, entry)
     # only the way back that was made for it is removed
     if entry.phase == journal.DECLINED and back is None:
         return None
@@ -320,7 +327,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             if entry is None:
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
             check_command(entry, options)
-            back = None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
+            back = _made(store, entry)
             if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
                 raise StateForbids(
                     "the switchover cannot be aborted any more: clients may write on the target",
