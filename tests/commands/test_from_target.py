@@ -244,6 +244,7 @@ def test_a_publisher_a_name_or_a_target_that_is_not_the_ledgers_changes_nothing(
 def test_without_options_in_the_ledger_publications_are_given_by_hand_and_nothing_runs_by_guesses(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-wait", "--binary").returncode == 0
+    subdb.execute("DROP TABLE pgsub.switchover; ALTER TABLE pgsub.copy_chunk DROP part")
     subdb.execute("DROP TABLE pgsub.definition, pgsub.barrier; DELETE FROM pgsub.ledger_version WHERE version > 1")
     subdb.execute(
         "ALTER TABLE pgsub.control DROP wanted_lsn; ALTER TABLE pgsub.subscription_rel DROP adopt, DROP adopted"

@@ -207,8 +207,7 @@ _V3 = """
 -- One side of a switchover: the server that gives the right to write, or the one that takes it. No foreign key: the
 -- subscription that ends leaves its row behind. saved: what the fence replaced. definition: the options of the
 -- subscription that ends, without connection strings. subid: of this ledger; back_subid: of the one that leads back,
--- once that is made. position: where the slot of the way back
--- begins (pgsub/switchover/journal.py)
+-- once that is made. position: where the slot of the way back begins (pgsub/switchover/journal.py)
 CREATE TABLE pgsub.switchover (
     id uuid PRIMARY KEY,
     side text NOT NULL CHECK (side IN ('giving', 'taking')),
