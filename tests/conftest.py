@@ -23,7 +23,7 @@ settings.load_profile("pgsub")
 #: Folders whose files take longest: they come first, so that no worker is left alone with one of them at the end.
 #: ``tests`` are the files beside the folders, with servers of other versions.
 _LONG = (
-    *("faults", "scenarios", "commands", "tests", "models", "demo", "launcher"),
+    *("faults", "scenarios", "switchover", "commands", "tests", "models", "demo", "launcher"),
     *("tablesync", "spark", "apply", "guards", "publisher", "target"),
 )
 

@@ -19,7 +19,7 @@ _TABLES = 100
 ROUNDS = dict([("once and back", 2), *thorough([("ten times and back", 20)])])
 
 
-@pytest.mark.publishers("15", "17")
+@pytest.mark.publishers("15")
 @pytest.mark.parametrize("rounds", ROUNDS.values(), ids=ROUNDS.keys())
 def test_a_hundred_tables_and_sequences_move_under_load_across_versions(mover: Mover, rounds: int) -> None:
     names = [f"t{number}" for number in range(_TABLES)]
