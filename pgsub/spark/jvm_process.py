@@ -30,6 +30,8 @@ from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
 _LOG_LIMIT = 10 * 2**20
+#: Bytes of a file that shows whether there is room.
+_SMALL = 4096
 _SOCKET_FOLDER = 103 - 42
 
 #: The appender writes to standard error, which is the log file.
@@ -85,15 +87,26 @@ def _connection_folder(run: Path) -> Iterator[None]:
     """Let pyspark exchange port and secret of the gateway in a file of the state folder.
 
     It removes the file, unless this process is killed before: the next start does it then, as with other scratch files.
+    Where the state folder has no room, the file is where temporary files are: apply must begin all the same.
     """
     folder, before = run / f"gateway.{os.getpid()}", tempfile.tempdir
-    folder.mkdir(mode=0o700, exist_ok=True)
-    tempfile.tempdir = str(folder.absolute())
+    if _has_room(folder):
+        tempfile.tempdir = str(folder.absolute())
     try:
         yield
     finally:
         tempfile.tempdir = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_room(folder: Path) -> bool:
+    """Make a folder, and return whether a small file can be written there."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            return probe.write(bytes(_SMALL)) == _SMALL
+    except OSError:
+        return False
 
 
 def reason(error: Exception) -> str:
