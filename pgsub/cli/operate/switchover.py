@@ -27,7 +27,8 @@ there to the former publisher. With --back the same is done in the other directi
 These are the steps. Each is written into a journal on both servers before it begins:
 
 1. Everything that stands in the way is named, with what to run. All tables are compared (pgsub verify), and when
-clients write again once more, as they were in the pause. --no-verify leaves both out.
+clients write again once more, as they were in the pause. --no-verify leaves both out. Rows that differ end the command
+with 6: before, nothing was done; afterwards, the writes were moved, and the error says so.
 
 2. The subscription NAME_back is created, disabled, and with it its slot on the target, from the target's publication
 NAME_back or those of --back-publication.
