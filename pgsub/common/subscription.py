@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgsub.common.errors import UsageError
 
@@ -54,6 +54,12 @@ class Subscription:
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
     moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
+
+
+def same_service(before: Subscription, after: Subscription) -> bool:
+    """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
+    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences")
+    return replace(before, **{f: getattr(after, f) for f in fields}) == after
 
 
 def receiver_timeout(text: str) -> float | None:

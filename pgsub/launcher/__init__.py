@@ -1,5 +1,6 @@
 """The launcher: starts workers, restarts them, and shows their state. Mirrors launcher.c.
 
 Nothing here prints. Entry points: :class:`~pgsub.launcher.launcher.Launcher` (all subscriptions of a state store),
-:class:`~pgsub.launcher.runner.Runner` (one of them). What goes into the state store lives in ``mirror``.
+:class:`~pgsub.launcher.runner.Runner` (one of them, over all its sessions), :class:`~pgsub.launcher.service.Service`
+(while one session lasts). What goes into the state store lives in ``mirror``.
 """

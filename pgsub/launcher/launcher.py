@@ -12,11 +12,13 @@ from pathlib import Path
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.goal import Goal
 from pgsub.launcher.recorder import Recorder, Run, failed
-from pgsub.launcher.runner import Goal, Runner, same_service
+from pgsub.launcher.runner import Runner
+from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark_driver import Engine
 
@@ -77,6 +79,7 @@ class Launcher:
         self._engine = Engine(folder, master, conf or {}, wanted, log, patient=not self._bounded)
         self._heartbeats = HeartbeatReceiver(*self._engine.heartbeat_place())
         self._engine.heartbeat = self._heartbeats.address
+        self._shared = Shared(store, self._recorder, self._engine, self._heartbeats, log)
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}
@@ -210,7 +213,7 @@ class Launcher:
                 return  # another launcher serves it; when that ends, we do
         self._count_slots(sub)
         self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
-        runner = Runner(sub, self._store, self._recorder, self._engine, self._heartbeats, self._log, self._goal)
+        runner = Runner(sub, self._shared, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()
 

@@ -17,7 +17,7 @@ from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import sync_workers
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.recorder import Recorder
-from pgsub.launcher.runner import Goal, Runner
+from pgsub.launcher.service import Shared
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
@@ -76,9 +76,9 @@ def test_no_copy_starts_by_a_definition_that_has_changed_since(
         store.add_subscription(_SUB)
         with contextlib.closing(Recorder(store, quiet)) as recorder:
             errors = ErrorReporter(store, _SUB, quiet, recorder)
-            runner = Runner(_SUB, store, recorder, Engine(state_dir, None, {}, []), heartbeats, quiet, Goal())
+            shared = Shared(store, recorder, Engine(state_dir, None, {}, []), heartbeats, quiet)
             context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
-            side = SyncWorkers(context, heartbeats, errors, current=runner._is_current)
+            side = SyncWorkers(context, heartbeats, errors, current=lambda: shared.is_current(_SUB))
             store.alter(_SUB.subid, publications=("pub", "second"))
             _tick(side, "i")  # the command that altered it has gone on, or was killed: the table may be of either
             assert side.alive == set()

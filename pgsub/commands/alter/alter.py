@@ -45,7 +45,7 @@ from pgsub.common.errors import (
     TimeoutExpired,
 )
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import Subscription, same_service
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -157,7 +157,7 @@ def _alter_with_servers(
             return
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, conns):
-            if not conns.params or not _restarts(sub, replace(sub, **fields)):
+            if not conns.params or same_service(sub, replace(sub, **fields)):
                 return
             try:  # the old servers may be used or removed by others once the command has returned
                 _await_old_workers(store, options.state_dir, sub, served)
@@ -192,7 +192,7 @@ def _alter_and_refresh(
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, conns):
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
-            if not service.alone and _restarts(sub, wanted.sub):
+            if not service.alone and not same_service(sub, wanted.sub):
                 _await_old_workers(store, options.state_dir, sub, served)
             try:
                 table_changes.carry_out(session, wanted, options.deadline)
@@ -275,13 +275,6 @@ def _redefined(
 def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:
     if (before.name, before.slot_name) != (after.name, after.slot_name):
         subscriptions.redefine(session, after.subid, after.name, after.slot_name)
-
-
-def _restarts(before: Subscription, after: Subscription) -> bool:
-    """Return whether a launcher starts the workers anew: a repeated command may change nothing."""
-    from pgsub.launcher.runner import same_service  # here and not above: it loads Spark
-
-    return not same_service(before, after)
 
 
 def _await_old_workers(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:

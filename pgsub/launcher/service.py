@@ -1,0 +1,225 @@
+"""The work on one subscription while the launcher's session on its target lasts: workers, mirror, sequences, goal.
+
+NOTES
+Each time events go first: the feedback of the worker waits for them. A fault that disables the subscription keeps
+workers from starting before it is recorded, since recording may fail for as long as the state store does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options
+from pgsub.common.errors import Log, PgsubError, StateStoreError
+from pgsub.common.subscription import Subscription, same_service
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.apply_worker import ApplyWorkerHandle
+from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.goal import GoalCheck, Outcome
+from pgsub.launcher.mirror.backlog import Backlog
+from pgsub.launcher.mirror.events import Events
+from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.mirror.slot_watch import SlotWatch
+from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.sequence_worker import SequenceWorker
+from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.sync_workers import SyncWorkers
+from pgsub.tablesync.context import SyncContext
+from pgsub.target.ledger import definitions, worker_takeover
+
+MIRROR_SECONDS = 0.25
+#: How long workers may take to reach a transaction boundary when the launcher stops.
+STOP_SECONDS = 30.0
+ASK_SECONDS = 0.5
+NEVER = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Parts that all subscriptions of one launcher have in common."""
+
+    store: StateStore
+    recorder: Recorder
+    engine: Engine
+    heartbeats: HeartbeatReceiver
+    log: Log
+
+    def serves(self, subid: int) -> None:
+        """Name this process as the launcher of a subscription, with no workers yet."""
+        self.store.put_server(subid, os.getpid(), socket.gethostname())
+
+    def announce(self, subid: int) -> None:
+        """Do so if the state store can be written; what it shows decides nothing."""
+        with contextlib.suppress(PgsubError):
+            self.recorder.run(lambda: self.serves(subid))
+
+    def is_current(self, sub: Subscription) -> bool:
+        """Return whether a definition is still the one of the state store, as far as it can be read.
+
+        The launcher notices a new one a moment later; a table that was added by it must not be copied by this one.
+        """
+        self.recorder.subscriptions()
+        now = self.recorder.current(sub.subid)
+        return now is not None and same_service(sub, now)
+
+
+class Service:
+    """The objects that live as long as the session, and what is done with them again and again.
+
+    :param session: the launcher's, on the target; it holds the lock.
+    :param goal: asked once per look at the ledger.
+    :param interval: see :func:`pgsub.launcher.retry.interval`.
+    :ivar last_answer: when the target answered last, while there are workers to stop.
+    """
+
+    def __init__(
+        self,
+        session: psycopg.Connection,
+        sub: Subscription,
+        shared: Shared,
+        errors: ErrorReporter,
+        goal: GoalCheck,
+        interval: float,
+    ) -> None:
+        self._session, self._sub, self._shared, self._errors, self._goal = session, sub, shared, errors, goal
+        self._stopping = threading.Event()
+        self._options: dict[str, Any] | None = None  #: the definition, as the ledger has it
+        self._next_mirror = self._next_early = 0.0
+        self.last_answer = time.monotonic()
+        store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
+        context = self._context()
+        until = goal.goal.until_lsn
+        self._apply = ApplyWorkerHandle(context, engine, heartbeats, errors, until_lsn=until, interval=interval)
+        self._mirror = Mirror(session, store, sub, heartbeats, self._recorded)
+        self._events = Events(session, store, sub, shared.log, self._recorded)
+        self._sync = SyncWorkers(context, heartbeats, errors, interval, partial(shared.is_current, sub))
+        current = partial(shared.recorder.current, sub.subid)
+        self._sequences = SequenceWorker(sub, store, errors, shared.recorder.run, current, self._stopping)
+
+    def _context(self) -> SyncContext:
+        shared = self._shared
+        row = self._session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
+        spool_dir = shared.engine.spool_dir(Path(shared.store.path).parent / "spool")
+        submit = partial(shared.engine.submit, stopping=self._stopping)
+        address = shared.heartbeats.address
+        return SyncContext(self._sub, row[0] if row else "0", submit, self._stopping, address, spool_dir, shared.log)
+
+    def serve(self, backlog: Backlog, over: Callable[[], bool], rest: Callable[[], bool]) -> Outcome | None:
+        """Serve until the launcher stops or the run ends.
+
+        :param over: whether to stop.
+        :param rest: waits for the next time; returns whether apply has progressed, which commands may wait for.
+        :return: the end of the run; None if it was stopped.
+        """
+        watch = SlotWatch(self._sub, self._shared.store, backlog, self._shared.recorder.run)
+        self.last_answer = time.monotonic()
+        outcome = None
+        try:
+            while not over() and outcome is None:
+                outcome = self._tick()
+                self.last_answer = time.monotonic()
+                watch.tick()
+                if self._errors.disabling is None:
+                    self._sequences.tick()
+                self._hurry(rest())
+        finally:
+            self._wind_down()
+            watch.close()
+            self._sequences.close()
+        return outcome
+
+    def _recorded(self, work: Callable[[], None]) -> None:
+        """Run a write of the mirror, after the one that names this process as the launcher."""
+        store, subid = self._shared.store, self._sub.subid
+
+        def both() -> None:
+            server = store.server(subid)
+            if server is None or server.pid != os.getpid():
+                self._shared.serves(subid)
+            work()
+
+        self._shared.recorder.run(both)
+
+    def _tick(self) -> Outcome | None:
+        self._errors.flush()
+        with contextlib.suppress(StateStoreError):  # the recorder logs it; feedback waits for the ledger's events
+            self._events.move()
+        if self._errors.disabling is None:
+            self._apply.tick(self._session)
+        caught_up = None
+        clock = time.monotonic()
+        if clock >= self._next_mirror:
+            self._next_mirror = clock + MIRROR_SECONDS
+            caught_up = self._look()
+        if self._errors.disabled_by is not None:
+            return Outcome("disabled", self._errors.disabled_by)
+        return self._goal.ended(self._apply) or caught_up
+
+    def _look(self) -> Outcome | None:
+        """Bring the ledger's state into the state store, and start what it asks for."""
+        apply, alive = self._apply, self._sync.alive
+        with contextlib.suppress(StateStoreError):
+            there = apply.alive and not apply.watch.gone
+            self._mirror.refresh(apply_alive=there, syncing=alive, task=apply.watch.row)
+        self._copy_definition()
+        apply.clear_if_past(self._mirror)
+        if self._errors.disabling is None:
+            self._sync.tick(self._mirror.relations, alive)
+        return self._goal.caught_up(self._session, self._mirror, apply, self._sync, self._sequences)
+
+    def _copy_definition(self) -> None:
+        """Keep the ledger's copy of the definition, from which another state store can be made, up to date."""
+        now = self._shared.recorder.current(self._sub.subid)
+        if now is not None and (wanted := options(now)) != self._options:
+            definitions.record(self._session, self._sub.subid, wanted)
+            self._options = wanted
+
+    def _hurry(self, news: bool) -> None:
+        """Look at the ledger at once after progress of apply, but not all the time."""
+        clock = time.monotonic()
+        if news and clock >= self._next_early:
+            self._next_early, self._next_mirror = clock + MIRROR_SECONDS, clock
+
+    def _wind_down(self) -> None:
+        """Ask every worker to stop at a boundary, wait, mirror the last state."""
+        self._stopping.set()
+        self.last_answer = time.monotonic()
+        with contextlib.suppress(psycopg.Error):
+            self._apply.withdraw(self._session)
+        self._await_workers()
+        self._apply.cancel()
+        with contextlib.suppress(psycopg.Error, PgsubError):
+            self._events.move()
+            self._mirror.refresh(apply_alive=False, syncing=set())
+            self._shared.recorder.subscriptions()  # it may be that they end because it was disabled or altered
+            self._copy_definition()
+        # whether or not the target could still be asked: without workers, until it is again
+        self._shared.announce(self._sub.subid)
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        ask_at = 0.0
+        while (self._apply.alive or self._sync.alive) and time.monotonic() < deadline:
+            try:
+                if time.monotonic() >= ask_at:  # again and again: a row that was locked is passed over
+                    worker_takeover.ask_to_stop(self._session, self._sub.subid)
+                    ask_at = time.monotonic() + ASK_SECONDS
+            except psycopg.Error:
+                return  # the workers cannot be asked; the next take-over ends them
+            with contextlib.suppress(psycopg.Error, PgsubError):
+                self._events.move()
+            self.last_answer = time.monotonic()
+            time.sleep(0.02)
