@@ -15,7 +15,7 @@ from fix_servers import Database
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.commands.preflight.servers import is_local
+from pgsub.commands.preflight.databases import is_local
 
 pytestmark = pytest.mark.own_spark
 

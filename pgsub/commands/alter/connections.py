@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.preflight import findings, servers
+from pgsub.commands.preflight import databases, findings, servers
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
 from pgsub.commands.subscription import definition, password_required
@@ -143,7 +143,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     if sub.slot_name is None:
         return
     with connect_publisher(sub, connection) as source:
-        servers.check_other_database(source, session)
+        databases.check_other_database(source, session)
         state = slots.slot_state(source, sub.slot_name)
     if state is None or state.wal_status == "lost":
         reporter.warning(

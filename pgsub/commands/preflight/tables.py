@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.commands.preflight import adoption, catalog_facts, privileges, servers
+from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, room
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
 from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning, some
 from pgsub.common import quoting
@@ -91,8 +91,8 @@ def check_tables(
     if copy_data and sub.origin == "none":
         found.warnings += _foreign_rows(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
-    found.warnings += servers.check_encryption(connection, "publisher")
-    found.warnings += servers.check_room(connection, session, sub, copied)
+    found.warnings += databases.check_encryption(connection, "publisher")
+    found.warnings += room.check_room(connection, session, sub, copied)
     return found
 
 
@@ -238,7 +238,7 @@ def fitting(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, pairs: Sequence[Pair]
 ) -> Iterator[Caution]:
     """Yield what of the tables' rows does not fit into their targets."""
-    yield from servers.check_encoding(connection, session) if pairs else []
+    yield from databases.check_encoding(connection, session) if pairs else []
     try:
         source_types = catalog_facts.read_types(connection, [pair.source for pair in pairs])
     except psycopg.Error as error:

@@ -13,7 +13,7 @@ from types import FrameType
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.preflight import findings, servers, tables
+from pgsub.commands.preflight import databases, findings, servers, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import sequences
@@ -177,7 +177,7 @@ def _check_publisher(
     sub = made.sub
     must = must_use_password(session, sub)
     source = stack.enter_context(connect_publisher(sub, must_use_password=must))
-    servers.check_other_database(source, session)
+    databases.check_other_database(source, session)
     servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
     found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)

@@ -7,7 +7,7 @@ import time
 
 import psycopg
 
-from pgsub.commands.preflight import servers
+from pgsub.commands.preflight import databases
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.switchover.parties import giving_source
 from pgsub.common import conninfo as ci
@@ -38,8 +38,8 @@ class PauseSessions:
         self.slots = stack.enter_context(connect_publisher(back))
         self.there = [session.info.backend_pid for session in (self._target, self.slots)]
         # what is fenced must be what the subscription reads, and what is read back what it writes
-        servers.check_same_database(self.source, giving, "publisher", "--back-target")
-        servers.check_same_database(taking, self.slots, "target", "--back-connection")
+        databases.check_same_database(self.source, giving, "publisher", "--back-target")
+        databases.check_same_database(taking, self.slots, "target", "--back-connection")
 
     def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
         """Bring the sequences of the taking side to the values of the giving side.

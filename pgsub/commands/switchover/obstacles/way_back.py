@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psycopg
 
-from pgsub.commands.preflight import catalog_facts, privileges, servers
+from pgsub.commands.preflight import catalog_facts, databases, privileges, room, servers
 from pgsub.commands.preflight.findings import Table
 from pgsub.commands.preflight.tables import all_there, fitting, pairs
 from pgsub.commands.switchover.obstacles.obstacle import (
@@ -40,7 +40,7 @@ from pgsub.target.ledger import schema, subscriptions
 from pgsub.target.query import scalar
 
 _PARAMETER_PRIVILEGES_SINCE = 150000
-# As servers.check_other_database: a copy of a cluster was not started in the same microsecond.
+# As databases.check_other_database: a copy of a cluster was not started in the same microsecond.
 _DATABASE = """
 SELECT d.oid::bigint, pg_catalog.pg_postmaster_start_time()
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
@@ -98,14 +98,14 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
     checks: tuple[Callable[[publisher.Connection], None], ...] = (
         prerequisites.check_wal_level,
         prerequisites.check_replication_role,
-        lambda asked: servers.check_new_slot(asked, sides.back.name),
+        lambda asked: room.check_new_slot(asked, sides.back.name),
     )
     for check in checks:
         try:
             check(connection)
         except PgsubError as error:
             yield of_error(error, TAKING, backward=True)
-    yield from (of_caution(one, TAKING, backward=True) for one in servers.delays(connection))
+    yield from (of_caution(one, TAKING, backward=True) for one in room.delays(connection))
 
 
 def writing(sides: Sides) -> Iterator[Obstacle]:
@@ -126,7 +126,7 @@ def writing(sides: Sides) -> Iterator[Obstacle]:
         yield of_error(error, GIVING, backward=True)
     cautions = [
         *servers.check_role(sides.giving, replica=_may_be_replica(sides.giving)),
-        *servers.check_origins(sides.giving, 1),
+        *room.check_origins(sides.giving, 1),
         *servers.publishing_ledger(sides.giving),
     ]
     yield from (of_caution(one, GIVING, backward=True) for one in cautions)
@@ -172,7 +172,7 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
     unowned = list(privileges.owners(usable, back))  # finds the role that writes, too
     both = pairs(sides.taking, sides.giving, replace(back, publications=()), usable)
     cautions = [*fitting(sides.taking, sides.giving, back, both), *privileges.target(both, sides.giving.info.user)]
-    encodings = tuple(servers.check_encoding(sides.taking, sides.giving))
+    encodings = tuple(databases.check_encoding(sides.taking, sides.giving))
     for one in [*cautions, *unowned]:
         if "without a replica identity" not in one.message:
             yield of_caution(one, BOTH if one in encodings else GIVING, backward=True)

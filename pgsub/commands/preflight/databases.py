@@ -1,0 +1,95 @@
+"""The checks of the two connections: which databases they lead to, whether others can read along, the encodings."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+import psycopg
+
+from pgsub.commands.preflight.findings import Caution
+from pgsub.common.errors import StateForbids
+from pgsub.publisher import channel
+from pgsub.publisher import connect as publisher
+
+# A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
+_DATABASE = """
+SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+
+
+def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
+    """Refuse to replicate a database into itself, where each change applied would be published again.
+
+    :param source: a session of the publisher.
+    :param session: of the target.
+    :raises StateForbids: both are sessions of one database.
+    """
+    published, applied = source.execute(_DATABASE).fetchone(), session.execute(_DATABASE).fetchone()
+    if published == applied and applied is not None:
+        raise StateForbids(
+            f'publisher and target are the same database "{applied[2]}"',
+            detail="Every change that is applied would be published and applied again.",
+            hint="Name another database with --target or --connection.",
+        )
+
+
+def check_same_database(known: psycopg.Connection, other: psycopg.Connection, what: str, option: str) -> None:
+    """Check that two sessions are of one database.
+
+    :param what: publisher or target, whose session ``known`` is.
+    :param option: which made the other one.
+    :raises StateForbids: they are not.
+    """
+    if known.execute(_DATABASE).fetchone() != other.execute(_DATABASE).fetchone():
+        raise StateForbids(
+            f"{option} leads to another database than that of the {what}",
+            detail=f'It leads to database "{other.info.dbname}" on host "{other.info.host}", port {other.info.port}.',
+            hint=f"Name the {what} of the subscription.",
+        )
+
+
+def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Caution]:
+    """Warn of a connection that others could read and change.
+
+    :param server: publisher or target.
+    """
+    info = connection.info
+    if channel.plain(connection) and not is_local(info.hostaddr or info.host):
+        yield Caution(
+            f"the connection to the {server} is not encrypted",
+            f"Anyone who can intercept the connection to {info.host} can change what is applied on the target.",
+            f'Add "sslmode=verify-full sslrootcert=…" to the connection string of the {server}.',
+        )
+
+
+def is_local(host: str) -> bool:
+    """Return whether a host is this machine: a folder of sockets, or an address of the loopback network."""
+    if host.startswith(("/", "@")) or host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> Iterator[Caution]:
+    """Check that every character of the publisher exists on the target."""
+    there = connection.info.parameter_status("server_encoding")
+    here = session.info.parameter_status("server_encoding")
+    message = f'the publisher\'s database has encoding "{there}", the target\'s "{here}"'
+    if "SQL_ASCII" in (there, here):  # nobody knows what its bytes mean, so nothing can be converted
+        yield Caution(
+            message,
+            "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and text"
+            " from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as they"
+            " are.",
+            "Replicate between databases with an encoding other than SQL_ASCII.",
+        )
+    elif here not in (there, "UTF8"):
+        yield Caution(
+            message,
+            "Text with characters that have no equivalent in the target's encoding fails.",
+            "Replicate into a database of the same encoding, or of UTF8.",
+        )
