@@ -31,6 +31,7 @@ class Link:
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._sockets = (client, server)
+        self.client_port: int = client.getpeername()[1]
         self._start = b""
         self.application_name = ""
         self.notes: set[str] = set()
@@ -70,6 +71,7 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
         self.harm: Callable[[Link, bytes], Harm] = lambda link, data: "none"  #: asked for all bytes of clients
+        self.held: Callable[[Link], bool] = lambda link: False  #: clients that alone are stalled, in both directions
         self.replies: list[bytes] = []  #: those that were lost
         self.swallowed: list[bytes] = []
         #: how many bytes of a server's answer go on at a time, and the seconds between
@@ -106,7 +108,7 @@ class Proxy:
 
     def _requests(self, link: Link, client: socket.socket, server: socket.socket) -> None:
         while data := client.recv(65536):
-            self._open.wait()
+            self._wait(link)
             link.greet(data)
             match self.harm(link, data):
                 case "swallow":
@@ -119,7 +121,7 @@ class Proxy:
     def _answers(self, link: Link, client: socket.socket, server: socket.socket) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while data := server.recv(65536):
-            self._open.wait()
+            self._wait(link)
             if link.losing:
                 self.replies.append(data)
                 return
@@ -133,6 +135,11 @@ class Proxy:
                 client.sendall(data[:size])
                 data = data[size:]
                 time.sleep(self.pause if data else 0)
+
+    def _wait(self, link: Link) -> None:
+        self._open.wait()
+        while self.held(link):
+            time.sleep(0.02)
 
     def _exhausted(self, data: bytes) -> bool:
         if self.allowance is None or len(data) <= self.allowance:
@@ -158,6 +165,7 @@ class Proxy:
         """End everything."""
         self._listener.close()
         self._open.set()
+        self.held = lambda link: False
         self.cut()
 
 

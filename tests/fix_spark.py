@@ -6,6 +6,8 @@ pgsub comes to them as an archive, as docs/spark.md says.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 from fix_faults import until
 
 from pgsub.demo.binaries import identity, server_uid
@@ -146,6 +149,17 @@ class Cluster:
         logs = (self.folder / f"work{number}").glob("app-*/*/stderr")
         return sum(log.read_text(errors="replace").count("Running task ") for log in logs)
 
+    def ports(self, number: int) -> set[int]:
+        """Local ports of a machine's connections."""
+        sockets = set()
+        for pid in self.processes(number):
+            with contextlib.suppress(OSError):
+                for file in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        sockets.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+        rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+        return {int(row[1].rpartition(":")[2], 16) for row in rows[1:] if row[9] in sockets}
+
     def close(self) -> None:
         """End what is left of it."""
         for number in range(len(ADDRESSES)):
@@ -166,6 +180,26 @@ def python() -> str:
             continue
         return candidate
     pytest.skip(f"another user has no {name}")
+
+
+def other_python(folder: Path) -> str:
+    """An interpreter of another minor version, copied to where the cluster's user may run it; skipped without one."""
+    others = [path for version, path in pythons.found().items() if version[:2] != sys.version_info[:2]]
+    if not others:
+        pytest.skip("there is no Python of another minor version here (PGSUB_TEST_PYTHONS names some)")
+    ask = "import json, sys, sysconfig; print(json.dumps([sys.base_prefix, sysconfig.get_path('stdlib')]))"
+    said = subprocess.run([others[0], "-I", "-c", ask], check=True, capture_output=True, text=True).stdout
+    base, library = map(Path, json.loads(said))
+    place = folder / "other"
+    unneeded = shutil.ignore_patterns("test", "tests", "site-packages", "__pycache__", "idlelib", "tkinter", "config-*")
+    shutil.copytree(library, place / library.relative_to(base), ignore=unneeded)
+    for shared in (base / "lib").glob("libpython*.so*"):
+        shutil.copy2(shared, place / "lib")
+    shutil.copy2(os.path.realpath(others[0]), place / "python")
+    run = place / "python3"  # it looks for both where it was built
+    run.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={place}/lib PYTHONHOME={place} exec {place}/python "$@"\n')
+    run.chmod(0o755)
+    return str(run)
 
 
 def _command(pid: int) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fix_faults import Site, until
 from fix_servers import Pair
-from fix_spark import Cluster, python
+from fix_spark import Cluster, other_python, python
 from psycopg.conninfo import conninfo_to_dict
 from thorough import only_thorough
 
@@ -53,10 +54,26 @@ def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_an
     assert f'Spark master "{cluster.url}" has 1 task slots, but 2 are needed' in said
     assert said.rstrip().endswith("--conf spark.cores.max=2")
 
+    waits = "spark.scheduler.maxRegisteredResourcesWaitingTime"
+    said = said_of(case, 3, [*plain, "--conf", "spark.executor.memory=100g", "--conf", f"{waits}=3s"])
+    assert f'Spark master "{cluster.url}" has 0 task slots, but 2 are needed' in said
+
     case.output.write_bytes(b"")
     process = case.run(*plain, "--conf", "spark.pyspark.python=/nowhere/python", "--timeout", "10m")
     until(lambda: case.output.read_text().count("cannot be run on the executors") >= 2, case.said, 300)
     case.terminate(process)
+
+
+def test_another_minor_version_of_python_on_the_executors_is_named_with_the_launchers_own(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    other = other_python(cluster.folder)
+    case = site()
+    case.make("audit1").stop()
+    case.end(case.create("--no-wait"))
+    said = said_of(case, 13, [*cluster.conf(), "--conf", f"spark.pyspark.python={other}"])
+    assert "the executors run Python 3." in said, said
+    assert f"but this launcher runs Python 3.{sys.version_info.minor}" in said, said
 
 
 def test_where_only_apply_and_one_copy_fit_copies_take_turns(site: Callable[[], Site], cluster: Cluster) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
 import pytest
 from fix_faults import Site, until
-from fix_proxy import Proxy
+from fix_proxy import Link, Proxy
 from fix_spark import ADDRESSES, CORES, Cluster
 from psycopg.conninfo import make_conninfo
 from spark.seen import begins, shown, stored
@@ -30,18 +33,52 @@ _LOST = {
 
 
 class Outside:
-    """An address at which executors reach the driver's two ports, as behind NAT; datagrams go nowhere."""
+    """An address at which executors reach the driver's two ports, as behind NAT.
+
+    :ivar beats: datagrams that arrived at the port of heartbeats, where one was given; all others go nowhere.
+    """
 
     def __init__(self) -> None:
         self._ports = [free_port() for _ in range(2)]
         places = [make_conninfo("", host="127.0.0.1", port=port) for port in self._ports]
         self._proxies = [Proxy(place, (OUTSIDE, port)) for place, port in zip(places, self._ports)]
+        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._datagrams.bind((OUTSIDE, 0))
+        self.beats = 0
 
     def conf(self, cluster: Cluster, **more: str) -> list[str]:
         """Words of a command whose driver is behind it."""
         driver, blocks = self._ports
         words = cluster.conf(spark_driver_host=OUTSIDE, spark_driver_bindAddress="127.0.0.1", **more)
         return [*words, "--conf", f"spark.driver.port={driver}", "--conf", f"spark.driver.blockManager.port={blocks}"]
+
+    def pass_heartbeats(self) -> list[str]:
+        """Let datagrams through, at one port.
+
+        :return: words of a command.
+        """
+        port = self._datagrams.getsockname()[1]
+        threading.Thread(target=self._pass, args=[("127.0.0.1", port)], daemon=True).start()
+        return ["--conf", f"spark.pgsub.heartbeat.port={port}"]
+
+    def _pass(self, launcher: tuple[str, int]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._datagrams.sendto(self._datagrams.recv(65536), launcher)
+                self.beats += 1
+
+    def cut_off(self, cluster: Cluster, number: int) -> None:
+        """Let no byte pass to and from one machine."""
+        ports: set[int] = set()
+        others: set[int] = set()
+
+        def held(link: Link) -> bool:
+            if link.client_port not in ports | others:
+                (ports if link.client_port in cluster.ports(number) else others).add(link.client_port)
+            return link.client_port in ports
+
+        for proxy in self._proxies:
+            proxy.held = held
 
     def stall(self) -> None:
         """No byte passes, and nobody is told."""
@@ -51,12 +88,14 @@ class Outside:
     def resume(self) -> None:
         """All is as before."""
         for proxy in self._proxies:
+            proxy.held = lambda link: False
             proxy.resume()
 
     def close(self) -> None:
         """End all connections."""
         for proxy in self._proxies:
             proxy.close()
+        self._datagrams.close()
 
 
 @pytest.fixture
@@ -100,6 +139,34 @@ def test_behind_nat_and_without_a_heartbeat_all_ends_well_and_a_partition_loses_
     writer.some(20)
     writer.rest()
     case.end(case.run("--until-caught-up", "--timeout", "5m", *outside.conf(cluster)), timeout=300)
+    case.check()
+
+
+def test_a_machine_that_is_cut_off_from_the_driver_loses_apply_to_the_other_one_and_repeats_nothing(
+    site: Callable[[], Site], cluster: Cluster, outside: Outside
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1")
+    case.end(case.create("--no-wait"))
+    words = [*outside.conf(cluster, **_LOST, spark_cores_max=str(len(ADDRESSES) * CORES)), *outside.pass_heartbeats()]
+    process = case.run(*words, "--timeout", "15m")
+    case.wait_ready()
+    until(lambda: stored(case, "stage") == "alive", case.said)
+    until(lambda: outside.beats > 0, case.said)
+    seen = "SELECT last_msg_receipt_time FROM pg_stat_subscription WHERE worker_type = 'apply'"
+    until(lambda: case.sqlite(seen)[0][0] is not None, case.said)  # what only heartbeats say
+    until(lambda: all(cluster.executors(number) for number in range(len(ADDRESSES))), case.said)
+    machine, epoch = cluster.machine_of(case.worker_pid()), case.epoch()
+
+    outside.cut_off(cluster, machine)
+    begins(case, "a machine was cut off", epoch)
+    until(lambda: cluster.machine_of(case.worker_pid()) != machine, case.said)
+    applied = case.ledger("remote_lsn")
+    until(lambda: case.ledger("remote_lsn") > applied, case.said)
+    outside.resume()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
     case.check()
 
 
