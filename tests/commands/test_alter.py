@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
+import time
 
 import patience
 import pytest
@@ -13,6 +16,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
+#: Open transactions of launchers; one that is active may have sent all it wants to and not have read the answer.
+_OPEN = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name LIKE 'pgsub % launcher %' AND state <> 'idle'
+"""
 _SUBSCRIPTION = "SELECT subname, slot_name FROM pgsub.subscription"
 
 
@@ -29,6 +37,19 @@ def publication(tables, name="q", table="c", rows=50):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, t text)")
     tables[0].execute(f"INSERT INTO {table} SELECT g, 'row' FROM generate_series(1, {rows}) g")
     tables[0].execute(f"CREATE PUBLICATION {name} FOR TABLE {table}")
+
+
+def stand_still(launcher, cli, subdb):
+    """Stop a launcher between two transactions: what it locks would stay locked."""
+    while True:
+        os.kill(launcher, signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(cli.state / "state.db", timeout=0, isolation_level=None)) as store:
+            with contextlib.suppress(sqlite3.OperationalError):
+                store.execute("BEGIN IMMEDIATE")
+                if not subdb.value(_OPEN):
+                    return
+        os.kill(launcher, signal.SIGCONT)
+        time.sleep(0.01)
 
 
 def definition(cli, *columns, name="s"):
@@ -396,7 +417,7 @@ def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, pr
     pubdb.execute("INSERT INTO b VALUES (0, 1)")
     subdb.wait("SELECT count(*) FROM b", value=1)  # by a worker that came since
     launcher = int((cli.state / "launcher.lock").read_text().split()[1])
-    os.kill(launcher, signal.SIGSTOP)  # it notices nothing, and its worker goes on
+    stand_still(launcher, cli, subdb)  # it notices nothing, and its worker goes on
     try:
         altering = cli.start("alter", name, "--target", new.conninfo)
         port = conninfo_to_dict(new.conninfo)["port"]
