@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fix_program import Cli, valid
+from fix_program import Cli, until, valid
+from forked import Started
 from switching_clients import TABLE, Clients
 
 if TYPE_CHECKING:
@@ -32,6 +34,14 @@ class Mover:
         ended = self.cli("switchover", self.name, *back, "--yes", "--json", *options, env=env)
         assert ended.returncode == (-9 if kill else code), ended.stdout + ended.stderr
         return {} if kill else valid("switchover", ended.stdout)
+
+    def held(self, step: str, folder: Path, *options: str, verify: bool = False) -> Started:
+        """Start ``switchover``, which stands still behind a step until there is a file ``go``; return once it does."""
+        env = {"PGSUB_FAILPOINTS": f"switchover.{step}=pause:{folder / 'go'}", "PGSUB_FAILPOINTS_DIR": str(folder)}
+        words = [*(["--back"] if self.side else []), "--yes", *([] if verify else ["--no-verify"]), *options]
+        started = self.cli.start("switchover", self.name, *words, env=env)
+        until(lambda: (folder / f"switchover.{step}").exists())
+        return started
 
     def rows(self, side: int, query: str) -> list[tuple[Any, ...]]:
         """Ask one side in a session of its own: fences end those that there are."""

@@ -50,8 +50,8 @@ _POINTS = {
     ),
     "state": "write",
     "thread": (
-        "apply_receiver barrier parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "
-        "runner sequences slot_creation slot_watch spark_start standby_names sync verify wait"
+        "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end notice publisher_state heartbeats "
+        "recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait"
     ),
 }
 #: Every point, so that a test can ask whether each was reached.

@@ -32,7 +32,10 @@ SERVING = (
     *("spark_start", "sync", "sequences"),
 )
 #: What has a test of its own.
-OTHERS = ("barrier", "parallel_worker", "publisher_state", "runner", "slot_creation", "standby_names", "verify", "wait")
+OTHERS = (
+    *("barrier", "parallel_worker", "pause_limit", "publisher_state", "runner", "slot_creation", "standby_names"),
+    *("verify", "wait"),
+)
 
 
 def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:

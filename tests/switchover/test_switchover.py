@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
-from fix_program import one_error, until
+from fix_program import one_error
+from fix_proxy import Proxy
 from fix_switchover import Mover
 from switching_clients import Clients
 
@@ -62,14 +64,9 @@ def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> N
 
 
 def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(mover: Mover, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    first = mover.cli.start(
-        "switchover", "moved", "--yes", "--timeout", "2m",
-        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
-    )  # fmt: skip
-    until(lambda: (tmp_path / "switchover.prepared").exists())
+    first = mover.held("prepared", tmp_path, "--timeout", "2m", verify=True)
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
-    go.touch()
+    (tmp_path / "go").touch()
     assert first.wait(60) == 6
     said = first.log.read_text()  # type: ignore[attr-defined]
     assert "the writes were moved, but" in said and "Tables: public.writes." in said
@@ -79,14 +76,9 @@ def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(m
 
 
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    first = mover.cli.start(
-        "switchover", "moved", "--yes", "--no-verify", "--timeout", "500ms",
-        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
-    )  # fmt: skip
-    until(lambda: (tmp_path / "switchover.prepared").exists())
+    first = mover.held("prepared", tmp_path, "--timeout", "500ms")
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
-    go.touch()
+    (tmp_path / "go").touch()
     try:
         assert first.wait(60) == 8
         said = first.log.read_text()  # type: ignore[attr-defined]
@@ -98,6 +90,41 @@ def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover
         assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
     finally:
         mover.alone(0, "ROLLBACK PREPARED 'undecided'")
+
+
+def test_a_lock_that_somebody_holds_does_not_make_the_pause_longer(mover: Mover, tmp_path: Path) -> None:
+    first = mover.held("fenced", tmp_path, "--timeout", "3s")
+    with mover.databases[1].connect() as holder:
+        holder.execute("BEGIN READ WRITE; LOCK TABLE writes")
+        (tmp_path / "go").touch()
+        assert first.wait(60) == 8
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "timeout of the switchover" in said and "was canceled: " in said
+    assert "everything is left as it was" in said
+    _insert(mover, 0, 1)
+    _refused(mover, 1)
+
+
+def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
+    mover: Mover, tmp_path: Path, proxy: Callable[[str], Proxy]
+) -> None:
+    way = proxy(mover.conninfos[0])
+    first = mover.held("sessions_ended", tmp_path, "--timeout", "3s", "--back-target", way.conninfo)
+    way.stall()
+    (tmp_path / "go").touch()
+    assert first.wait(100) in (4, 5)
+    _refused(mover, 0)  # nobody could lift the fence there
+    way.resume()
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "3s")
+    assert ended.returncode == 8, ended.stderr
+    _insert(mover, 0, 1)
+
+
+def test_a_pause_whose_limit_nobody_watches_leaves_everything_as_it_was(mover: Mover) -> None:
+    words = ("switchover", "moved", "--yes", "--no-verify")
+    ended = mover.cli(*words, env={"PGSUB_FAILPOINTS": "thread.pause_limit=die"})
+    one_error(ended, 12, "limit of the pause", "--status")
+    _insert(mover, 0, 1)
 
 
 def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
@@ -164,15 +191,10 @@ def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
 
 
 def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    first = mover.cli.start(
-        "switchover", "moved", "--yes", "--no-verify", "--timeout", "2m",
-        env={"PGSUB_FAILPOINTS": f"switchover.drained=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
-    )  # fmt: skip
-    until(lambda: (tmp_path / "switchover.drained").exists())
+    first = mover.held("drained", tmp_path, "--timeout", "2m")
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
     one_error(ended, 9, "another switchover of the same database is under way", "pg_terminate_backend")
-    go.touch()
+    (tmp_path / "go").touch()
     assert first.wait(60) == 0, first.log.read_text()  # type: ignore[attr-defined]
     assert _insert(mover, 1, 1) == 1
 
@@ -241,14 +263,9 @@ def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover)
 
 
 def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    first = mover.cli.start(
-        "switchover", "moved", "--yes", "--no-verify", "--timeout", "1m",
-        env={"PGSUB_FAILPOINTS": f"switchover.prepared=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(tmp_path)},
-    )  # fmt: skip
-    until(lambda: (tmp_path / "switchover.prepared").exists())
+    first = mover.held("prepared", tmp_path, "--timeout", "1m")
     assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0
-    go.touch()
+    (tmp_path / "go").touch()
     assert first.wait(60) == 3, first.log.read_text()  # type: ignore[attr-defined]
     assert "are synchronized, or some are held" in first.log.read_text()  # type: ignore[attr-defined]
     assert _insert(mover, 0, 1) == 1

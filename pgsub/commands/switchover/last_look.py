@@ -52,6 +52,11 @@ class LastLook:
         self._stack.close()
 
     @property
+    def sessions(self) -> tuple[psycopg.Connection, ...]:
+        """Those of both sides, if any."""
+        return self._sessions or ()
+
+    @property
     def pids(self) -> list[int]:
         """The sessions of the giving side."""
         return [] if self._sessions is None else [self._sessions[0].info.backend_pid]

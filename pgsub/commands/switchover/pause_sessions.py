@@ -41,6 +41,11 @@ class PauseSessions:
         databases.check_same_database(self.source, giving, "publisher", "--back-target")
         databases.check_same_database(taking, self.slots, "target", "--back-connection")
 
+    @property
+    def all(self) -> list[psycopg.Connection]:
+        """Every one of them."""
+        return [self.source, self._target, self.slots]
+
     def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
         """Bring the sequences of the taking side to the values of the giving side.
 

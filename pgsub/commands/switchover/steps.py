@@ -34,6 +34,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
+from pgsub.switchover.limit import PauseLimit
 from pgsub.target.ledger import held_tables, subscriptions
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
@@ -177,13 +178,23 @@ class Switchover:
         return check
 
     def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
-        """Fence the giving side, let the taking one have all of it, and give it the right."""
+        """Fence the giving side, let the taking one have all of it, and give it the right.
+
+        :raises TimeoutExpired: that takes too long, whatever hangs.
+        """
+        used = [self._giving, self._taking, *sessions.all, *self.last_look.sessions]
+        with PauseLimit(used, time.monotonic() + self._timeout) as limit:
+            self._fence_and_give(entry, sessions, alive, limit)
+
+    def _fence_and_give(
+        self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None], limit: PauseLimit
+    ) -> None:
         with self.timing.step("fence"):
             self._fence(entry)
         there = journal.of(self._giving, entry.id)
         if there is None or there.phase != journal.FENCED:
             return  # another run went on
-        deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
+        deadline = limit.deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
         with self.timing.step("end sessions"):
             fence.end_sessions(self._giving, self._kept, deadline)
         failpoints.point("switchover.sessions_ended")
@@ -203,8 +214,7 @@ class Switchover:
             failpoints.point("switchover.recorded")
             way_back.advance(sessions.slots, self._back.slot_name or "", position)
         failpoints.point("switchover.advanced")
-        if time.monotonic() > deadline:
-            raise TimeoutExpired("timeout of the switchover", detail="It ran out before the right could be given.")
+        limit.check()
         with self.timing.step("give"), durable(self._giving):
             way_back.begin_at(self._giving, self._back.subid, position)
             journal.move(self._giving, entry.id, (journal.FENCED,), journal.GIVEN, position=format_lsn(position))
