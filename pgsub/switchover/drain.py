@@ -10,7 +10,7 @@ an earlier one: whoever still wrote in between would be seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import psycopg
 
@@ -19,7 +19,7 @@ from pgsub.common.errors import StateForbids, TimeoutExpired
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.position import flushed_position
 from pgsub.target.ledger import worker_takeover
-from pgsub.target.query import row
+from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 #: Times that a fence may be found to leak before it is called one.
@@ -32,8 +32,9 @@ _PREPARED = """
 SELECT gid, owner::text FROM pg_catalog.pg_prepared_xacts
  WHERE database = pg_catalog.current_database() ORDER BY prepared
 """
-
-
+_LEDGER_PUBLISHED = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_tables WHERE pubname = ANY(%s::text[]) AND schemaname = 'pgsub')
+"""
 _WRITING = """
 SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
  WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND a.datname = current_database()
@@ -58,6 +59,11 @@ def mark(giving: psycopg.Connection, id: str) -> int:
         # not an UPDATE: where all tables are published it would be a transaction that comes
         giving.execute("SELECT FROM pgsub.switchover WHERE id = %s FOR UPDATE", (id,))
     return flushed_position(giving)
+
+
+def publishes_ledger(giving: psycopg.Connection, publications: Sequence[str]) -> bool:
+    """Return whether what pgsub itself commits on the publisher comes, too."""
+    return scalar(giving, _LEDGER_PUBLISHED, (list(publications),)) is True
 
 
 def quiet(

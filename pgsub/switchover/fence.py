@@ -18,7 +18,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, LiteralString
 
 import psycopg
@@ -28,6 +28,7 @@ from pgsub.common import conninfo as ci
 from pgsub.common import server_words
 from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
 from pgsub.common.subscription import SECRETS
+from pgsub.switchover import connect_privilege
 from pgsub.target.query import scalar
 
 READ_ONLY, CONNECT, COMMAND = "read-only", "connect", "command"
@@ -40,14 +41,6 @@ SELECT pg_catalog.split_part(c, '=', 2)
   FROM pg_catalog.pg_db_role_setting s, pg_catalog.unnest(s.setconfig) AS c
  WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND c LIKE 'default\\_transaction\\_read\\_only=%'
-"""
-# PUBLIC has no name
-_CONNECTING = """
-SELECT r.rolname::text
-  FROM pg_catalog.pg_database d
-  CROSS JOIN pg_catalog.aclexplode(coalesce(d.datacl, pg_catalog.acldefault('d', d.datdba))) a
-  LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
- WHERE d.datname = current_database() AND a.privilege_type = 'CONNECT' ORDER BY 1 NULLS FIRST
 """
 # What a session without pg_read_all_stats may not see of others is NULL.
 _SESSIONS = """
@@ -82,16 +75,7 @@ def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[s
         session.execute(_alter(sql.SQL(_ON), session))
         return {"setting": before}
     if way == CONNECT:
-        found = [name for (name,) in session.execute(_CONNECTING).fetchall()]
-        known = session.execute("SELECT rolname::text FROM pg_catalog.pg_roles WHERE rolname = ANY(%s)", (list(roles),))
-        keep = {name for (name,) in known}
-        saved = {
-            "revoked": [name for name in found if name not in keep],
-            "granted": sorted(keep - set(found)),
-        }
-        _each(session, "GRANT CONNECT ON DATABASE {} TO {}", saved["granted"])
-        _each(session, "REVOKE CONNECT ON DATABASE {} FROM {}", saved["revoked"])
-        return saved
+        return connect_privilege.take(session, roles)
     return {}
 
 
@@ -104,8 +88,7 @@ def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> 
             change = sql.SQL("SET default_transaction_read_only = {}").format(sql.Literal(before))  # type: ignore[assignment]
         session.execute(_alter(change, session))
     elif way == CONNECT:
-        _each(session, "GRANT CONNECT ON DATABASE {} TO {}", saved.get("revoked", ()))
-        _each(session, "REVOKE CONNECT ON DATABASE {} FROM {}", saved.get("granted", ()))
+        connect_privilege.give_back(session, saved)
 
 
 def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
@@ -219,12 +202,3 @@ def _public(conninfo: str) -> str:
 
 def _alter(change: sql.Composable, session: psycopg.Connection) -> sql.Composed:
     return sql.SQL("ALTER DATABASE {} {}").format(sql.Identifier(session.info.dbname), change)
-
-
-def _each(session: psycopg.Connection, statement: LiteralString, names: Iterable[str | None]) -> None:
-    """Run a statement for each role that is there; None is PUBLIC."""
-    database = sql.Identifier(session.info.dbname)
-    known = {name for (name,) in session.execute("SELECT rolname::text FROM pg_catalog.pg_roles").fetchall()}
-    for name in (name for name in names if name is None or name in known):
-        role = sql.SQL("PUBLIC") if name is None else sql.Identifier(name)
-        session.execute(sql.SQL(statement).format(database, role))

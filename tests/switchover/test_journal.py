@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -141,3 +142,34 @@ def test_a_fence_is_lifted_to_what_was_before_or_to_writable(pubdb: Database, be
         fence.put(session, fence.READ_ONLY, ())
         fence.lift(session, fence.READ_ONLY, saved)
         assert found() == "off"
+
+
+def test_connect_is_given_back_as_it_was_whoever_had_granted_it(pubdb: Database) -> None:
+    names = [f"{pubdb.name}_{letter}" for letter in "abcd"]
+    kept = names[-1]
+    query = "SELECT a::text FROM pg_database, unnest(datacl) a WHERE datname = current_database() ORDER BY 1"
+    connects = "SELECT rolname FROM pg_roles WHERE rolname = ANY(%s) AND has_database_privilege(oid, %s, 'CONNECT')"
+    for name in names:
+        pubdb.execute(f'CREATE ROLE "{name}"')
+    try:
+        for statement in (
+            "REVOKE CONNECT ON DATABASE {db} FROM PUBLIC",
+            "GRANT CONNECT ON DATABASE {db} TO {a} WITH GRANT OPTION",
+            "SET ROLE {a}; GRANT CONNECT ON DATABASE {db} TO {b} WITH GRANT OPTION; RESET ROLE",
+            "SET ROLE {b}; GRANT CONNECT ON DATABASE {db} TO {c}, {d}; RESET ROLE",
+            "GRANT CONNECT, CREATE ON DATABASE {db} TO {d} WITH GRANT OPTION",
+            "SET ROLE {d}; GRANT CONNECT ON DATABASE {db} TO {c}; RESET ROLE",
+        ):
+            quoted = {letter: f'"{name}"' for letter, name in zip("abcd", names)}
+            pubdb.execute(statement.format(db=f'"{pubdb.name}"', **quoted))
+        with closing(connect(pubdb.conninfo, "a")) as session:
+            before = session.execute(query).fetchall()
+            with session.transaction():
+                saved = json.loads(json.dumps(fence.put(session, fence.CONNECT, [kept, "gone"])))
+            assert session.execute(connects, (names, pubdb.name)).fetchall() == [(kept,)]
+            with session.transaction():
+                fence.restore(session, fence.CONNECT, saved)
+            assert session.execute(query).fetchall() == before
+    finally:
+        pubdb.execute("; ".join(f'DROP OWNED BY "{name}" CASCADE' for name in names))
+        pubdb.execute("; ".join(f'DROP ROLE "{name}"' for name in names))

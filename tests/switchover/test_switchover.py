@@ -274,9 +274,16 @@ def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover
 
 def test_a_publication_of_all_tables_is_no_sign_of_writers(mover: Mover) -> None:
     mover.alone(0, "DROP PUBLICATION p; CREATE PUBLICATION p FOR ALL TABLES")
-    assert mover("--no-verify")["state"] == "done"
-    mover.side = 1
-    mover.caught_up()
+    mover.alone(
+        1, "BEGIN READ WRITE; DROP PUBLICATION moved_back; CREATE PUBLICATION moved_back FOR ALL TABLES; COMMIT"
+    )
+    for back in (), ("--back",), ():
+        ended = mover.cli("switchover", "moved", *back, "--yes", "--no-verify")
+        assert ended.returncode == 0, ended.stderr
+        assert "were committed on the publisher after" not in ended.stderr, ended.stderr
+        mover.side = 0 if back else 1
+        _insert(mover, mover.side, len(back))
+        mover.caught_up()
 
 
 def test_another_way_on_the_way_back_lets_everybody_in_again(mover: Mover) -> None:

@@ -80,6 +80,7 @@ class Switchover:
         self._kept = [giving.info.backend_pid]
         self._kept_there = [taking.info.backend_pid]
         self._quiet_at: int | None = None
+        self._given_at = 0  #: behind the commit that gave the right
         self.timing = right.Timing()
 
     # --- until the right is taken
@@ -218,6 +219,7 @@ class Switchover:
         with self.timing.step("give"), durable(self._giving):
             way_back.begin_at(self._giving, self._back.subid, position)
             journal.move(self._giving, entry.id, (journal.FENCED,), journal.GIVEN, position=format_lsn(position))
+        self._given_at = flushed_position(self._giving)
         failpoints.point("switchover.given")
 
     def _check_tables(self, sessions: PauseSessions) -> None:
@@ -291,11 +293,13 @@ class Switchover:
         """Warn of transactions that were committed on the giving side behind the fence."""
         if self._quiet_at is None:
             return
-        late = 0
+        late, known = 0, self._quiet_at
         with contextlib.suppress(psycopg.Error, PgsubError):  # the giving side is not needed any more
             position = flushed_position(self._giving)
+            if drain.publishes_ledger(self._giving, self._sub.publications):
+                known = self._given_at  # the commit that gave the right comes, too
             late = drain.covered(self._taking, self._sub.subid, position, time.monotonic() + LATE, lambda: None)
-        if late > self._quiet_at:
+        if late > known:
             self._reporter.warning(
                 "transactions were committed on the publisher after clients were fenced off",
                 f"They end behind {format_lsn(self._quiet_at)}, and were applied after the target had taken over.",

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgsub.commands.switchover.obstacles.obstacle import ERROR, TAKING, Obstacle, Sides, dotted, paste, rows, several
+from pgsub.commands.switchover.obstacles.obstacle import (
+    ERROR,
+    TAKING,
+    WARNING,
+    Obstacle,
+    Sides,
+    dotted,
+    paste,
+    rows,
+    several,
+)
 from pgsub.common import quoting
 from pgsub.publisher.tables import Name
 
@@ -113,9 +123,9 @@ def _contents(
     if ledger:
         yield Obstacle(
             TAKING,
-            ERROR,
+            WARNING,
             "the way back's publication publishes schema pgsub",
-            "It would send the ledger of the target.",
+            "Changes of the target's ledger would be sent, and left out where they arrive.",
             hint,
         )
     if sides.taking.info.server_version >= _LISTS_SINCE:
