@@ -163,6 +163,8 @@ class Proxy:
 
     def close(self) -> None:
         """End everything."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or it accepts one more
         self._listener.close()
         self._open.set()
         self.held = lambda link: False

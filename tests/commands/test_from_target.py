@@ -284,3 +284,29 @@ def test_a_slot_or_publication_that_is_gone_is_said_and_the_subscription_can_be_
     assert 'WARNING:  publication "p" does not exist on the publisher' in ended.stderr
     assert cli("drop", "s", "--yes").returncode == 0
     nothing_created(cli, pubdb, subdb)
+
+
+def test_without_a_launcher_a_command_brings_its_change_to_the_ledger_or_says_that_it_could_not(cli, tables, proxy):
+    _, subdb = tables
+    way = proxy(subdb.conninfo)
+    cli.target = way.conninfo
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+
+    def there(option: str) -> str:
+        return str(subdb.value(_OPTION.replace("%s", f"'{option}'")))
+
+    for words, option, value in (
+        (("disable", "s"), "enabled", "false"),
+        (("disable-on-error", "s", "on"), "disable_on_error", "true"),
+        (("enable", "s"), "enabled", "true"),
+        (("alter", "s", "--streaming", "off"), "streaming", "off"),
+    ):
+        ended = cli(*words)
+        assert ended.returncode == 0 and "WARNING" not in ended.stderr, ended.stderr
+        assert there(option) == value
+    way.close()
+    for words in ("disable", "s"), ("alter", "s", "--streaming", "on"):
+        ended = cli(*words)
+        assert ended.returncode == 0 and "the target's ledger has the definition as it was before" in ended.stderr
+    assert cli.sql("SELECT subenabled, substream FROM pg_subscription") == [(0, "t")]
+    assert (there("enabled"), there("streaming")) == ("true", "off")

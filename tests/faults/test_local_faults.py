@@ -230,6 +230,8 @@ def test_a_bounded_run_that_could_not_record_what_it_did_ends_with_the_error_of_
 
 def test_a_disabling_that_cannot_be_recorded_stops_the_work_all_the_same(it: Served) -> None:
     assert it.cli("disable-on-error", it.name, "on").returncode == 0
+    # the launcher has read it once the ledger has it
+    it.subdb.wait("SELECT options ->> 'disable_on_error' FROM pgsub.definition", value="true")
     it.subdb.execute("INSERT INTO a VALUES (5000, 'in the way')")
     with locked(it.cli.state / "state.db"):
         until(lambda: it.warned("state store"))

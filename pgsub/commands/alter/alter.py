@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options as stored_options
+from pgsub.commands import ledger_copy
 from pgsub.commands.alter import connections, upgraded_publisher
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
@@ -31,17 +33,15 @@ from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
-from pgsub.commands.sessions import check_unchanged, connect_target, ledger_session, maintenance, verified_publisher
+from pgsub.commands.sessions import check_unchanged, ledger_session, maintenance, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import (
     LockHeld,
-    PermissionMissing,
     PgsubError,
     SubscriptionExists,
-    TargetUnavailable,
     TimeoutExpired,
 )
 from pgsub.common.quoting import word
@@ -50,7 +50,6 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import definitions, subscriptions, two_phase
-from pgsub.target.session import ledger_privileges
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -84,7 +83,8 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         _check_tables(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
-            _store_and_record(options, store, sub, fields)
+            write = partial(_store, store, sub, fields)
+            ledger_copy.change(store, sub, write, reporter=reporter)
             return
         _alter_with_servers(options, store, sub, fields, reporter)
 
@@ -109,27 +109,6 @@ def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> N
         if fields.get("sequences") is False:
             store.put_sequences(sub.subid, [])
         store.journal("alter", sub.subid, fields.get("name", sub.name), shown)
-
-
-def _store_and_record(options: AlterOptions, store: StateStore, sub: Subscription, fields: dict[str, Any]) -> None:
-    """Write the definition; where no launcher copies it to the ledger at once, do that, if the target answers.
-
-    A state store that is lost before the next ``run`` would come back with the older options.
-
-    :raises StateForbids: the subscription was moved to another state store.
-    """
-    with contextlib.ExitStack() as stack:
-        session = None
-        if subscription_lock(options.state_dir, sub.subid).holder() is None:
-            with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error):
-                opened = stack.enter_context(connect_target(sub, replica=False))
-                ledger_privileges.check(opened)
-                definitions.check_not_moved(opened, sub)
-                session = opened
-        _store(store, sub, fields)
-        if session is not None:
-            with contextlib.suppress(psycopg.Error):
-                definitions.record(session, sub.subid, stored_options(replace(sub, **fields)))
 
 
 def _alter_with_servers(

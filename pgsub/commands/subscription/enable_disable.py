@@ -1,14 +1,16 @@
 """``pgsub enable``, ``disable`` and ``disable-on-error``. Mirrors AlterSubscription (ENABLE, DISABLE, SET).
 
-Only the state store is written; a launcher sees it within a second.
+A launcher sees what the state store says within a second.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
+from pgsub.commands import ledger_copy
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import serving
 from pgsub.common.errors import StateForbids
@@ -22,17 +24,16 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     :param folder: the state folder.
     :param name: the subscription.
     :raises SubscriptionNotFound: if there is none of that name.
-    :raises StateForbids: if it has no slot name.
+    :raises StateForbids: if it has no slot name, or was moved to another state store.
     """
-    with StateStore.open(folder, create=False) as store, store.batch():
+    with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
         if sub.slot_name is None:
             raise StateForbids("cannot enable subscription that does not have a slot name")
         if sub.enabled:
             reporter.notice(f'subscription "{name}" is already enabled')
             return
-        store.alter(sub.subid, enabled=True)
-        store.journal("enable", sub.subid, name, {})
+        _set(store, sub, "enable", {}, reporter, enabled=True)
         served = serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None
     if not served:
         reporter.notice(f'subscription "{name}" is enabled, but no pgsub run serves it yet')
@@ -40,13 +41,12 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
 
 def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
     """Clear ``subenabled``, as :func:`enable` sets it. A launcher ends the workers; this does not wait for them."""
-    with StateStore.open(folder, create=False) as store, store.batch():
+    with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
         if not sub.enabled:
             reporter.notice(f'subscription "{name}" is already disabled')
             return
-        store.alter(sub.subid, enabled=False)
-        store.journal("disable", sub.subid, name, {})
+        _set(store, sub, "disable", {}, reporter, enabled=False)
 
 
 def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -> None:
@@ -54,13 +54,31 @@ def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -
 
     Workers need no restart for it. Parameters and errors are those of :func:`disable`.
     """
-    with StateStore.open(folder, create=False) as store, store.batch():
+    with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
         if sub.disable_on_error == on:
             reporter.notice(f'disable_on_error of subscription "{name}" is already {"on" if on else "off"}')
             return
-        store.alter(sub.subid, disable_on_error=on)
-        store.journal("disable-on-error", sub.subid, name, {"on": on})
+        _set(store, sub, "disable-on-error", {"on": on}, reporter, disable_on_error=on)
+
+
+def _set(
+    store: StateStore,
+    sub: Subscription,
+    action: str,
+    shown: dict[str, Any],
+    reporter: Reporter,
+    **fields: bool,
+) -> None:
+    """Write fields of the definition, and of the ledger's copy of it."""
+
+    def write() -> None:
+        with store.batch():
+            store.require(sub.subid)
+            store.alter(sub.subid, **fields)
+            store.journal(action, sub.subid, sub.name, shown)
+
+    ledger_copy.change(store, sub, write, reporter=reporter)
 
 
 def require_disabled(sub: Subscription, message: str) -> None:

@@ -1,0 +1,94 @@
+"""A change of a definition in the state store, and of the ledger's copy of it.
+
+A launcher that serves the subscription copies it at once. Without one the command does, if the target answers: a state
+store that is lost before the next ``run`` would come back from the ledger with the older options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pgsub.catalog.locks import subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.subscriptions import options
+from pgsub.commands.reporter import Reporter
+from pgsub.common.errors import PermissionMissing, PgsubError, StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, reporter: Reporter) -> None:
+    """Change a definition.
+
+    :param sub: as it is before.
+    :param write: changes it in the state store.
+    :raises StateForbids: the subscription was moved to another state store.
+    """
+    connected = sub.dboid != 0
+    if not connected or subscription_lock(store.path.parent, sub.subid).holder() is not None:
+        write()
+        return
+    with contextlib.ExitStack() as stack:
+        session, failed = _session(stack, sub)
+        write()
+        now = store.subscription_by_id(sub.subid)
+        if session is not None and now is not None:
+            failed = _record(session, now)
+    if failed is not None and not isinstance(failed, PermissionMissing):  # which status says
+        reporter.warning(
+            "the target's ledger has the definition as it was before",
+            f"{failed.message}.",
+            "The next launcher brings it up to date. Until then do not rebuild the state store from the ledger:\n"
+            f"pgsub run {word(sub.name)}",
+        )
+
+
+# What loads the driver is imported here and not above: with a launcher nothing needs it.
+
+
+def _session(stack: contextlib.ExitStack, sub: Subscription) -> tuple[psycopg.Connection | None, PgsubError | None]:
+    """Open a session on the target; return it, or why there is none.
+
+    :raises StateForbids: the subscription was moved to another state store.
+    """
+    import psycopg
+
+    from pgsub.commands.sessions import connect_target
+    from pgsub.target.ledger import definitions
+    from pgsub.target.session import ledger_privileges
+
+    try:
+        session = stack.enter_context(connect_target(sub, replica=False))
+        ledger_privileges.check(session)
+        definitions.check_not_moved(session, sub)
+    except StateForbids:
+        raise
+    except PgsubError as error:
+        return None, error
+    except psycopg.Error as error:
+        return None, _failed(session, error)
+    return session, None
+
+
+def _record(session: psycopg.Connection, sub: Subscription) -> PgsubError | None:
+    """Write the definition into the ledger; return why it cannot be done."""
+    import psycopg
+
+    from pgsub.target.ledger import definitions
+
+    try:
+        definitions.record(session, sub.subid, options(sub))
+    except psycopg.Error as error:
+        return _failed(session, error)
+    return None
+
+
+def _failed(session: psycopg.Connection, error: psycopg.Error) -> PgsubError:
+    from pgsub.target.session.connect import translate
+
+    return translate(error, "change the definition in the ledger", user=session.info.user)
