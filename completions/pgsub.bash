@@ -140,6 +140,13 @@ _pgsub() {
                 --table|--sample|--jobs|-j|--timeout) return ;;
             esac
             ;;
+        reconcile)
+            options="--slot-name --force --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            case $prev in
+                --slot-name|--timeout|--master|--conf) return ;;
+            esac
+            ;;
         switchover)
             options="--back --dry-run --timeout --fence --fence-command --promote-command --back-connection --back-target --back-publication --no-verify --status --abort --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -178,7 +185,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify switchover drop metrics config demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify reconcile switchover drop metrics config demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

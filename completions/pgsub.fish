@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify switchover drop metrics config demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify reconcile switchover drop metrics config demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -24,6 +24,7 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a origin-advance -d 'Advance the replication origin past transactions that must not be applied'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a verify -d 'Compare the tables of a subscription with the publisher\'s'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a reconcile -d 'Go on with a subscription whose slot is lost'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a switchover -d 'Move the writes to the target, with a way back'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a metrics -d 'Print metrics of all subscriptions'
@@ -297,6 +298,24 @@ complete -c pgsub -n '__fish_seen_subcommand_from verify' -l verbose -s v -d 'Sa
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l slot-name -x -d 'Name of the new slot.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l force -d 'Make another slot although nothing seems wrong.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l yes -s y -d 'Do not ask.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l dry-run -d 'Check everything and print what would be done.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l json -d 'One JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l strict -d 'Treat warnings as errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l wait -d 'Synchronize in the foreground, or leave the work to pgsub run.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l no-wait -d 'Not: Synchronize in the foreground, or leave the work to pgsub run.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l master -x -d 'Spark master; the default is local[N] with enough slots.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l conf -x -d 'A Spark setting; may be repeated.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from reconcile' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back -d 'Move the writes back to where they were.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l dry-run -d 'Name what stands in the way, and rehearse.'

@@ -42,7 +42,7 @@ def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     :param args: words of the command line.
     :param env: what the test sets beyond a command's usual environment.
     """
-    opens = args[0] == "run" or (args[0] == "create" and _NEEDS_NONE.isdisjoint(args))
+    opens = args[0] == "run" or (args[0] in ("create", "reconcile") and _NEEDS_NONE.isdisjoint(args))
     if not opens or set(env) - _HARMLESS or os.environ.get("PGSUB_TEST_THOROUGH"):
         return {}
     if any(holder.poll() is None for holder in _holders):

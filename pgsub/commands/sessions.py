@@ -10,11 +10,12 @@ from typing import Any
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import LockHeld, PublisherUnavailable
+from pgsub.common.errors import LockHeld, PublisherUnavailable, WrongSystem
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
+from pgsub.publisher.faults import named
 from pgsub.target.ledger import definitions, schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
@@ -138,7 +139,11 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
             (sub.subid,),
         ).fetchone()
         furthest = lsn_or_none(row[0]) if row else None
-        identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+        try:
+            identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+        except WrongSystem as error:
+            error.hint = named(error.hint, sub.name)
+            raise
 
 
 def target_facts(session: psycopg.Connection) -> dict[str, Any]:

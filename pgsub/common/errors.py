@@ -203,7 +203,14 @@ class SlotLost(ReplicationBroken):
 
 
 class WrongSystem(ReplicationBroken):
-    """The publisher is not the one this subscription was created for, or it went back in time."""
+    """The publisher is not the one this subscription was created for, or it went back in time.
+
+    ``diverged``: it is that system and database, but has lost changes that the target has. ``elsewhere``: moreover its
+    timeline does not continue the one that was followed, so that another server may be the publisher by now.
+    """
+
+    diverged: bool = False
+    elsewhere: bool = False
 
 
 class ProtocolViolation(ReplicationBroken):

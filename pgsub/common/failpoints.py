@@ -35,6 +35,7 @@ _POINTS = {
         "after_separation"
     ),
     "create": "after_ledger after_slot",
+    "reconcile": "journalled begun fenced rolled_back dropped created moved",
     "refresh": "after_fence after_release before_commit after_commit",
     "alter": "after_ledger after_definition after_slot",
     "drop": "after_slots",

@@ -9,7 +9,7 @@ import psycopg
 from pgsub.apply.worker import worker
 from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.common.errors import PgsubError, WorkerDied, log_text
+from pgsub.common.errors import Directive, Fenced, PgsubError, WorkerDied, log_text
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
@@ -51,6 +51,7 @@ class ApplyWorkerHandle:
         self._claim: Claim | None = None
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
+        self._stopped_at: int | None = None  #: apply's position when it ended with an error last
         self.reached = False
         self.watch = WorkerWatch(
             context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui
@@ -119,14 +120,26 @@ class ApplyWorkerHandle:
         self.reached = result.outcome == "reached"
 
     def _failed(self, error: PgsubError, session: psycopg.Connection) -> None:
+        error = self._unless_fenced(error, session)
         self._retry.failed(error)
         position = None
         with contextlib.suppress(psycopg.Error):  # a lost session is noticed again at once
             position = subscriptions.apply_position(session, self._sub.subid)
+        self._stopped_at = position
         self._errors.report(APPLY, error, "apply_error_count", position)
 
+    def _unless_fenced(self, error: PgsubError, session: psycopg.Connection) -> PgsubError:
+        """Return what is to be said of a worker's error: nothing of a slot that a command is replacing meanwhile."""
+        with contextlib.suppress(psycopg.Error):
+            claims = [self._claim] if self._claim is not None and error.directive is Directive.STOP else []
+            if claims and worker_takeover.taken_over(session, claims):
+                return Fenced("another worker took over")
+        return error
+
     def clear_if_past(self, mirror: Mirror) -> None:
-        """Forget an error that the running worker got past."""
+        """Forget an error that the running worker got past; try again at once where a command has moved apply."""
+        if self._job is None and self._stopped_at not in (None, mirror.remote_lsn):
+            self._stopped_at, self._retry.not_before = None, 0.0
         place = self._errors.place(APPLY)
         position = mirror.position()
         if self.alive and self.watch.alive and position > place and not (place and mirror.held.is_next(place)):

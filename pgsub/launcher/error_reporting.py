@@ -25,6 +25,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_counters
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
+from pgsub.publisher.faults import named
 
 APPLY = "apply"  #: the apply worker in the record of errors
 SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
@@ -102,6 +103,7 @@ class ErrorReporter:
         """
         if isinstance(error, Fenced | StreamsMustRestart):
             return  # no concern of operators
+        error.hint = named(error.hint, self._sub.name)
         text = self._text(worker, error)
         if repeats or not self._logged[worker].repeats:
             self._log("ERROR", text)

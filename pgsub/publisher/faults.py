@@ -190,9 +190,15 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
 
 
 RECREATE_HINT = (
-    "What the slot kept is lost. Drop the subscription (pgsub drop), and create it again with --adopt (pgsub create): "
-    "every table is compared with the publisher's then, and only what differs is brought."
+    "What the slot kept is lost. Another slot is made, every table is compared with the publisher's, and only what "
+    "differs is brought:\npgsub reconcile NAME"
 )
+
+
+def named(hint: str | None, name: str) -> str | None:
+    """Put the name of a subscription into the command of :data:`RECREATE_HINT`, which is made where none is known."""
+    return hint and hint.replace("\npgsub reconcile NAME", f"\npgsub reconcile {quoting.word(name)}")
+
 
 PROMOTE_HINT = (
     "Promote the standby, and the subscription goes on by itself; or give the primary's address in --connection."

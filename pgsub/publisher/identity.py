@@ -96,7 +96,7 @@ def check_identity(
 
     :param remote_lsn: the furthest position that the target contains or has reported.
     :param history: of ``actual.timeline``; needed where the timelines differ.
-    :raises WrongSystem: with what differs and what it means.
+    :raises WrongSystem: with what differs and what it means; ``diverged`` where only the history does.
     """
     if actual.system_identifier != expected.system_identifier:
         raise WrongSystem(
@@ -104,7 +104,8 @@ def check_identity(
             detail=f"The subscription was created for system identifier {expected.system_identifier}, "
             f"this server has {actual.system_identifier}.",
             hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
-            "the publisher create the subscription anew; after pg_upgrade, which takes slots along from 17 on:\n"
+            "the publisher create the subscription anew, with --adopt; after pg_upgrade, which takes slots along from "
+            "17 on:\n"
             "pgsub alter NAME --publisher-upgraded",
         )
     if actual.database_oid != expected.database_oid:
@@ -113,16 +114,16 @@ def check_identity(
             detail=f'The subscription was created for database "{expected.dbname}" (OID {expected.database_oid}), '
             f'this is "{actual.dbname}" (OID {actual.database_oid}).',
             hint="Check dbname in the subscription's connection. "
-            "A database that was dropped and created again has lost its slots: create the subscription anew.",
+            "A database that was dropped and created again has lost its slots: create the subscription anew, with "
+            "--adopt.",
         )
     _check_timeline(expected, actual, remote_lsn, history)
     # guard: a publisher that was restored is refused
     if actual.flush_lsn < remote_lsn:
-        raise WrongSystem(
+        raise _diverged(
             "the publisher is behind the subscription",
-            detail=f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
+            f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
             f"the publisher's WAL ends at {format_lsn(actual.flush_lsn)}.",
-            hint=_DIVERGED,
         )
 
 
@@ -134,24 +135,37 @@ def _check_timeline(
     changed = f"The subscription followed timeline {expected.timeline}, the publisher is on timeline {actual.timeline}"
     switch = next((s for s in history if s.timeline == expected.timeline), None)
     if actual.timeline < expected.timeline or switch is None:
-        raise WrongSystem(
+        raise _diverged(
             "the publisher's timeline does not continue the subscription's",
-            detail=f"{changed}, whose history does not contain the former.",
-            hint="Connect to the server that was promoted last. " + _DIVERGED,
+            f"{changed}, whose history does not contain the former.",
+            elsewhere=True,
         )
     if switch.switch_lsn < remote_lsn:
-        raise WrongSystem(
+        raise _diverged(
             "the publisher's timeline branched off before the subscription's position",
-            detail=f"{changed}, which branched off at {format_lsn(switch.switch_lsn)}; "
+            f"{changed}, which branched off at {format_lsn(switch.switch_lsn)}; "
             f"the target contains changes up to {format_lsn(remote_lsn)}.",
-            hint=_DIVERGED,
         )
+
+
+def _diverged(message: str, detail: str, *, elsewhere: bool = False) -> WrongSystem:
+    """Make the error of a publisher that went back in time."""
+    first = "Connect to the server that was promoted last. " if elsewhere else ""
+    error = WrongSystem(message, detail=detail, hint=first + _DIVERGED)
+    error.diverged, error.elsewhere = True, elsewhere
+    return error
 
 
 _DIVERGED = (
     "The publisher went back in time (fail-over to a standby that lagged, or a restore), so the target has changes "
-    "that the publisher lost. Synchronize the tables again, and set synchronized_standby_slots on the publisher "
-    "so that a standby is never behind a subscriber."
+    "that the publisher lost. Set synchronized_standby_slots on the publisher, so that a standby is never behind a "
+    "subscriber. To make the tables what they are on this publisher, row by row:\npgsub reconcile NAME"
+)
+
+
+_ANEW = (
+    "Where it is another publisher, drop the subscription (pgsub drop), and create it again with --adopt (pgsub "
+    "create): every table is compared with the publisher's then, and only what differs is brought."
 )
 
 
@@ -184,7 +198,7 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
             "this is no upgrade of the publisher",
             detail=f'pg_upgrade keeps the OID of a database: "{actual.dbname}" has OID {actual.database_oid}, the '
             f"subscription follows the one with OID {database_oid}.",
-            hint="Check dbname in the subscription's connection. " + RECREATE_HINT,
+            hint="Check dbname in the subscription's connection. " + _ANEW,
         )
     check_slot(slot, MAX_LSN, name, actual.dbname)
     position = (slot.confirmed_flush_lsn if slot is not None else None) or 0
@@ -193,7 +207,7 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
             "this is no upgrade of the publisher",
             detail="The WAL of a cluster that pg_upgrade made begins behind the old one's: the slot's "
             f"confirmed_flush_lsn is {format_lsn(position)}, the target has changes up to {format_lsn(done)}.",
-            hint=RECREATE_HINT,
+            hint=_ANEW,
         )
     return position
 

@@ -70,7 +70,7 @@ def test_a_slot_that_was_invalidated_meanwhile_is_named_with_the_reason(source, 
     error = refused(followed)
     assert isinstance(error, SlotLost)
     assert error.message == f'can no longer access replication slot "{followed.sub.slot_name}"'
-    assert f'invalidated due to "{reason}"' in error.detail and "create it again" in error.hint
+    assert f'invalidated due to "{reason}"' in error.detail and "pgsub reconcile" in error.hint
 
 
 def test_a_slot_that_somebody_read_meanwhile_is_not_followed_over_the_gap(source, followed):
@@ -170,7 +170,7 @@ def test_a_slot_that_is_lost_while_apply_waits_for_the_target_stops_it_and_nothi
     assert program.stop(running) == 0
     one_error(program("run", "s", "--until-caught-up", "--timeout", "2m"), 7, slot)
     steps = program("status", "s", "--runbook").stdout
-    assert "pgsub drop s" in steps and "pgsub wait" not in steps
+    assert "pgsub reconcile s" in steps and "pgsub drop" not in steps and "pgsub wait" not in steps
 
 
 def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hint_brings_again(

@@ -25,7 +25,7 @@ from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
-from pgsub.target.ledger import events, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import events, reconciliation, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity, Publisher
 from pgsub.target.ledger.worker_takeover import Claim
@@ -218,6 +218,9 @@ def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
     known = subscriptions.identity(session, spec.subscription.subid)
+    if spec.applies:
+        # guard: apply does not start while its slot is replaced
+        reconciliation.check_not_under_way(known)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
     expected = recorded_publisher(known)

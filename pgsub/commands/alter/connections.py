@@ -16,7 +16,8 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
 from pgsub.commands.subscription import definition, password_required
 from pgsub.common import conninfo as ci
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import PgsubError, StateForbids, WrongSystem
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.publisher.faults import PROMOTE_HINT
@@ -139,7 +140,13 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     """Check that the connection leads to the same publisher, or to the standby that took its place."""
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return  # as in the server: what was never connected is not connected now
-    verify_publisher(session, sub, connection)
+    try:
+        verify_publisher(session, sub, connection)
+    except WrongSystem as error:
+        # guard: a connection is not turned to a server of another history
+        if error.elsewhere or not error.diverged:
+            raise
+        reporter.warning(error.message, error.detail, error.hint)  # only the new address leads to where it goes on
     if sub.slot_name is None:
         return
     with connect_publisher(sub, connection) as source:
@@ -148,7 +155,8 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     if state is None or state.wal_status == "lost":
         reporter.warning(
             f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
-            "Workers will end with an error until there is one that goes back far enough.",
+            "Workers will end with an error.",
+            f"To make another one, and compare every table:\npgsub reconcile {word(sub.name)}",
         )
     elif state.synced and state.in_recovery:
         reporter.warning(

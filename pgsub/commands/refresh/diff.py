@@ -90,6 +90,7 @@ def plan(
     copy_data: bool,
     resync: Sequence[str] = (),
     adopt: bool = False,
+    everything: bool = False,
     named: Collection[str] | None = None,
 ) -> Plan:
     """Compare the publications with the ledger; nothing is changed.
@@ -97,6 +98,7 @@ def plan(
     :param sub: with the publications that are to hold.
     :param resync: qualified names of tables to copy again.
     :param adopt: whether rows that tables have are compared, and only what differs is brought.
+    :param everything: whether that holds for all tables that stay, whatever ``resync`` names.
     :param named: publications that the command names; None where it names none and all are looked at.
     :raises TargetSchemaError: a published table has no place on the target.
     :raises StateForbids: a table that is to be copied again cannot be.
@@ -115,6 +117,8 @@ def plan(
     held = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     _refuse_kept(held, sub, drop)
     again = _again(session, resync, present, drop)
+    if everything:
+        again = tuple(present[oid] for oid in sorted(kept))
     emptied = () if adopt else tuple(_emptied(session, sub, again))
     subscribed.check_copied(source, session, sub, again, adoption.MODE if adopt else "atomic")
     if adopt:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import psycopg
 
@@ -38,16 +39,22 @@ TRUNCATE_TRIES = 10
 _PAUSE = 0.5
 
 
-def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None) -> None:
+def carry_out(
+    session: psycopg.Connection, wanted: Plan, deadline: float | None, moves: Callable[[Claim], None] | None = None
+) -> None:
     """Do it: fence, give back the slots, then everything in one transaction; again if a sync worker got in between.
 
     :param session: autocommit; carries an origin where tables are emptied.
     :param deadline: of ``time.monotonic()``; None for :data:`PATIENCE_SECONDS`.
+    :param moves: moves apply to another slot in that transaction, under its claim; all tables are then fenced, and
+        those of ``again`` that are copied, or were never, stay as they are.
     :raises TimeoutExpired: apply or another session held what is needed for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
     busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
-    attempt = _Attempt(session, wanted)
+    if moves is not None:
+        busy = [worker_takeover.APPLY, *(r.srrelid for r in (*wanted.drop, *wanted.again))]
+    attempt = _Attempt(session, wanted, moves)
     while True:
         subscriptions.identity(session, wanted.sub.subid)
         try:
@@ -65,19 +72,22 @@ class _Attempt:
     :ivar refused: tries that ended at the lock of a table that is to be emptied.
     """
 
-    def __init__(self, session: psycopg.Connection, wanted: Plan) -> None:
+    def __init__(self, session: psycopg.Connection, wanted: Plan, moves: Callable[[Claim], None] | None = None) -> None:
         self._session = session
         self._wanted = wanted
+        self._moves = moves
         self.refused = 0
         self._slots: set[str] = set()  #: named by the fenced tables
 
     def make(self, claims: Sequence[Claim]) -> None:
         """Try once.
 
-        :param claims: of the tables that had, or may have, a sync worker.
+        :param claims: of the tables that had, or may have, a sync worker; and apply's where it moves.
         """
         session, wanted = self._session, self._wanted
         subid = wanted.sub.subid
+        applies = [claim for claim in claims if claim.worker == worker_takeover.APPLY]
+        claims = [claim for claim in claims if claim not in applies]
         failpoints.point("refresh.after_fence")
         removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
         self._end_walsenders([claim.worker for claim in claims])
@@ -95,11 +105,23 @@ class _Attempt:
             claims,
         )
         with states.changing(session, subid):
+            for claim in applies:
+                change = self._moved(claim, change)
             subscription_tables.change(session, subid, change)
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")
         self._drop_slots([claim for claim in claims if claim not in removed])
+
+    def _moved(self, claim: Claim, change: Change) -> Change:
+        """Move apply; return the change with the tables that this concerns, by what they are now."""
+        assert self._moves is not None
+        self._moves(claim)
+        worker_takeover.fence(self._session, *change.claims)
+        rows = subscriptions.relations(self._session, claim.subid)
+        # what was handed over to the old slot's stream, also since the tables were looked at first
+        served = {row.srrelid for row in rows if row.srsubstate in "fsr"}
+        return replace(change, again=[relid for relid in change.again if relid in served])
 
     def _end_walsenders(self, relids: Sequence[int]) -> None:
         """End the walsenders of fenced workers, which may still stream or create their slots."""

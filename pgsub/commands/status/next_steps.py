@@ -82,8 +82,13 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     yield Step(f"Nothing that is tried again mends this: {said}.")
     if row is not None and row.hint:
         yield from _hinted(row.hint)
-    yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
-    yield Step("Create it again with the words that made it and --adopt: tables are compared, and what differs comes.")
+    if row is None or f"pgsub reconcile {name}" not in (row.hint or ""):
+        yield Step(
+            "Where the slot is gone, changes are missing. Make another one: every table is compared with the"
+            " publisher's, and only what differs is brought.",
+            (f"pgsub reconcile {name}",),
+        )
+    yield Step("What that would do, without doing it:", (f"pgsub reconcile {name} --dry-run",))
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:

@@ -172,7 +172,9 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     two_phase.check_finishable(prepared)
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if not keep_slot:
-        drop_slots(sub, tables, session if known else None, reporter, lost=lost)
+        unfinished = _unfinished(session, sub) if known else None
+        lost = lost or unfinished is not None
+        drop_slots(sub, tables, session if known else None, reporter, lost=lost, unfinished=unfinished or ())
     failpoints.point("drop.after_slots")
     # as long as the subscription may go on, it is the publisher that decides them
     # guard: a dropped subscription leaves nothing prepared
@@ -182,6 +184,15 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _report_leftovers(session, sub, skipped, reporter)
+
+
+def _unfinished(session: psycopg.Connection, sub: Subscription) -> set[str] | None:
+    """Return further slots of a subscription whose reconciliation was interrupted; None where none was."""
+    with contextlib.suppress(StateForbids):  # the ledger has no such subscription
+        found = subscriptions.identity(session, sub.subid)
+        if found.new_slot is not None:
+            return {name for name in (found.slot_name, found.new_slot) if name is not None} - {sub.slot_name or ""}
+    return None
 
 
 def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:

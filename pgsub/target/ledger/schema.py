@@ -15,7 +15,7 @@ from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.query import scalar
 from pgsub.target.session import ledger_privileges
 
-VERSION = 3
+VERSION = 4
 
 
 # Those who use the ledger may use the tables that an upgrade adds.
@@ -229,8 +229,14 @@ CREATE TABLE pgsub.switchover (
 ALTER TABLE pgsub.copy_chunk ADD COLUMN part json;
 """
 
+_V4 = """
+-- new_slot: a reconciliation is under way, which makes the slot of this name; apply does not start
+-- (target/ledger/reconciliation.py)
+ALTER TABLE pgsub.subscription ADD COLUMN new_slot text;
+"""
+
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 
 
 def installed_version(connection: psycopg.Connection) -> int:

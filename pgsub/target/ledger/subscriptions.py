@@ -49,6 +49,7 @@ class Identity:
     timeline: int | None
     slot_name: str | None
     consistent_point: int | None
+    new_slot: str | None = None  #: the name of a slot that is being made in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,13 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
     """
     query = """
         SELECT subname, system_identifier, publisher_dbname, publisher_dboid, timeline, slot_name,
-               consistent_point::text
+               consistent_point::text, new_slot
           FROM pgsub.subscription WHERE subid = %s"""
     found = row(connection, query, (subid,))
     if found is None:
         raise unknown(subid)
-    name, system, dbname, dboid, timeline, slot_name, point = found
-    return Identity(subid, name, system, dbname, dboid, timeline, slot_name, lsn_or_none(point))
+    name, system, dbname, dboid, timeline, slot_name, point, new_slot = found
+    return Identity(subid, name, system, dbname, dboid, timeline, slot_name, lsn_or_none(point), new_slot)
 
 
 def unknown(subid: int) -> StateForbids:

@@ -1,0 +1,223 @@
+"""What keeps a subscription from going on at its publisher and slot, and what is in the way of another slot.
+
+Asks what a worker asks when it starts (``apply/worker/start.py``), and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.rows.session import recorded_publisher
+from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.publisher.faults import named, translating
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.publisher.slots import SlotState
+from pgsub.switchover import journal
+from pgsub.target.ledger import origin_advance, subscriptions, two_phase
+from pgsub.target.ledger.origin_advance import Position
+from pgsub.target.ledger.subscriptions import Identity
+
+#: Seconds for which a worker that is refused may hold the slot.
+_BUSY_SECONDS = 5.0
+#: The first version whose standbys can have logical slots.
+_STANDBY_VERSION = 160000
+_HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The state of a subscription's slot and publisher.
+
+    :ivar slot_name: of the slot that will be made.
+    :ivar position: of apply.
+    :ivar trouble: why apply cannot go on; None where nothing keeps it.
+    """
+
+    known: Identity
+    publisher: PublisherIdentity
+    slot_name: str
+    position: Position
+    trouble: PgsubError | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an earlier command began to make another slot."""
+        return self.known.new_slot is not None
+
+    @property
+    def fits(self) -> bool:
+        """Whether slot, publisher and ledger fit together."""
+        return self.trouble is None and not self.interrupted
+
+    @property
+    def reason(self) -> str:
+        """A sentence for the operator, without a full stop."""
+        if self.trouble is not None:
+            return self.trouble.message
+        return "an earlier reconciliation was interrupted" if self.interrupted else "it was asked for"
+
+
+def diagnose(
+    session: psycopg.Connection,
+    replication: publisher.Connection,
+    sub: Subscription,
+    slot_name: str | None,
+    *,
+    force: bool,
+) -> Diagnosis:
+    """Find out why a subscription cannot go on.
+
+    :param replication: a replication connection to the publisher.
+    :param slot_name: a name for the new slot; None for the one of the subscription.
+    :param force: whether another slot is wanted although nothing seems wrong.
+    :raises StateForbids: nothing is wrong, or another slot is not to be had.
+    :raises WrongSystem: it is not the publisher that the subscription was created for.
+    """
+    known = subscriptions.identity(session, sub.subid)
+    _check_takes_part(session, known, sub)
+    actual, trouble = _publisher(session, replication, known)
+    position = origin_advance.position(session, sub.subid)
+    wanted = slot_name or known.new_slot or sub.slot_name or known.slot_name
+    if wanted is None:
+        raise StateForbids(
+            f'subscription "{sub.name}" has no replication slot',
+            hint=f"Name the one to be made:\npgsub reconcile {word(sub.name)} --slot-name NAME",
+            sqlstate="55000",
+        )
+    slots.valid_slot_name(wanted)
+    if sub.slot_name is not None and trouble is None:
+        trouble = _slot(replication, sub.slot_name, position, actual.dbname)
+    if trouble is not None:
+        trouble.hint = named(trouble.hint, sub.name)
+    found = Diagnosis(known, actual, wanted, position, trouble)
+    if found.fits and not force:
+        raise _nothing_to_do(sub)
+    _check_standby(replication)
+    check_ours(replication, sub, wanted, actual.dbname)
+    return found
+
+
+def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscription) -> None:
+    """Refuse what there is nothing to compare with, or what others need as it is.
+
+    :raises StateForbids: it never received anything, or takes part in a switchover.
+    """
+    if known.system_identifier is None:
+        raise StateForbids(
+            f'subscription "{sub.name}" has never been connected to its publisher',
+            hint=f"Make its slot on the publisher, then:\npgsub refresh {word(sub.name)}",
+            sqlstate="55000",
+        )
+    if journal.needs(session, sub.subid, enabled=sub.enabled):
+        raise StateForbids(
+            f'subscription "{sub.name}" takes part in a switchover that is under way',
+            hint=f"Let it come to its end, or abort it:\npgsub switchover {word(sub.name)} --status",
+        )
+
+
+def _publisher(
+    session: psycopg.Connection, replication: publisher.Connection, known: Identity
+) -> tuple[PublisherIdentity, PgsubError | None]:
+    """Identify the publisher; one that went back in time is the trouble.
+
+    :raises WrongSystem: another system or database.
+    """
+    expected = recorded_publisher(known)
+    furthest = max(two_phase.behind(session, known.subid), origin_advance.position(session, known.subid).furthest)
+    try:
+        return identity.verify_publisher(replication, expected, remote_lsn=furthest), None
+    except WrongSystem as error:
+        # guard: tables are not compared with another publisher
+        if not error.diverged:
+            raise
+        return identity.identify(replication), error
+
+
+def _slot(replication: publisher.Connection, name: str, position: Position, dbname: str) -> PgsubError | None:
+    """Return what is wrong with the subscription's slot.
+
+    :raises PublisherUnavailable: it is still synchronized from the primary.
+    """
+    try:
+        identity.check_slot(slots.slot_state(replication, name), position.reported_lsn, name, dbname)
+    except ReplicationBroken as error:
+        return error
+    return None
+
+
+def _nothing_to_do(sub: Subscription) -> StateForbids:
+    name = word(sub.name)
+    return StateForbids(
+        f'replication slot "{sub.slot_name}" has all that subscription "{sub.name}" needs',
+        detail="Nothing was lost, as far as slot, publisher and ledger show.",
+        hint="To compare the tables, or to make another slot all the same:\n"
+        f"pgsub verify {name}\npgsub reconcile {name} --force",
+        sqlstate="55000",
+    )
+
+
+def _check_standby(replication: publisher.Connection) -> None:
+    """Refuse a standby that cannot have a slot.
+
+    :raises StateForbids: the publisher is one.
+    """
+    with translating(replication, "ask whether the publisher is a standby"):
+        row = replication.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
+    if row == (True,) and replication.info.server_version < _STANDBY_VERSION:
+        raise StateForbids(
+            "the publisher is a standby",
+            detail="Standbys can have logical replication slots from PostgreSQL 16 on.",
+            hint="Promote it, or give the primary's address with pgsub alter --connection.",
+            sqlstate="55000",
+        )
+
+
+def former_names(known: Identity, sub: Subscription) -> set[str]:
+    """Return the names of slots that the subscription has, or had before a command that was interrupted."""
+    return {one for one in (known.slot_name, known.new_slot, sub.slot_name) if one is not None}
+
+
+def is_foreign(slot: SlotState, dbname: str) -> bool:
+    """Return whether a slot cannot have been made for a subscription of this database."""
+    return slot.plugin != "pgoutput" or slot.database != dbname
+
+
+def check_ours(replication: publisher.Connection, sub: Subscription, name: str, dbname: str) -> None:
+    """Check that a slot of this name, if there is one, may be dropped for the new one.
+
+    A worker of the subscription that is refused holds it for moments only.
+
+    :raises StateForbids: it is of another kind or database, or another consumer uses it.
+    """
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while (slot := slots.slot_state(replication, name)) is not None:
+        # guard: a slot of somebody else is not dropped
+        if is_foreign(slot, dbname):
+            what = "is a physical slot" if slot.plugin is None else f'uses plugin "{slot.plugin}" in "{slot.database}"'
+            raise _taken(sub, f'replication slot "{name}" is not one of this subscription', f"It {what}.")
+        if not slot.active or slot.active_pid is None:
+            return
+        row = replication.execute(_HOLDER, (slot.active_pid,)).fetchone()
+        if row is not None and row[0] == sub.name:
+            return
+        if time.monotonic() > deadline:
+            holder = f', of "{row[0]}"' if row is not None and row[0] else ""
+            raise _taken(sub, f'replication slot "{name}" is in use', f"PID {slot.active_pid}{holder} streams from it.")
+        time.sleep(0.1)
+
+
+def _taken(sub: Subscription, message: str, detail: str) -> StateForbids:
+    return StateForbids(
+        message,
+        detail=detail,
+        hint="Give the new slot another name, and leave this one to whom it belongs to:\n"
+        f"pgsub reconcile {word(sub.name)} --slot-name NAME",
+        sqlstate="55006",
+    )

@@ -1,0 +1,288 @@
+"""``pgsub reconcile``: another slot takes the place of one that is lost, and tables are compared instead of copied.
+
+NOTES
+A command that is killed is repeated. Until the one commit that moves apply's position and all tables, the ledger says
+that a slot is being made (:mod:`pgsub.target.ledger.reconciliation`): apply does not start, and the next command drops
+what this one may have made, and makes it again. After that commit the launcher has all that it needs.
+
+Prepared transactions on the target are rolled back: the publisher does not send their ends any more, and what it
+committed comes by comparison. Creating a slot waits until those that are prepared on the publisher have ended, so none
+lies on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.preflight import findings, tables
+from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose, former_names, is_foreign
+from pgsub.commands.refresh import diff, refresh, table_changes
+from pgsub.commands.refresh.diff import Plan
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
+from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.publisher.slot_creation import SlotWatch
+from pgsub.target.ledger import reconciliation, skip, two_phase, worker_takeover
+from pgsub.target.ledger.prepared_xacts import Prepared
+from pgsub.target.ledger.subscriptions import Publisher
+from pgsub.target.session import origins
+from pgsub.target.session.connect import must_use_password
+
+_ACTION = "reconcile"  #: in the journal
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileOptions(ServiceOptions):
+    """The options of ``reconcile``.
+
+    :ivar slot_name: of the new slot, None for the name that the subscription's has.
+    :ivar force: make one although nothing seems wrong.
+    """
+
+    name: str
+    state_dir: Path
+    slot_name: str | None = None
+    force: bool = False
+    dry_run: bool = False
+    strict: bool = False
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """Outcome of the command, or with a dry run what it would be.
+
+    :ivar plan: of the tables.
+    :ivar prepared: transactions on the target that are rolled back.
+    :ivar skips: transactions of the lost stream that were to be skipped.
+    :ivar lsn: the position that apply goes on from, once there is one.
+    """
+
+    diagnosis: Diagnosis
+    plan: Plan
+    prepared: Sequence[Prepared]
+    skips: tuple[int, ...]
+    dry_run: bool
+    lsn: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        known, position = self.diagnosis, self.diagnosis.position
+        names = [{"schemaname": one.schemaname, "relname": one.relname} for one in self.plan.again]
+        return {
+            "dry_run": self.dry_run,
+            "subscription": self.plan.sub.name,
+            "reason": known.reason,
+            "slot_name": known.slot_name,
+            "from": format_lsn(position.furthest),
+            "to": None if self.lsn is None else format_lsn(self.lsn),
+            "compared": names,
+            "added": [{"schemaname": one.schemaname, "relname": one.relname} for one in self.plan.add],
+            "removed": [{"schemaname": one.schemaname, "relname": one.relname} for one in self.plan.drop],
+            "rolled_back": [one.gid for one in self.prepared],
+            "skips_cleared": [format_lsn(lsn) for lsn in self.skips],
+            "held_changes_removed": [{"table": name, "changes": changes} for name, changes in self.plan.discarded],
+            "warnings": self.plan.found.document()["warnings"],
+        }
+
+
+def reconcile(
+    options: ReconcileOptions, *, reporter: Reporter, confirm: Callable[[Reconciliation], None]
+) -> Reconciliation:
+    """Give a subscription another slot, and compare its tables with the publisher's.
+
+    :param confirm: called before anything is changed; raises where the answer is no.
+    :raises StateForbids: nothing is wrong, or something is in the way; nothing was changed.
+    :raises WrongSystem: it is another publisher.
+    :raises PgsubError: as of :mod:`pgsub.commands.refresh.table_changes`, and what ends the synchronization.
+    """
+    with StateStore.open(options.state_dir, create=False) as store:
+        sub = store.subscription(options.name)
+        if options.dry_run:
+            with ledger_session(sub) as session:
+                found = _survey(session, sub, options)
+            _explain(found, options, reporter)
+            table_changes.report_dry_run(found.plan, reporter)
+            return found
+        with Service(store, options.state_dir, sub, reporter, shared=True) as service:
+            with ledger_session(sub) as session, maintenance(session, store, sub):
+                begun = _begun(store, sub)
+                found = _survey(session, sub, options, force=begun is not None)
+                if begun is not None and found.diagnosis.fits:
+                    _complete(session, store, found, begun, reporter)
+                else:
+                    _explain(found, options, reporter)
+                    confirm(found)
+                    _carry_out(session, store, found, options, reporter)
+            _finish(service, found, options, reporter)
+    return found
+
+
+def _finish(service: Service, found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
+    sub = found.plan.sub
+    if not sub.enabled:
+        reporter.notice(
+            f'subscription "{sub.name}" is disabled: its tables are compared once it is enabled',
+            f"pgsub enable {word(sub.name)}",
+        )
+        return
+    service.redefined(sub)
+    refresh.finish(service, found.plan, options)
+    if options.wait:
+        report_adopted(sub, reporter, found.plan.unsynchronized)
+
+
+def _begun(store: StateStore, sub: Subscription) -> int | None:
+    """Return the journal's row of an earlier command, if that was killed before it could record its end."""
+    for row in store.journal_rows(sub.subid):
+        if row.action == _ACTION:
+            return row.id if row.detail.get("outcome") == "begun" else None
+    return None
+
+
+def _complete(
+    session: psycopg.Connection, store: StateStore, found: Reconciliation, begun: int, reporter: Reporter
+) -> None:
+    """Record what an earlier command did."""
+    found.lsn = found.diagnosis.position.furthest
+    _record(session, store, found, begun)
+    reporter.notice(f'subscription "{found.plan.sub.name}" has its slot already: an earlier command was interrupted')
+
+
+def _survey(
+    session: psycopg.Connection, sub: Subscription, options: ReconcileOptions, *, force: bool = False
+) -> Reconciliation:
+    """Look what is wrong, and whether every table can be compared."""
+    must = must_use_password(session, sub)
+    with connect_publisher(sub, replication=True, must_use_password=must) as replication:
+        diagnosis = diagnose(session, replication, sub, options.slot_name, force=force or options.force)
+    with connect_publisher(sub, must_use_password=must) as source:
+        for one in tables.missing_publications(source, sub.publications):
+            raise StateForbids(one.message, detail=one.detail, hint="Create it again on the publisher.")
+        plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True)
+        _check_room(source, diagnosis)
+    prepared = two_phase.prepared(session, sub.subid)
+    two_phase.check_finishable(prepared)
+    skipped = skip.pending(session, sub.subid)
+    return Reconciliation(diagnosis, plan, prepared, () if skipped is None else skipped.lsns, options.dry_run)
+
+
+def _check_room(source: publisher.Connection, diagnosis: Diagnosis) -> None:
+    """Check that one more slot can be made before an old one is dropped for it.
+
+    :raises StateForbids: all are used.
+    """
+    room = slots.free_slots(source)
+    if room.used >= room.max and slots.slot_state(source, diagnosis.slot_name) is None:
+        raise StateForbids(
+            "all replication slots of the publisher are in use",
+            detail=f"max_replication_slots is {room.max}.",
+            hint="Drop a slot that nobody needs, or raise max_replication_slots on the publisher.",
+            sqlstate="53400",
+        )
+
+
+def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
+    """Report what is wrong and what is lost by the way out, beside the rows that only the target has."""
+    reporter.notice(f'subscription "{found.plan.sub.name}" cannot go on from its slot: {found.diagnosis.reason}')
+    findings.report(found.plan.found.warnings, reporter, strict=options.strict)
+    table_changes.warn_of_discarded(found.plan, reporter)
+    if found.prepared:
+        reporter.warning(
+            f"{counted(len(found.prepared), 'prepared transaction')} on the target will be rolled back",
+            "The publisher does not send how they ended. What it committed comes by comparison.",
+        )
+    if found.skips:
+        reporter.warning(
+            f"{counted(len(found.skips), 'transaction')} that should be skipped will not come any more",
+            "What the publisher has of them comes by comparison.",
+        )
+
+
+def _carry_out(
+    session: psycopg.Connection,
+    store: StateStore,
+    found: Reconciliation,
+    options: ReconcileOptions,
+    reporter: Reporter,
+) -> None:
+    sub, diagnosis = found.plan.sub, found.diagnosis
+    detail = {name: value for name, value in found.document().items() if name not in ("dry_run", "warnings", "to")}
+    with store.journal_attempt(_ACTION, sub, detail) as attempt:
+        failpoints.point("reconcile.journalled")
+        # guard: the ledger says that a slot is made before anything happens to the old one
+        reconciliation.begin(session, sub.subid, diagnosis.slot_name)
+        # as long as the ledger says it, no worker follows the definition
+        store.alter(sub.subid, slot_name=diagnosis.slot_name)
+        failpoints.point("reconcile.begun")
+        # no apply worker of the old slot lives on
+        worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
+        failpoints.point("reconcile.fenced")
+        found.prepared = two_phase.prepared(session, sub.subid)
+        two_phase.roll_back(session, found.prepared)
+        failpoints.point("reconcile.rolled_back")
+        who, found.lsn = _make_slot(session, found, options, reporter)
+        moves = partial(reconciliation.move, session, publisher=who, slot_name=diagnosis.slot_name, position=found.lsn)
+        table_changes.carry_out(session, found.plan, options.deadline, moves)
+    failpoints.point("reconcile.moved")
+    origins.advance(session, sub.subid, found.lsn)
+    _record(session, store, found, attempt)
+    table_changes.report_done(found.plan, reporter)
+    reporter.notice(f'subscription "{sub.name}" goes on from {format_lsn(found.lsn)} of slot "{diagnosis.slot_name}"')
+
+
+def _make_slot(
+    session: psycopg.Connection, found: Reconciliation, options: ReconcileOptions, reporter: Reporter
+) -> tuple[Publisher, int]:
+    """Drop what is left of the old slot, and make the new one.
+
+    :return: whose it is, and its consistent point.
+    """
+    sub, known, name = found.plan.sub, found.diagnosis.known, found.diagnosis.slot_name
+    must = must_use_password(session, sub)
+    with connect_publisher(sub, replication=True, must_use_password=must) as replication:
+        who = identity.identify(replication)
+        for old in sorted({name} | former_names(known, sub)):
+            state = slots.slot_state(replication, old)
+            if state is not None and not is_foreign(state, who.dbname):
+                slots.drop_slot(replication, old)
+        failpoints.point("reconcile.dropped")
+        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=options.deadline):
+            position = slots.create_slot(replication, name, failover=sub.failover)
+    failpoints.point("reconcile.created")
+    return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
+
+
+def _record(session: psycopg.Connection, store: StateStore, found: Reconciliation, attempt: int) -> None:
+    """Record what was done in the state store; where a command is killed before, the launcher does most of it."""
+    sub, subid, lsn = found.plan.sub, found.plan.sub.subid, found.lsn or 0
+    skipped, rules = skip.pending(session, subid), skip.pending_rules(session, subid)
+    fields: dict[str, Any] = {
+        "skip_lsn": skipped.lsn if skipped is not None else 0,
+        "skips": skip.shown(skipped, rules),
+        "two_phase": two_phase.state(session, subid),
+    }
+    with store.batch():
+        store.alter(subid, **fields)
+        store.clear_error(subid, APPLY)
+        store.put_origin(subid, lsn, None, lsn)
+        store.put_prepared(subid, [])
+        store.put_slot(subid, None)
+        refresh.record(session, found.plan, store)
+        store.journal_done(attempt)
+    found.plan = replace(found.plan, sub=store.subscription(sub.name))

@@ -1,0 +1,84 @@
+"""A subscription gets another slot: its position, its publisher and its tables move in one commit of the ledger.
+
+The server has nothing like it: there the subscription is dropped, and all tables are copied again.
+
+NOTES
+:func:`begin` says durably that a slot of this name is about to be made. From then on apply does not start, and the
+command that was killed is repeated until :func:`move` has committed. That is what makes the position safe where the
+publisher went back in time: the new slot may begin before the old position, and nothing else would keep apply from
+going on there, past changes that it never had. ``tests/models/reconcile_model.py`` has these rules.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgsub.common.errors import SlotLost, log_text
+from pgsub.common.quoting import word
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import events, states, subscriptions, worker_takeover
+from pgsub.target.ledger.subscriptions import Identity, Publisher
+from pgsub.target.ledger.worker_takeover import Claim
+from pgsub.target.session.transactions import durable
+
+
+def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
+    """Record that a slot is about to be made, in place of the one that is there or was.
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    with durable(connection):
+        query = "UPDATE pgsub.subscription SET new_slot = %s WHERE subid = %s"
+        if not connection.execute(query, (slot_name, subid)).rowcount:
+            raise subscriptions.unknown(subid)
+
+
+def check_not_under_way(known: Identity) -> None:
+    """Refuse to apply from a slot that may not be the one that the position belongs to.
+
+    :raises SlotLost: a reconciliation has not come to its end.
+    """
+    if known.new_slot is not None:
+        raise SlotLost(
+            f'subscription "{known.subname}" is being reconciled',
+            detail=f'Replication slot "{known.new_slot}" takes the place of one that was lost.',
+            hint="Where the command was interrupted, it goes on when it is repeated:\n"
+            f"pgsub reconcile {word(known.subname)}",
+            sqlstate="55000",
+        )
+
+
+def move(connection: psycopg.Connection, claim: Claim, publisher: Publisher, slot_name: str, position: int) -> None:
+    """Let apply go on at a new slot, inside the caller's transaction, which holds apply's row and sets the tables back.
+
+    What waited for the old stream is gone with it: skips of its transactions, positions that somebody waits for, a
+    barrier, prepared transactions. two_phase is enabled again once every table is ready.
+
+    :param claim: apply's, raised after the reconciliation had begun.
+    :param position: the new slot's consistent point; it may lie before the old position.
+    :raises Fenced: another worker took over.
+    """
+    subid, at = claim.subid, format_lsn(position)
+    connection.execute(
+        "UPDATE pgsub.subscription SET (system_identifier, publisher_dbname, publisher_dboid, timeline, slot_name,"
+        " consistent_point, new_slot, two_phase) = (%s, %s, %s, %s, %s, %s, NULL,"
+        " CASE two_phase WHEN 'e' THEN 'p' ELSE two_phase END) WHERE subid = %s",
+        (*publisher, slot_name, at, subid),
+    )
+    worker_takeover.fence(connection, claim)
+    connection.execute(
+        "UPDATE pgsub.control SET skip_lsn = NULL, skip_rows = NULL, skip_lsns = NULL, wanted_lsn = NULL"
+        " WHERE subid = %s AND worker = 0",
+        (subid,),
+    )
+    connection.execute(
+        "UPDATE pgsub.progress SET remote_lsn = %s, reported_lsn = %s, remote_commit_ts = NULL"
+        " WHERE subid = %s AND worker = 0",
+        (at, at, subid),
+    )
+    for table in ("barrier", "prepared_pending", "prepared_xact"):
+        connection.execute(f"DELETE FROM pgsub.{table} WHERE subid = %s".encode(), (subid,))
+    states.clear_claims(connection, subid, None)
+    text = f'subscription goes on from {at} of replication slot "{slot_name}"'
+    more = "Its tables are compared with the publisher's, and what differs is brought."
+    events.add(connection, subid, events.log_entry("LOG", log_text(text, detail=more)))
