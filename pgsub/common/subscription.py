@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from pgsub.common.errors import UsageError
 
+#: Rows of a table that an adoption keeps of those that it replaces or deletes, where nothing else is said.
+KEEP = 10_000
 #: Connection parameters that authenticate by themselves, scram keys too: none is stored or shown.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 

@@ -233,7 +233,7 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
     """Compose how both sides of a table are read.
 
     :param in_utf8: whether the databases have different encodings.
-    :param as_sent: whether the publisher's values are read as it would send them too, where that is another text.
+    :param as_sent: whether values are read as their server gives them too, where that is another text.
     """
     remote, target = table.remote, table.target
     filters = row_filters(remote)
@@ -255,6 +255,7 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
             tuple(there),
             *expressions.hashes(there, table.key, in_utf8=in_utf8),
             loose=table.loose,
+            more=tuple(expressions.plain(table).values()) if as_sent else (),
         ),
     )
 

@@ -145,6 +145,15 @@ def target_values(table: ComparedTable) -> list[sql.Composed]:
     return [_canonical(sql.Identifier(column.name), column.type_oid) for column in table.columns]
 
 
+def plain(table: ComparedTable) -> dict[int, sql.Composed]:
+    """Compose what the target's types give, by position, of columns that are compared by other texts."""
+    return {
+        position: output(column.name)
+        for position, column in enumerate(table.columns)
+        if column.type_oid in (_NUMERIC, *_FLOATS)
+    }
+
+
 def exact_values(table: ComparedTable) -> tuple[list[sql.Composed], list[sql.Composed]]:
     """Compose texts of each compared column on both sides that differ wherever a copy would bring another text.
 

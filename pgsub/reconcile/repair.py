@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsub.apply.conflicts import conflict, conflict_record, conflict_text
+from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
@@ -27,7 +27,6 @@ from pgsub.apply.rows.session import TargetSession, target_session
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.skip.replay import ReplayFilter
 from pgsub.apply.skip.skipped_reader import SkippedReader
-from pgsub.apply.stream.receiver import EPOCH_2000
 from pgsub.apply.stream.transactions import Kind
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
@@ -37,7 +36,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation
-from pgsub.reconcile import expressions
+from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point import Standing
 from pgsub.reconcile.side import Side, Source
@@ -46,19 +45,13 @@ from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransactio
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
-from pgsub.target.sql import jsonb
 
 Key = tuple[str | None, ...]
 Row = dict[str, str | None]
 
 #: Rows that are brought in one pause of apply.
 AT_ONCE = 500
-REPAIRED = "repaired"
 _LOCK_TIMEOUT = "3s"
-_KEPT = (
-    "INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body, replayed_at)"
-    " VALUES (%s, %s, 0, %s, %s, %s, pg_catalog.now())"
-)
 #: Deletions first: they make way for what has the same value of another unique column.
 _ORDER = ("DELETE", "UPDATE", "INSERT")
 
@@ -250,14 +243,8 @@ class Repair:
 
     def _record(self, session: TargetSession, lsn: int, bodies: Sequence[dict[str, Any]], found: RepairedRows) -> None:
         """Keep what was replaced, and record it for the launcher, in the transaction that has done it."""
-        connection, local, subid = session.connection, self.table.target, self.sub.subid
-        now = int(connection.execute("SELECT (extract(epoch FROM now()) * 1000000)::bigint").fetchall()[0][0])
-        for body in bodies:
-            if "old" not in body:
-                continue
-            kept = {**body, "reason": REPAIRED, "commit_ts": now - EPOCH_2000}
-            connection.execute(_KEPT, (subid, format_lsn(lsn), local.schema, local.name, jsonb.jsonb(connection, kept)))
-            events.add(connection, subid, self._conflict(body, lsn, now - EPOCH_2000))
+        connection, subid = session.connection, self.sub.subid
+        now = replaced.keep(connection, subid, self.table, lsn, bodies, "repairing")
         if found.total:
             text = (
                 f'table "{self.table.name}" of subscription "{self.sub.name}" was repaired at {format_lsn(lsn)}:'
@@ -265,35 +252,7 @@ class Repair:
             )
             events.add(connection, subid, events.log_entry("LOG", log_text(text)))
             if session.progress.tagged:
-                session.progress.tag(lsn, now - EPOCH_2000)
-
-    def _conflict(self, body: dict[str, Any], lsn: int, commit_ts: int) -> dict[str, object]:
-        """Make the record of a row that was not as the publisher has it: something else had written it."""
-        local, old = self.table.target, body["old"]
-        kind = f"{body['operation'].lower()}_origin_differs"
-        names = body["identity"]
-        key = conflict_text.key(names, [old[name] for name in names])
-        record = conflict_record.ConflictRecord(
-            kind,
-            local.schema,
-            local.name,
-            0,
-            format_lsn(lsn),
-            commit_ts,
-            conflict_record.message(local.schema, local.name, kind),
-            detail=f"The row {key} was not the publisher's of {format_lsn(lsn)}, and was repaired.",
-            context=f'repairing table "{self.table.name}"',
-            key=key,
-            remote_tuple=body.get("new"),
-            replica_identity={name: old[name] for name in names},
-            local_conflicts=[
-                {"index": "", "key": key, "row": old, "xid": None, "commit_ts": None, "origin": None,
-                 "identical": False}
-            ],
-            action=REPAIRED,
-            quiet=True,
-        )  # fmt: skip
-        return record.body()
+                session.progress.tag(lsn, now)
 
 
 def _joined(parts: Iterable[sql.Composable]) -> sql.Composed:

@@ -80,6 +80,36 @@ def test_rows_that_are_missing_extra_or_different_are_brought_and_no_others_are_
     assert 'table "public.b" was adopted: 0 rows missing, 0 extra, 1 different' in said
 
 
+def test_what_is_replaced_is_kept_as_it_was_up_to_the_number_that_is_wanted(
+    adopting: Callable[..., str], tables: Tables
+) -> None:
+    _add(tables, "k", "id int PRIMARY KEY, n numeric, f float8",
+         "INSERT INTO k SELECT g, g, g FROM generate_series(1, 20) g",
+         "INSERT INTO k SELECT g, g + 0.500, '-0' FROM generate_series(11, 30) g")  # fmt: skip
+    _add(tables, "heap", "v int, n numeric", "INSERT INTO heap VALUES (1, 1); ALTER TABLE heap REPLICA IDENTITY FULL",
+         "INSERT INTO heap VALUES (1, 1.0), (2, 2.50), (2, 2.50)")  # fmt: skip
+    said = adopting("--keep-replaced", "15")
+    assert 'table "public.k" was adopted: 10 rows missing, 10 extra, 10 different' in said
+    kept = tables[1].rows("SELECT relname, body->>'operation', body->'old', body->'new' FROM pgsub.skipped_change")
+    of_k = [row for row in kept if row[0] == "k"]
+    assert (
+        len(of_k) == 15 and sorted(row[2:] for row in kept if row[0] == "heap") == [({"v": "2", "n": "2.50"}, None)] * 2
+    )
+    for _, operation, old, new in of_k:
+        number = int(old["id"])
+        assert old == {"id": str(number), "n": f"{number}.500", "f": "-0"}
+        assert (new is None) == (number > 20) == (operation == "DELETE")
+        assert new is None or new == {"id": str(number), "n": str(number), "f": str(number)}
+    _same(tables, "k")
+    assert tables[1].value("SELECT count(*) FROM pgsub.skipped_change WHERE replayed_at IS NULL") == 0
+
+
+def test_nothing_is_kept_where_that_is_not_wanted(adopting: Callable[..., str], tables: Tables) -> None:
+    tables[1].execute(f"{_FILL}; UPDATE a SET t = 'x' WHERE id < 9")
+    assert 'table "public.a" was adopted: 0 rows missing, 0 extra, 8 different' in adopting("--keep-replaced", "0")
+    assert tables[1].value("SELECT count(*) FROM pgsub.skipped_change") == 0
+
+
 _KINDS = """
  id int PRIMARY KEY, n numeric, f float8, c char(5), b bytea, j jsonb, d date, i interval, m money, a text[],
  g int GENERATED ALWAYS AS (id * 2) STORED, s text COLLATE "C"
@@ -414,7 +444,7 @@ def test_a_subscription_whose_slot_is_gone_is_made_again_and_gets_only_what_it_l
         "INSERT INTO a VALUES (200, 'lost'); DELETE FROM a WHERE id = 1; UPDATE a SET t = '' WHERE id = 2"
     )
     before = {row for row in tables[1].rows(_ORIGINAL.format("a")) if row[0] > 2}
-    assert "create it again with --adopt" in one_error(cli("run", "s", "--until-caught-up"), 7)
+    one_error(cli("run", "s", "--until-caught-up"), 7, "pgsub reconcile s")
     assert cli("drop", "s", "--yes").returncode == 0
     said = cli.create("s", "--adopt", "--yes").stderr
     assert 'table "public.a" was adopted: 1 row missing, 1 extra, 1 different' in said

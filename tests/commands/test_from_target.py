@@ -247,7 +247,8 @@ def test_without_options_in_the_ledger_publications_are_given_by_hand_and_nothin
     subdb.execute("DROP TABLE pgsub.switchover; ALTER TABLE pgsub.copy_chunk DROP part")
     subdb.execute("DROP TABLE pgsub.definition, pgsub.barrier; DELETE FROM pgsub.ledger_version WHERE version > 1")
     subdb.execute(
-        "ALTER TABLE pgsub.control DROP wanted_lsn; ALTER TABLE pgsub.subscription_rel DROP adopt, DROP adopted"
+        "ALTER TABLE pgsub.control DROP wanted_lsn; ALTER TABLE pgsub.subscription DROP new_slot;"
+        "ALTER TABLE pgsub.subscription_rel DROP adopt, DROP adopted, DROP keep, DROP kept"
     )
     lose(cli)
     one_error(cli(*again(cli)), 3, 'does not have the options of subscription "s"', "--publication PUB")

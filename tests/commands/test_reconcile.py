@@ -65,6 +65,13 @@ def test_under_a_launcher_only_rows_that_changed_while_there_was_no_slot_are_wri
     assert tables[0].rows(_SLOTS) == [] and tables[1].value(_NEW_SLOT, name) is None
     ended = cli("reconcile", name, "--yes", "--json")
     assert ended.returncode == 0, ended.stderr
+    kept = tables[1].rows(
+        "SELECT body->>'operation', body->'old'->>'t', body->'new'->>'t', replayed_at IS NOT NULL"
+        " FROM pgsub.skipped_change WHERE relname = 'a' ORDER BY 1"
+    )
+    assert kept == [("DELETE", "row 2", None, True), ("UPDATE", "row 1", "missed", True)]
+    listed = cli("conflicts", "list", name).stdout
+    assert "delete_origin_differs" in listed and "update_origin_differs" in listed and "repaired" in listed
     done = valid("reconcile", ended.stdout)
     assert done["to"] is not None and done["slot_name"] == slot and not done["dry_run"]
     assert 'table "public.a" was adopted: 0 rows missing, 1 extra, 1 different' in ended.stderr

@@ -22,13 +22,14 @@ With --no-wait the subscription is only registered, and a running pgsub run does
 stays. Where pgsub run serves the state folder already, it does the work and this command shows the progress.
 
 With --adopt tables that have rows already, from a restored dump, a former subscription or a copy that broke off, are
-compared with the publisher's at the snapshot of their slot. Only rows that differ are sent: those that are missing are
-inserted, different ones updated, and rows that the publisher does not have are deleted. Nothing is truncated, and equal
-rows are neither sent nor written. Empty tables are copied. Conflict rules are not asked. Where update or delete is not
-published, rows that such changes have left stay. If the work is killed, the next attempt compares again. A table
-without a key is compared as a multiset, and its columns must have types with equality. A table that another
-subscription writes is rejected, and so is one of which the publisher has no row. The command asks on a terminal;
-elsewhere --yes is needed. The user of --target needs SELECT on the tables.
+compared with the publisher's at the snapshot of their slot. Only rows that differ are sent: those that are missing
+are inserted, different ones updated, and rows that the publisher does not have are deleted. Nothing is truncated, and
+equal rows are neither sent nor written. Of each table --keep-replaced rows that are replaced or deleted are kept on
+the target, in pgsub.skipped_change, and pgsub conflicts list shows them. Empty tables are copied. Conflict rules are
+not asked. Where update or delete is not published, rows that such changes have left stay. If the work is killed, the
+next attempt compares again. A table without a key is compared as a multiset, and its columns must have types with
+equality. A table that another subscription writes is rejected, and so is one of which the publisher has no row. The
+command asks on a terminal; elsewhere --yes is needed. The user of --target needs SELECT on the tables.
 
 Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to paste, room for
 slots and sessions, and old transactions that slots must wait for. What does not fit is a warning; with --strict it is

@@ -25,6 +25,7 @@ from pgsub.cli.command_tree.values import (
     switch,
     unsupported,
 )
+from pgsub.common.subscription import KEEP
 
 AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
@@ -37,6 +38,15 @@ _DEAD = (
 
 Adopt = Annotated[
     bool, typer.Option("--adopt", help="Compare tables that have rows, and bring or delete only what differs.")
+]
+KeepReplaced = Annotated[
+    int,
+    typer.Option(
+        "--keep-replaced",
+        metavar="N",
+        min=0,
+        help="Rows of each compared table to keep of those that are replaced or deleted; 0 for none.",
+    ),
 ]
 _COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 
@@ -183,6 +193,7 @@ class Create:
     enabled: Annotated[bool | None, switch("enabled", "Replicate actively, or only set up but do not start.")] = None
     copy_data: Annotated[bool | None, _COPY_DATA] = None
     adopt: Adopt = False
+    keep_replaced: KeepReplaced = KEEP
     yes: Yes = False
 
 

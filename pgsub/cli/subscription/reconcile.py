@@ -13,6 +13,7 @@ from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options
 from pgsub.common.plural import counted
+from pgsub.common.subscription import KEEP
 
 if TYPE_CHECKING:
     from pgsub.commands.reconcile.reconcile import Reconciliation
@@ -26,10 +27,12 @@ standby that does not have it, or went back in time (a standby that lagged, a re
 stops with exit code 7. This command makes another slot, and has every table compared with the publisher's snapshot of
 its own slot: only rows that differ are sent and written, as by pgsub refresh --adopt. No table is emptied.
 
-The publisher is the truth. Rows that it does not have are deleted on the target, also those that somebody wrote there,
-and, where the publisher went back in time, those that it has lost. Tables that are published and new are added, and
-tables that are no longer published are removed, as by pgsub refresh. A table whose copy had not ended goes on with it.
-Apply keeps off a table until it is compared; the others are replicated meanwhile.
+The publisher is the truth. Rows that it does not have are deleted on the target, also those that somebody wrote
+there, and, where the publisher went back in time, those that it has lost. Of each table --keep-replaced such rows are
+kept on the target, in pgsub.skipped_change, as are those that are replaced, and pgsub conflicts list shows them.
+Tables that are published and new are added, and tables that are no longer published are removed, as by pgsub refresh.
+A table whose copy had not ended goes on with it. Apply keeps off a table until it is compared; the others are
+replicated meanwhile.
 
 What waited for the lost changes is given up, and each is named before: transactions that are prepared on the target
 are rolled back, transactions that were to be skipped do not come, and held tables are released without their kept
@@ -60,6 +63,7 @@ class Reconcile:
         str | None, typer.Option(metavar="NAME", show_default="that of the old one", help="Name of the new slot.")
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Make another slot although nothing seems wrong.")] = False
+    keep_replaced: options.KeepReplaced = KEEP
     yes: Yes = False
     dry_run: options.DryRun = False
     as_json: AsJson = False

@@ -13,6 +13,7 @@ from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
+from pgsub.common.subscription import KEEP
 
 if TYPE_CHECKING:
     from pgsub.commands.refresh.diff import Plan
@@ -29,10 +30,10 @@ rejected where a foreign key of another table references it, where a trigger on 
 subscription writes to the table. Tables that reference each other may be named together. The command asks on a
 terminal; elsewhere --yes is needed.
 
-With --adopt no table is truncated: rows of the tables of --resync, and of new tables that have some, are compared with
-the publisher's, and only what differs is brought; rows that the publisher does not have are deleted. pgsub-create(1)
-says what is compared. Foreign keys and triggers on TRUNCATE are no obstacle. Apply keeps off the table meanwhile, as
-while it is copied.
+With --adopt no table is truncated: rows of the tables of --resync, and of new tables that have some, are compared
+with the publisher's, and only what differs is brought; rows that the publisher does not have are deleted.
+pgsub-create(1) says what is compared, and what is kept of rows that are replaced. Foreign keys and triggers on
+TRUNCATE are no obstacle. Apply keeps off the table meanwhile, as while it is copied.
 
 With --sequences nothing but the values of sequences is refreshed, from publishers of any version: of sequences that
 subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once;
@@ -60,6 +61,7 @@ class Refresh:
     copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
     resync: Annotated[list[str], repeatable("SCHEMA.TABLE", "Empty this table and copy it again")] = []
     adopt: options.Adopt = False
+    keep_replaced: options.KeepReplaced = KEEP
     sequences: Annotated[
         bool, typer.Option("--sequences", help="Bring sequences to the publisher's values, and do nothing else.")
     ] = False

@@ -43,14 +43,15 @@ class Table:
         """Schema and name, unquoted, as the server's messages have them."""
         return f"{self.remote.schema}.{self.remote.name}"
 
-    def relation(self, state: str, *, adopt: bool = False) -> RelationState:
+    def relation(self, state: str, *, adopt: bool = False, keep: int = 0) -> RelationState:
         """Return the table's row of the ledger.
 
         :param state: srsubstate.
         :param adopt: whether its rows are compared, if it has any.
+        :param keep: rows that are kept of those that are replaced or deleted for that.
         """
         to = self.target
-        return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes, adopt=adopt)
+        return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes, adopt=adopt, keep=keep)
 
     def document(self) -> dict[str, Any]:
         """Return the table object of the JSON documents; its schema is part of the contract."""

@@ -84,7 +84,8 @@ def diagnose(
     _check_takes_part(session, known, sub)
     actual, trouble = _publisher(session, replication, known)
     position = origin_advance.position(session, sub.subid)
-    wanted = slot_name or known.new_slot or sub.slot_name or known.slot_name
+    # never a name of the ledger: its owner does not decide which slots of the publisher are dropped
+    wanted = slot_name or sub.slot_name
     if wanted is None:
         raise StateForbids(
             f'subscription "{sub.name}" has no replication slot',
@@ -177,11 +178,6 @@ def _check_standby(replication: publisher.Connection) -> None:
             hint="Promote it, or give the primary's address with pgsub alter --connection.",
             sqlstate="55000",
         )
-
-
-def former_names(known: Identity, sub: Subscription) -> set[str]:
-    """Return the names of slots that the subscription has, or had before a command that was interrupted."""
-    return {one for one in (known.slot_name, known.new_slot, sub.slot_name) if one is not None}
 
 
 def is_foreign(slot: SlotState, dbname: str) -> bool:

@@ -21,8 +21,8 @@ from typing import Any
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.preflight import findings, tables
-from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose, former_names, is_foreign
+from pgsub.commands.preflight import findings, room, tables
+from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose, is_foreign
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
@@ -32,10 +32,9 @@ from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import reconciliation, skip, two_phase, worker_takeover
@@ -59,6 +58,7 @@ class ReconcileOptions(ServiceOptions):
     state_dir: Path
     slot_name: str | None = None
     force: bool = False
+    keep_replaced: int = KEEP
     dry_run: bool = False
     strict: bool = False
 
@@ -174,27 +174,13 @@ def _survey(
     with connect_publisher(sub, must_use_password=must) as source:
         for one in tables.missing_publications(source, sub.publications):
             raise StateForbids(one.message, detail=one.detail, hint="Create it again on the publisher.")
-        plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True)
-        _check_room(source, diagnosis)
+        plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True, keep=options.keep_replaced)
+        if slots.slot_state(source, diagnosis.slot_name) is None:
+            room.check_new_slot(source, diagnosis.slot_name)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     skipped = skip.pending(session, sub.subid)
     return Reconciliation(diagnosis, plan, prepared, () if skipped is None else skipped.lsns, options.dry_run)
-
-
-def _check_room(source: publisher.Connection, diagnosis: Diagnosis) -> None:
-    """Check that one more slot can be made before an old one is dropped for it.
-
-    :raises StateForbids: all are used.
-    """
-    room = slots.free_slots(source)
-    if room.used >= room.max and slots.slot_state(source, diagnosis.slot_name) is None:
-        raise StateForbids(
-            "all replication slots of the publisher are in use",
-            detail=f"max_replication_slots is {room.max}.",
-            hint="Drop a slot that nobody needs, or raise max_replication_slots on the publisher.",
-            sqlstate="53400",
-        )
 
 
 def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
@@ -227,8 +213,6 @@ def _carry_out(
         failpoints.point("reconcile.journalled")
         # guard: the ledger says that a slot is made before anything happens to the old one
         reconciliation.begin(session, sub.subid, diagnosis.slot_name)
-        # as long as the ledger says it, no worker follows the definition
-        store.alter(sub.subid, slot_name=diagnosis.slot_name)
         failpoints.point("reconcile.begun")
         # no apply worker of the old slot lives on
         worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
@@ -236,7 +220,7 @@ def _carry_out(
         found.prepared = two_phase.prepared(session, sub.subid)
         two_phase.roll_back(session, found.prepared)
         failpoints.point("reconcile.rolled_back")
-        who, found.lsn = _make_slot(session, found, options, reporter)
+        who, found.lsn = _make_slot(session, store, found, options, reporter)
         moves = partial(reconciliation.move, session, publisher=who, slot_name=diagnosis.slot_name, position=found.lsn)
         table_changes.carry_out(session, found.plan, options.deadline, moves)
     failpoints.point("reconcile.moved")
@@ -247,21 +231,28 @@ def _carry_out(
 
 
 def _make_slot(
-    session: psycopg.Connection, found: Reconciliation, options: ReconcileOptions, reporter: Reporter
+    session: psycopg.Connection,
+    store: StateStore,
+    found: Reconciliation,
+    options: ReconcileOptions,
+    reporter: Reporter,
 ) -> tuple[Publisher, int]:
     """Drop what is left of the old slot, and make the new one.
 
+    The state store names the only one that can be there at any time, so that a drop of the subscription finds it.
+
     :return: whose it is, and its consistent point.
     """
-    sub, known, name = found.plan.sub, found.diagnosis.known, found.diagnosis.slot_name
+    sub, name = found.plan.sub, found.diagnosis.slot_name
     must = must_use_password(session, sub)
     with connect_publisher(sub, replication=True, must_use_password=must) as replication:
         who = identity.identify(replication)
-        for old in sorted({name} | former_names(known, sub)):
+        for old in {name: None, sub.slot_name or name: None}:
             state = slots.slot_state(replication, old)
             if state is not None and not is_foreign(state, who.dbname):
                 slots.drop_slot(replication, old)
         failpoints.point("reconcile.dropped")
+        store.alter(sub.subid, slot_name=name)  # which no worker follows yet: the ledger says what is under way
         with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=options.deadline):
             position = slots.create_slot(replication, name, failover=sub.failover)
     failpoints.point("reconcile.created")

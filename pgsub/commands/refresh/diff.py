@@ -48,6 +48,7 @@ class Plan:
     adopt: bool = False  #: no table is emptied: rows that are there are compared
     pending: tuple[RelationState, ...] = ()  #: subscribed before and not synchronized yet
     discarded: tuple[tuple[str, int], ...] = ()  #: held tables of ``again``, and how many kept changes each has
+    keep: int = 0  #: rows of each table of ``again`` that are kept of those that are replaced or deleted
 
     @property
     def unsynchronized(self) -> list[int]:
@@ -91,6 +92,7 @@ def plan(
     resync: Sequence[str] = (),
     adopt: bool = False,
     everything: bool = False,
+    keep: int = 0,
     named: Collection[str] | None = None,
 ) -> Plan:
     """Compare the publications with the ledger; nothing is changed.
@@ -99,6 +101,7 @@ def plan(
     :param resync: qualified names of tables to copy again.
     :param adopt: whether rows that tables have are compared, and only what differs is brought.
     :param everything: whether that holds for all tables that stay, whatever ``resync`` names.
+    :param keep: with ``adopt``, rows of each table that are kept of those that are replaced or deleted.
     :param named: publications that the command names; None where it names none and all are looked at.
     :raises TargetSchemaError: a published table has no place on the target.
     :raises StateForbids: a table that is to be copied again cannot be.
@@ -127,7 +130,7 @@ def plan(
     return Plan(
         sub,
         found,
-        tuple(table.relation("i" if copy_data else "r", adopt=adopt) for table in found.tables),
+        tuple(table.relation("i" if copy_data else "r", adopt=adopt, keep=keep) for table in found.tables),
         drop,
         tuple(Renamed(oid, *n) for oid, n in kept.items() if n != recorded[oid]),
         again,
@@ -135,6 +138,7 @@ def plan(
         adopt,
         tuple(rel for rel in present.values() if rel.srsubstate != "r" and rel not in (*drop, *again)),
         tuple((f"{rel.schemaname}.{rel.relname}", held[rel.srrelid]) for rel in again if rel.srrelid in held),
+        keep,
     )
 
 

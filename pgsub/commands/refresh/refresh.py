@@ -18,7 +18,7 @@ from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_ado
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.target.ledger import subscriptions, two_phase
@@ -33,6 +33,7 @@ class RefreshOptions(ServiceOptions):
     copy_data: bool = True
     resync: tuple[str, ...] = ()
     adopt: bool = False
+    keep_replaced: int = KEEP
     dry_run: bool = False
     strict: bool = False
 
@@ -86,7 +87,15 @@ def _plan(
 ) -> Plan:
     if options.copy_data or options.resync:
         two_phase.refuse_copy(session, sub.subid)  # and again when the tables change
-    return diff.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync, adopt=options.adopt)
+    return diff.plan(
+        session,
+        source,
+        sub,
+        copy_data=options.copy_data,
+        resync=options.resync,
+        adopt=options.adopt,
+        keep=options.keep_replaced,
+    )
 
 
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:

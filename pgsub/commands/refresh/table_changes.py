@@ -103,6 +103,7 @@ class _Attempt:
             [rel.srrelid for rel in wanted.again],
             wanted.adopt,
             claims,
+            wanted.keep,
         )
         with states.changing(session, subid):
             for claim in applies:

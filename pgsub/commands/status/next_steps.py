@@ -19,6 +19,7 @@ from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import word
 from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
+from pgsub.publisher.faults import named
 
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
 #: `Key (a)=(1) already exists.`, in any language
@@ -80,15 +81,15 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     name = word(one.definition.name)
     said = row.message if row is not None else "the slot has lost WAL that was not received yet"
     yield Step(f"Nothing that is tried again mends this: {said}.")
-    if row is not None and row.hint:
-        yield from _hinted(row.hint)
-    if row is None or f"pgsub reconcile {name}" not in (row.hint or ""):
-        yield Step(
-            "Where the slot is gone, changes are missing. Make another one: every table is compared with the"
-            " publisher's, and only what differs is brought.",
-            (f"pgsub reconcile {name}",),
-        )
-    yield Step("What that would do, without doing it:", (f"pgsub reconcile {name} --dry-run",))
+    command = f"pgsub reconcile {name}"
+    hint = named(row.hint, one.definition.name) if row is not None else None
+    mends = hint is None or command in hint
+    if mends:
+        yield Step("See what another slot would bring.", (f"{command} --dry-run",))
+    if hint is not None:
+        yield from _hinted(hint)
+    else:
+        yield Step("Make another slot: every table is compared, and only what differs is brought.", (command,))
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:

@@ -13,7 +13,7 @@ from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.common import conflict_rules
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids, UsageError
-from pgsub.common.subscription import SECRETS, Subscription
+from pgsub.common.subscription import KEEP, SECRETS, Subscription
 from pgsub.publisher.slots import valid_slot_name as valid_slot_name
 from pgsub.target.ledger import two_phase
 
@@ -38,6 +38,7 @@ class CreateOptions(ServiceOptions):
     enabled: bool | None = None
     copy_data: bool | None = None
     adopt: bool = False  #: compare the rows that the tables have, and bring only what differs
+    keep_replaced: int = KEEP
     slot_name: str | None = None  #: ``none`` for no slot
     two_phase: bool = False
     password_required: bool | None = None  #: None: as if true, and nothing is enforced
@@ -53,6 +54,7 @@ class CreateOptions(ServiceOptions):
 class Definition:
     """A subscription to be, and what is done about it at creation.
 
+    :ivar keep: rows of each adopted table that are kept of those that are replaced or deleted.
     :ivar passwords: connection parameters with a password, by the passfile that will hold it.
     """
 
@@ -62,6 +64,7 @@ class Definition:
     copy_data: bool
     adopt: bool = False
     passwords: Mapping[Path, Mapping[str, str]] = field(repr=False, default_factory=dict)
+    keep: int = 0
 
 
 def resolve(options: CreateOptions) -> Definition:
@@ -110,7 +113,7 @@ def resolve(options: CreateOptions) -> Definition:
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data
-    return Definition(sub, connect, create_slot, copy_data, options.adopt, passwords)
+    return Definition(sub, connect, create_slot, copy_data, options.adopt, passwords, options.keep_replaced)
 
 
 def check_name(name: str) -> None:

@@ -172,9 +172,8 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     two_phase.check_finishable(prepared)
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if not keep_slot:
-        unfinished = _unfinished(session, sub) if known else None
-        lost = lost or unfinished is not None
-        drop_slots(sub, tables, session if known else None, reporter, lost=lost, unfinished=unfinished or ())
+        lost = lost or (known and _is_reconciled(session, sub))
+        drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
     # as long as the subscription may go on, it is the publisher that decides them
     # guard: a dropped subscription leaves nothing prepared
@@ -186,13 +185,11 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         _report_leftovers(session, sub, skipped, reporter)
 
 
-def _unfinished(session: psycopg.Connection, sub: Subscription) -> set[str] | None:
-    """Return further slots of a subscription whose reconciliation was interrupted; None where none was."""
+def _is_reconciled(session: psycopg.Connection, sub: Subscription) -> bool:
+    """Return whether its slot was being made anew, so that there may be none."""
     with contextlib.suppress(StateForbids):  # the ledger has no such subscription
-        found = subscriptions.identity(session, sub.subid)
-        if found.new_slot is not None:
-            return {name for name in (found.slot_name, found.new_slot) if name is not None} - {sub.slot_name or ""}
-    return None
+        return subscriptions.identity(session, sub.subid).new_slot is not None
+    return False
 
 
 def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:

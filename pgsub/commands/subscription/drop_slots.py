@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import psycopg
 
@@ -24,14 +24,12 @@ def drop_slots(
     reporter: Reporter,
     *,
     lost: bool,
-    unfinished: Collection[str] = (),
 ) -> None:
     """Drop the subscription's slots on the publisher.
 
     :param tables: None where nobody knows them; the slots of their synchronization are then found by their names.
     :param session: on the target, None where no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
-    :param unfinished: further slots, which a reconciliation that was interrupted may have made or left.
     :raises SlotLost: the main slot is missing, and neither is known to be lost nor was dropped by an earlier command.
     """
     leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
@@ -51,8 +49,6 @@ def drop_slots(
     with opened as connection:
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_sync_slot(connection, sub.subid, name)
-        for name in unfinished:
-            slots.drop_slot(connection, name)
         if sub.slot_name is None:
             return
         with _begun(None if lost else session, sub.subid) as may_be_missing:

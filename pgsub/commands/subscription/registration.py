@@ -77,7 +77,7 @@ def register(
     :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
     :raises TimeoutExpired: it took longer.
     """
-    relations = [table.relation("i" if made.copy_data else "r", adopt=made.adopt) for table in tables]
+    relations = [table.relation("i" if made.copy_data else "r", adopt=made.adopt, keep=made.keep) for table in tables]
     creates = made.create_slot and replication is not None
     folder = store.path.parent
     schema.install(session)

@@ -2,6 +2,8 @@
 
 The server has nothing of the kind: its copy_table (tablesync.c) adds all rows to those that are there.
 
+What is replaced or deleted is kept, up to a number of rows (:mod:`pgsub.reconcile.replaced`).
+
 NOTES
 The publisher's side is the snapshot of the table's slot, the target's one that is taken here: apply keeps off the
 table, as it does while one is copied. What differs is written while the comparison goes on, some rows in each
@@ -43,6 +45,7 @@ from pgsub.reconcile.equality import Values
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differences
 from pgsub.reconcile.side import Side, date_order
+from pgsub.tablesync.copy.replaced_rows import ReplacedRows
 from pgsub.tablesync.copy.spool import Spool
 from pgsub.target.ledger import events, states, worker_takeover
 from pgsub.target.ledger.chunks import ChunkKey
@@ -199,6 +202,7 @@ class Bringing(Differences):
         self._relations = RelationCache(session, self._sub, replica=replica)
         self._executor = Executor(session, self._relations, set_based=False)
         self._rows = RowChanges(table, replica=replica)
+        self._kept = ReplacedRows(session, sub, key, table)
         self._waiting: list[Difference] = []
         self._size = 0
         self._put_off = _PutOff()
@@ -245,6 +249,10 @@ class Bringing(Differences):
             f" adopted: {counted(missing, 'row')} missing, {extra} extra, {different} different"
         )
         more = f"{counted(self.left, 'row')} that {UNPUBLISHED} differ still." if self.left else None
+        kept, replaced = states.kept(self._session, self._key.claim), extra + different
+        if kept < replaced:
+            lacking = f"Of {counted(replaced, 'row')} that were replaced or deleted, {kept} are kept."
+            more = f"{more} {lacking}" if more else lacking
         events.add(self._session, self._sub.subid, events.log_entry("LOG", log_text(text, detail=more)))
 
     def _commit(self, changes: Iterable[Change], brought: Iterable[Difference], *, naming: bool = False) -> None:
@@ -264,6 +272,7 @@ class Bringing(Differences):
                 for one in brought:
                     counts[one.kind] += 1
                 states.count_adopted(session, self._key.claim, list(counts.values()))
+                self._kept.keep(brought, counts[EXTRA] + counts[DIFFERENT])
                 failpoints.point("adopt.before_commit")
                 session.execute("COMMIT")
             except BaseException as error:
@@ -344,7 +353,8 @@ class RowChanges:
 
     def _old(self, one: Difference) -> Tuple:
         assert one.target is not None
-        return _tuple([value if number in self._key else None for number, value in enumerate(one.target)])
+        values = one.target[: len(self._table.columns)]
+        return _tuple([value if number in self._key else None for number, value in enumerate(values)])
 
 
 def _tuple(values: Sequence[str | None]) -> Tuple:

@@ -233,6 +233,10 @@ _V4 = """
 -- new_slot: a reconciliation is under way, which makes the slot of this name; apply does not start
 -- (target/ledger/reconciliation.py)
 ALTER TABLE pgsub.subscription ADD COLUMN new_slot text;
+
+-- keep: rows that an adoption may still keep of those that it replaces or deletes; kept: those that it has kept
+ALTER TABLE pgsub.subscription_rel
+    ADD COLUMN keep integer NOT NULL DEFAULT 0, ADD COLUMN kept integer NOT NULL DEFAULT 0;
 """
 
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.

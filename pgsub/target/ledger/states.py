@@ -122,6 +122,33 @@ def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[i
     return missing, extra, different
 
 
+def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> int:
+    """Count off rows that a transaction keeps of those that it replaces, in that transaction.
+
+    :param rows: that it replaces.
+    :return: how many of them may be kept.
+    """
+    query = """
+        WITH may AS (SELECT least(keep, %s) AS rows FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s)
+        UPDATE pgsub.subscription_rel SET keep = keep - may.rows, kept = kept + may.rows FROM may
+         WHERE subid = %s AND srrelid = %s RETURNING may.rows"""
+    # only one session adopts a table
+    key = (claim.subid, claim.worker)
+    return int(scalar(connection, query, (rows, *key, *key)) or 0)
+
+
+def sync_position(connection: psycopg.Connection, claim: Claim) -> int:
+    """Return the position of a sync worker: while it copies, that of its snapshot."""
+    query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = %s"
+    return parse_lsn(_there(scalar(connection, query, (claim.subid, claim.worker))))
+
+
+def kept(connection: psycopg.Connection, claim: Claim) -> int:
+    """Return how many rows the adoption of a table has kept."""
+    query = "SELECT kept FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s"
+    return int(scalar(connection, query, (claim.subid, claim.worker)) or 0)
+
+
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
     """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
 

@@ -45,6 +45,7 @@ class Change:
     again: Sequence[int] = ()  #: emptied in the same transaction, and copied again
     adopt: bool = False  #: those of ``again`` are not emptied, and only what differs is brought
     claims: Sequence[Claim] = ()
+    keep: int = 0  #: with ``adopt``: rows of each that are kept of those that are replaced or deleted
 
     @property
     def copies(self) -> bool:
@@ -115,8 +116,8 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     # any state → i; a sync slot stays named: it is dropped afterwards, or by the next synchronization
     connection.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL,"
-        f" adopt = %s, adopted = NULL WHERE {_TABLES}".encode(),
-        (wanted.adopt, subid, list(wanted.again)),
+        f" adopt = %s, adopted = NULL, keep = %s, kept = 0 WHERE {_TABLES}".encode(),
+        (wanted.adopt, wanted.keep, subid, list(wanted.again)),
     )
     subscriptions.add_relations(connection, subid, wanted.add)
 

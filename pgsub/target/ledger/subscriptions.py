@@ -70,6 +70,7 @@ class RelationState:
     recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
     adopt: bool = False  #: its rows are compared with the publisher's, and only what differs is brought
     adopted: tuple[int, int, int] | None = None  #: rows that were brought: missing, extra, different
+    keep: int = 0  #: rows that may still be kept of those that are replaced or deleted for it
 
 
 def register(
@@ -108,9 +109,12 @@ def add_relations(connection: psycopg.Connection, subid: int, relations: Sequenc
     """Insert relations inside the caller's transaction."""
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes, adopt)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s)",
-            [(subid, r.srrelid, r.schemaname, r.relname, r.srsubstate, r.copy_bytes, r.adopt) for r in relations],
+            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes, adopt,"
+            " keep) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                (subid, r.srrelid, r.schemaname, r.relname, r.srsubstate, r.copy_bytes, r.adopt, r.keep)
+                for r in relations
+            ],
         )
 
 

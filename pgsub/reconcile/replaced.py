@@ -1,0 +1,81 @@
+"""Rows of the target that are replaced or deleted by what the publisher has: kept, and recorded.
+
+They are rows of pgsub.skipped_change that count as replayed: they explain no difference, can be read there, and pruned.
+The record is a conflict that was resolved, which the launcher shows (``pgsub conflicts list``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.conflicts import conflict_record, conflict_text
+from pgsub.apply.stream.receiver import EPOCH_2000
+from pgsub.protocol.lsn import format_lsn
+from pgsub.reconcile.expressions import ComparedTable
+from pgsub.target.ledger import events
+from pgsub.target.query import scalar
+from pgsub.target.sql import jsonb
+
+REPAIRED = "repaired"
+_KEPT = (
+    "INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body, replayed_at)"
+    " VALUES (%s, %s, 0, %s, %s, %s, pg_catalog.now())"
+)
+
+
+def keep(
+    connection: psycopg.Connection,
+    subid: int,
+    table: ComparedTable,
+    lsn: int,
+    bodies: Sequence[dict[str, Any]],
+    doing: str,
+) -> int:
+    """Keep what is replaced, and record it, in the transaction that does it.
+
+    :param lsn: of the publisher's state that takes its place.
+    :param bodies: changes as pgsub.skipped_change has them; those of them that replace nothing are passed over.
+    :param doing: repairing or adopting.
+    :return: the time of the target, in microseconds since 2000.
+    """
+    local = table.target
+    now = int(scalar(connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint")) - EPOCH_2000
+    replacing = [body for body in bodies if "old" in body]
+    place = (subid, format_lsn(lsn), local.schema, local.name)
+    rows = [(*place, jsonb.jsonb(connection, {**body, "reason": REPAIRED, "commit_ts": now})) for body in replacing]
+    if rows:
+        with connection.cursor() as cursor:
+            cursor.executemany(_KEPT.encode(), rows)
+        events.add(connection, subid, *(_conflict(table, body, lsn, now, doing) for body in replacing))
+    return now
+
+
+def _conflict(table: ComparedTable, body: dict[str, Any], lsn: int, commit_ts: int, doing: str) -> dict[str, object]:
+    """Make the record of a row that was not as the publisher has it: something else had written it."""
+    local, old = table.target, body["old"]
+    kind = f"{body['operation'].lower()}_origin_differs"
+    names = body["identity"]
+    key = conflict_text.key(names, [old[name] for name in names])
+    record = conflict_record.ConflictRecord(
+        kind,
+        local.schema,
+        local.name,
+        0,
+        format_lsn(lsn),
+        commit_ts,
+        conflict_record.message(local.schema, local.name, kind),
+        detail=f"The row {key} was not the publisher's of {format_lsn(lsn)}, and was repaired.",
+        context=f'{doing} table "{table.name}"',
+        key=key,
+        remote_tuple=body.get("new"),
+        replica_identity={name: old[name] for name in names},
+        local_conflicts=[
+            {"index": "", "key": key, "row": old, "xid": None, "commit_ts": None, "origin": None, "identical": False}
+        ],
+        action=REPAIRED,
+        quiet=True,
+    )
+    return record.body()
