@@ -289,6 +289,32 @@ def test_where_foreign_keys_fire_no_row_is_deleted_to_come_again(
         tables[1].execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+def test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_checked(
+    make_cli: Callable[[str, str], Cli], tables: Tables
+) -> None:
+    role = f"tree_{tables[1].name}"
+    for database, values in zip(tables, ("(1, 3), (2, 3), (3, 3)", "(1, 1), (9, 1)"), strict=True):
+        database.execute(
+            f"CREATE TABLE tree (id int PRIMARY KEY, up int REFERENCES tree); INSERT INTO tree VALUES {values}"
+        )
+    tables[0].execute("ALTER PUBLICATION p SET TABLE tree")
+    tables[1].execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {tables[1].name} TO {role}")
+    tables[1].execute(f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON tree TO {role}")
+    cli = make_cli(tables[0].conninfo, make_conninfo(tables[1].conninfo, user=role))
+    try:
+        said = one_error(
+            cli.create("s", "--adopt", "--yes"), 3, 'table "public.tree" cannot be adopted: its rows refer'
+        )
+        assert f"GRANT SET ON PARAMETER session_replication_role TO {role};" in said
+        nothing_created(cli, *tables)
+        tables[1].execute(f"GRANT SET ON PARAMETER session_replication_role TO {role}")
+        assert cli.create("s", "--adopt", "--yes").returncode == 0
+        _same(tables, "tree")
+        assert cli("drop", "s", "--yes").returncode == 0
+    finally:
+        tables[1].execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_rows_that_are_not_published_to_be_deleted_or_updated_stay(
     adopting: Callable[..., str], tables: Tables
 ) -> None:

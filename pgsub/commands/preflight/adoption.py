@@ -19,9 +19,17 @@ from pgsub.tablesync.copy import plan
 from pgsub.target.catalog.relation import describe_many
 from pgsub.target.ledger import schema
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.session import connect as target
 from pgsub.target.sql import resync_truncate
 
 MODE = "adopt"
+# an ordinary foreign key is checked by ordinary triggers
+_OF_ITSELF = """
+SELECT c.conname::text, pg_catalog.quote_ident(current_user) FROM pg_catalog.pg_constraint c
+ WHERE c.contype = 'f' AND c.conrelid = %s AND c.confrelid = c.conrelid
+   AND EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgconstraint = c.oid AND t.tgenabled IN ('O', 'A'))
+ ORDER BY c.conname LIMIT 1
+"""
 
 
 def decide(
@@ -46,6 +54,7 @@ def check(
     """
     for table in tables:
         _check_comparable(table)
+        _check_order(session, table)
         _refuse_empty(source, table)
     relids = [table.target.oid for table in tables]
     if relids and schema.installed_version(session):
@@ -88,6 +97,26 @@ def _check_comparable(table: Table) -> None:
         raise StateForbids(
             f'table "{table.name}" cannot be adopted: {reason}',
             hint="Give the table a primary key on the target, or empty it: an empty table is copied.",
+        )
+
+
+def _check_order(session: psycopg.Connection, table: Table) -> None:
+    """Refuse a table whose rows refer to each other where that is checked: they come in the order of hashes.
+
+    :raises StateForbids: it is one.
+    """
+    if target.is_replica(session):
+        return
+    found = session.execute(_OF_ITSELF.encode(), (table.target.oid,)).fetchone()
+    # guard: a table whose rows refer to each other is not half adopted
+    if found is not None:
+        constraint, role = found
+        raise StateForbids(
+            f'table "{table.name}" cannot be adopted: its rows refer to each other',
+            detail=f'Foreign key "{constraint}" would be checked for each of them, for role {role} cannot set'
+            " session_replication_role.",
+            hint=f"Run this on the target as a superuser:\nGRANT SET ON PARAMETER session_replication_role TO {role};",
+            sqlstate="55000",
         )
 
 
