@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--keep-replaced|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication)
+            --color|--publication|--connection|--target|--slot-name|--keep-replaced|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -39,9 +39,9 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --adopt --keep-replaced --yes -y --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --adopt --keep-replaced --yes -y --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --apply-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
-                --publication|--connection|--target|--keep-replaced|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --publication|--connection|--target|--keep-replaced|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
@@ -65,10 +65,10 @@ _pgsub() {
             esac
             ;;
         alter)
-            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --publisher-upgraded --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --publisher-upgraded --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --apply-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;

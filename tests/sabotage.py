@@ -36,6 +36,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the ledger moves only from where the worker left it": (
         "test_apply_that_finds_the_ledger_elsewhere_restarts_its_streams",
     ),
+    "what is executed early must find all as the publisher did": (
+        "test_a_row_that_is_changed_before_it_came_is_not_taken_for_missing",
+    ),
+    "units are committed by the table states that decided them": (
+        "test_units_that_were_decided_by_older_table_states_are_decided_again",
+    ),
     "an epoch is claimed once": ("test_the_same_task_run_twice_is_refused",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
     "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),

@@ -293,8 +293,13 @@ _MOVES = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_moves INTEGER NOT NULL DEFAULT 0;
 """
 
+_APPLY_WORKERS = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_apply_workers INTEGER NOT NULL DEFAULT 1;
+"""
+
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
 MIGRATIONS: tuple[tuple[int, str], ...] = (
     (1, _SUBSCRIPTION + _PROGRESS + _HISTORY),
     (2, _SEQUENCES + _MOVES),
+    (3, _APPLY_WORKERS),
 )

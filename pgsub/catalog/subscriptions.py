@@ -50,6 +50,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "on_conflict": ("pgsub_on_conflict", NAMES),
     "sequences": ("pgsub_sequences", BOOL),
     "moves": ("pgsub_moves", INT),
+    "apply_workers": ("pgsub_apply_workers", INT),
 }
 #: what the ledger's copy of a definition leaves out: secrets may be near it, or the ledger has it elsewhere, or it is
 #: learnt from the target

@@ -24,7 +24,7 @@ _POINTS = {
     "apply": (
         "after_two_phase before_target_commit after_target_commit after_reported_lsn after_feedback batch_open "
         "commit_reply_lost stream_open before_prepare after_prepare before_finish_prepared after_finish_prepared "
-        "skipped released before_barrier_reached"
+        "skipped released before_barrier_reached unit_executed unit_reply_lost"
     ),
     "mirror": "before_state_db before_events",
     "copy": "middle before_commit after_commit",
@@ -52,7 +52,8 @@ _POINTS = {
     "state": "write",
     "thread": (
         "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end notice publisher_state heartbeats "
-        "recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait"
+        "recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait "
+        "writer"
     ),
 }
 #: Every point, so that a test can ask whether each was reached.

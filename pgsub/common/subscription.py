@@ -52,6 +52,7 @@ class Subscription:
     copy_workers: int = 2  #: chunks of one table that copy at once
     #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
     max_parallel_apply_workers: int = 2
+    apply_workers: int = 1  #: sessions that apply committed transactions at once
     on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py

@@ -20,7 +20,7 @@ COLUMNS = {
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
     "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
     "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips pgsub_on_conflict "
-    "pgsub_sequences pgsub_moves",
+    "pgsub_sequences pgsub_moves pgsub_apply_workers",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pgsub_sequence": "subid srrelid srsubstate schemaname relname publisher_value publisher_is_called target_value "
     "target_is_called ahead problem taken_at",
@@ -96,6 +96,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_on_conflict": "[]",
         "pgsub_sequences": 0,
         "pgsub_moves": 0,
+        "pgsub_apply_workers": 1,
     }
 
 

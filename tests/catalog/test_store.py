@@ -37,6 +37,7 @@ OTHER = Subscription(
     password_required=False,
     password_enforced=True,
     max_parallel_apply_workers=5,
+    apply_workers=4,
     run_as_owner=True,
     origin="none",
     failover=True,

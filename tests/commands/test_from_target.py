@@ -25,7 +25,17 @@ _SHOWN = {
 _OPTIONS = (
     *("--binary", "--streaming", "on", "--synchronous-commit", "local", "--wal-receiver-timeout", "50s"),
     *("--disable-on-error", "--origin", "none", "--run-as-owner", "--messages", "--apply-mode", "transactional"),
-    *("--copy-atomic", "--max-sync-workers", "3", "--copy-workers", "1", "--max-parallel-apply-workers", "4"),
+    *(
+        "--copy-atomic",
+        "--max-sync-workers",
+        "3",
+        "--copy-workers",
+        "1",
+        "--max-parallel-apply-workers",
+        "4",
+        "--apply-workers",
+        "3",
+    ),
     *("--on-conflict", "update_missing=skip", "--slot-name", "other_slot"),
 )
 

@@ -92,6 +92,11 @@ class Executor:
         """Rows applied, for statistics."""
         return self._rows.changes
 
+    @property
+    def names_rows(self) -> bool:
+        """Whether it executes :meth:`row_by_row` now."""
+        return self._naming
+
     @contextlib.contextmanager
     def row_by_row(self) -> Iterator[None]:
         """Execute row by row, so that a failed row is named: no sets, and no COPY, which names only the first of many.

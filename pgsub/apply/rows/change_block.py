@@ -36,11 +36,16 @@ class ChangeBlock:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, item: Item, segment: Segment) -> None:
-        """Add messages of a transaction, or of a run of them; those that change no row are left out."""
-        self._own(item, segment, np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)]))
+    def add(self, item: Item, segment: Segment) -> Offsets:
+        """Add messages of a transaction, or of a run of them; those that change no row are left out.
+
+        :return: numbers of the others in the frames.
+        """
+        numbers = np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)])
+        self._own(item, segment, numbers)
         self.size += segment.size
         self._messages = None
+        return numbers + segment.start
 
     def _own(self, item: Item, segment: Segment, numbers: Offsets) -> None:
         self._starts.append(self._count)

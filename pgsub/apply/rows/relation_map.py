@@ -7,7 +7,7 @@ the state that decides. So a table that was renamed on both sides stays the tabl
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import psycopg
@@ -232,6 +232,12 @@ class RelationCache:
     def snapshot(self) -> dict[int, Relation]:
         """Return the remote relations as of now: a batch that is replayed starts from these."""
         return dict(self._remote)
+
+    def follow(self, remote: Mapping[int, Relation]) -> None:
+        """Take over what another session was told of relations; maps of those that are described alike are kept."""
+        for relid, relation in remote.items():
+            if self._remote.get(relid) != relation:
+                self.learn(relation)
 
     def restore(self, snapshot: dict[int, Relation]) -> None:
         """Go back to a snapshot and look everything of the target up anew: any error may come from its DDL."""

@@ -42,6 +42,7 @@ class WorkerStreams:
     standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
     timing: Timing
     parallel_workers: int = 0  #: transactions that may be applied while they arrive
+    writers: int = 1  #: sessions that apply what was committed, this one included
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
 

@@ -93,8 +93,8 @@ class Keys:
             return words
         return words | (lengths.astype(np.uint64) << np.uint64(_BITS - 8)) if longest < _WORD else None
 
-    def _hashed(self) -> Words:
-        codes: Words = np.zeros(self._rows.kinds.shape[1], np.uint64)
+    def _hashed(self, seed: int = 0) -> Words:
+        codes: Words = np.full(self._rows.kinds.shape[1], seed, np.uint64)
         for offsets, lengths in zip(self._rows.offsets, self._rows.lengths, strict=True):
             codes = mix(codes, lengths.astype(np.uint64))
             for index in range(-(-int(lengths.max()) // _WORD)):
@@ -123,6 +123,15 @@ class Keys:
                 if (words != self._word(others[some], lengths[some], index)).any():
                     return False
         return True
+
+
+def hashes(buffer: bytes, rows: Rows, seed: int) -> Words:
+    """Hash keys; those of one hash need not be equal.
+
+    :param buffer: as of :class:`Keys`.
+    :param seed: of the table that they are keys of.
+    """
+    return Keys(buffer, rows)._hashed(seed)
 
 
 def _reason(kinds: Bytes) -> str | None:

@@ -145,6 +145,11 @@ class TransactionRun:
             self._starts = self._begins.tolist()
         return self.one(bisect.bisect_left(self._starts, frame) - 1)
 
+    def numbers_of(self, frames: _Numbers) -> _Numbers:
+        """Return for messages, by their numbers in the frames, which transaction they are of."""
+        found: _Numbers = np.searchsorted(self._begins, frames) - 1
+        return found
+
     def one(self, number: int) -> RemoteTransaction:
         """Return one of them by itself, the same object each time."""
         known = self._single.get(number)

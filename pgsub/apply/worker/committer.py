@@ -7,6 +7,7 @@ Mirrors apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -22,6 +23,7 @@ from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker.policy import ChangePolicy
+from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
@@ -52,6 +54,8 @@ class Committer:
     :param policy: decides what is applied.
     :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
     :param beat: called now and then while a parallel worker is waited for.
+    :param writers: sessions that apply beside its own, if there are any.
+    :param transactional: each transaction of the publisher is a commit of its own.
     :param set_based: whether changes may be executed as sets.
     :ivar remote_lsn: end LSN of the last committed transaction.
     :ivar ledger_commit: ends its transactions.
@@ -64,6 +68,8 @@ class Committer:
         *,
         stop_streaming: Callable[[], bool] = lambda: False,
         beat: Callable[[], None] = lambda: None,
+        writers: Writers | None = None,
+        transactional: bool = False,
         set_based: bool,
     ) -> None:
         self._session = session
@@ -80,7 +86,10 @@ class Committer:
         )
         self.counters = self._executor.counters
         self._set_based = set_based
-        self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
+        self._writers = writers
+        self._beside = False  #: writers are at work beside the own session
+        self._most = 1 if transactional else TRANSACTIONS
+        self._limit = min(self._most, TRANSACTIONS if set_based else ROW_TRANSACTIONS)
         self._skipping = SkipHandler(self.ledger_commit, self._executor)
         self._two_phase = TwoPhase(self.ledger_commit)
         self._messages: list[LoggedMessage] = []
@@ -90,7 +99,7 @@ class Committer:
     @property
     def changes(self) -> int:
         """Rows applied, for statistics."""
-        return self._executor.changes + self.applied_in_parallel
+        return self._executor.changes + self.applied_in_parallel + (self._writers.changes if self._writers else 0)
 
     def take_message(self, message: LogicalMessage) -> None:
         """Take a message that belongs to no transaction."""
@@ -125,11 +134,11 @@ class Committer:
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
             if parallel is not None and self._commit_applied(first, parallel):
                 return 1
-        batch = batch.cut(self._limit)[0]
+        batch = batch.cut(self._limit if self._writers is None else self._writers.limit(self._limit))[0]
         serial = self.counters["serial_relations"]
         done = self._trying(lambda: self._commit(batch))
         by_rows = done is None or not self._set_based or self.counters["serial_relations"] > serial
-        self._limit = ROW_TRANSACTIONS if by_rows else min(2 * self._limit, TRANSACTIONS)
+        self._limit = min(ROW_TRANSACTIONS if by_rows else 2 * self._limit, self._most)
         return self._serially(batch) if done is None else done
 
     # whole transactions, through the worker's own session
@@ -141,11 +150,15 @@ class Committer:
             try:
                 return apply()
             except SetFallback as deviation:
-                _log.debug("a batch is replayed row by row: %s", deviation)
                 self._back_to(before)
+                if self._was_beside():
+                    continue
+                _log.debug("a batch is replayed row by row: %s", deviation)
             except PgsubError as error:
                 if not self._back_to(before):
                     raise
+                if self._was_beside():
+                    continue
                 if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._stop_streaming()):
                     continue
                 if not _ours(error):
@@ -153,6 +166,11 @@ class Committer:
             self.counters["set_fallbacks"] += 1
             break
         return None
+
+    def _was_beside(self) -> bool:
+        """Return whether what failed was tried beside other sessions: alone it may not fail, or shows what is wrong."""
+        beside, self._beside = self._beside, False
+        return beside
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
         """Undo after a rollback what the batch said of relations. False if the session is lost."""
@@ -164,7 +182,7 @@ class Committer:
 
     def _serially(self, batch: Batch) -> int:
         """Apply row by row: commit everything before the transaction with the fault, and name the fault."""
-        total, size = len(batch), ROW_TRANSACTIONS
+        total, size = len(batch), min(ROW_TRANSACTIONS, self._most)
         with self._executor.row_by_row():
             while len(batch):
                 part = batch.cut(size)[0]
@@ -179,18 +197,37 @@ class Committer:
                 batch = batch.cut(done)[1]
                 if not done:
                     break
-                size = min(2 * size, ROW_TRANSACTIONS)
+                size = min(2 * size, ROW_TRANSACTIONS, self._most)
                 self._beat()
         return total - len(batch)
 
     def _commit(self, batch: Batch) -> int:
+        clock = time.monotonic()
         self._session.progress.open(self.remote_lsn)
+        opened = time.monotonic() - clock
         count = self._policy.admit(batch)
         if count == 0:
             self._session.connection.execute("ROLLBACK")
             return 0
         failpoints.point("apply.batch_open")
-        batch = self._run(batch.cut(count)[0])
+        batch = batch.cut(count)[0]
+        writers = self._writers
+        if writers is None or self._executor.names_rows:
+            return self._commit_open(batch)
+        units = writers.units(batch, self.remote_lsn)
+        if isinstance(units, int):
+            with writers.balance.one(lambda: self._executor.changes, opened):
+                return self._commit_open(batch.cut(min(units, self._limit))[0])
+        self._beside = True
+        with writers.beside(units):
+            self._commit_open(units.units[0].batch)
+        self._beside = False
+        done, remote_lsn = writers.finish(units)
+        self._moved(remote_lsn)
+        return done
+
+    def _commit_open(self, batch: Batch) -> int:
+        batch = self._run(batch)
         self._moved(self.ledger_commit.commit(self.remote_lsn, batch.last))
         return len(batch)
 

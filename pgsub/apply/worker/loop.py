@@ -25,6 +25,7 @@ from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.feedback import Feedback
 from pgsub.apply.worker.policy import WorkerPolicy
 from pgsub.apply.worker.start import WorkerSpec
+from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.frames import Frames
@@ -77,11 +78,22 @@ class ApplyLoop:
             set_based=streams.set_based,
         )
         streams.assembler.watch = self._leader
+        self._writers = Writers(
+            streams.writers,
+            streams.session,
+            streams.open_session,
+            should_apply=lambda: None if self._leader.busy else policy.filter_for_streaming(),
+            beat=self._beat,
+            single=self._transactional,
+            set_based=streams.set_based,
+        )
         self._committer = Committer(
             streams.session,
             policy,
             stop_streaming=self._leader.stop_streaming,
             beat=self._beat,
+            writers=self._writers if self._writers.wanted else None,
+            transactional=self._transactional,
             set_based=streams.set_based,
         )
         self._receiver = Receiver(
@@ -131,6 +143,8 @@ class ApplyLoop:
         except psycopg.Error as error:
             raise translate(error, "apply changes to the target") from None
         finally:
+            with contextlib.suppress(Exception):
+                self._writers.close()
             with contextlib.suppress(Exception):
                 self._leader.close()
             with contextlib.suppress(Exception):
@@ -208,7 +222,8 @@ class ApplyLoop:
             self._apply_batch()
 
     def _full(self) -> bool:
-        return self._transactional or batch_limits.full(self._batch, self._batch_since)
+        single = self._transactional and not self._writers.wanted
+        return single or batch_limits.full(self._batch, self._batch_since)
 
     def _gathered(self, quiet: bool) -> bool:
         receiver = self._receiver
@@ -221,8 +236,7 @@ class ApplyLoop:
         if batch:
             self._committer.record_messages()  # the ledger will stand behind them
         while batch:
-            part = batch.cut(1)[0] if self._transactional else batch
-            done = self._committer.apply(part, parallel)
+            done = self._committer.apply(batch, parallel)
             parallel = None  # what it holds counts once
             applied, batch = batch.cut(done)
             if done:
@@ -259,6 +273,7 @@ class ApplyLoop:
         if clock >= self._next_ping and self._receiver.idle():
             self._next_ping = clock + (HURRY_SECONDS if self._hurries else PING_SECONDS)
             self._receiver.ping()
+        self._writers.rest()
         self._beat()
         return "stopped" if self._ending or (control is not None and control.stop) else None
 
@@ -279,7 +294,7 @@ class ApplyLoop:
         heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.latest_end_lsn, self._position_ts
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
-        heartbeat.parallel = len(self._leader.busy)
-        for name, count in self._committer.counters.items():
+        heartbeat.parallel = len(self._leader.busy) + self._writers.open
+        for name, count in (self._committer.counters + self._writers.counters).items():
             setattr(heartbeat, name, count)
         self._sender.send(heartbeat, now=now)

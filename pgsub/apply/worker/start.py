@@ -128,6 +128,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         standby,
         timing,
         parallel_workers=sub.max_parallel_apply_workers if parallel and spec.applies else 0,
+        writers=sub.apply_workers if spec.applies else 1,
         pending=pending,
         set_based=spec.set_based,
     )

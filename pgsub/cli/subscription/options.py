@@ -27,6 +27,9 @@ from pgsub.cli.command_tree.values import (
 )
 from pgsub.common.subscription import KEEP
 
+#: Sessions of one subscription that may apply at once.
+MOST_WRITERS = 16
+
 AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
 
@@ -143,6 +146,15 @@ class Parameters:
         int, typer.Option(metavar="N", min=1, help="Table synchronization workers at once; small tables share one.")
     ] = 2
     copy_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at once.")] = 2
+    apply_workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_WRITERS,
+            help="Sessions of the target that apply at once where apply waits for it; commits keep their order.",
+        ),
+    ] = 1
     max_parallel_apply_workers: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="In-progress transactions applied at once with --streaming parallel."),

@@ -75,15 +75,15 @@ def check_room(
     each = 1 + copying
     if any(table.mode == "adopt" for table in tables):  # sessions that compare, and one that holds the snapshot
         each = max(each, 3 + sub.copy_workers)
-    for server, asked in (("publisher", connection), ("target", session)):
-        yield from _sessions(asked, server, 2 + syncing * each)
-    yield from check_origins(session, 1 + syncing)
+    for server, asked, applying in (("publisher", connection, 1), ("target", session, sub.apply_workers)):
+        yield from _sessions(asked, server, 1 + applying + syncing * each)
+    yield from check_origins(session, sub.apply_workers + syncing)
 
 
 def check_origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
     """Check that enough replication origins are free.
 
-    Apply and each table that synchronizes write with one of their own, which stays the subscription's.
+    Each session that applies, and each table that synchronizes, writes with one that stays the subscription's.
     """
     left = origins.free(session) if origins.allowed(session) else None
     if left is not None and left < needed:

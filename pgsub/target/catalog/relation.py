@@ -119,7 +119,8 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
        CASE WHEN a.attcollation NOT IN (0, 100) THEN (
             SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
               FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
-             WHERE l.oid = a.attcollation) END
+             WHERE l.oid = a.attcollation) END,
+       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> ''
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -161,6 +162,7 @@ class TargetColumn:
     deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
     quoted: str = ""  #: its name as SQL, as messages of the server have it
     collation: str | None = None  #: as SQL, where it is not the database's
+    defaulted: bool = False  #: it has a default, or an identity
 
     def collated(self, value: sql.Composable) -> sql.Composed:
         """Compose a value that constraints and indexes compare as they compare the column's."""

@@ -51,6 +51,8 @@ def _statement(text: LiteralString) -> Statement:
 
 
 _BEGIN, _COMMIT = _statement("BEGIN"), _statement("COMMIT")
+_TAKE_TURN = _statement("SELECT pg_catalog.pg_try_advisory_xact_lock($1::bigint)")
+_AWAIT_TURN = _statement("SELECT pg_catalog.pg_advisory_xact_lock_shared($1::bigint)")
 _LOCK = _statement(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
@@ -60,10 +62,13 @@ _ADVANCE = """
 WITH advanced AS (
     UPDATE pgsub.progress SET remote_lsn = $1, remote_commit_ts = coalesce(
         '2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval, remote_commit_ts)
-    WHERE ctid = $3::tid AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
+    WHERE {} AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
         SELECT FROM pgsub.control c WHERE c.subid = $4 AND c.worker = $5 AND c.epoch = $7 AND c.token = $8)
     RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
 SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
+_AT_CTID = "ctid = $3::tid"
+# guard: units are committed by the table states that decided them, without " AND states_version = $3"
+_BY_STATES = "$3::bigint IS NOT NULL AND states_version = $3"
 # In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
 _TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
 _NOT_HIT = "22012"  #: division_by_zero
@@ -98,7 +103,8 @@ class Progress:
         self._connection = connection
         self._pipeline = Pipeline(connection, "pgsubprogress")
         self.tagged = tagged
-        self._advance = _statement(_ADVANCE.format(_TAG if tagged else ""))
+        self._advance = _statement(_ADVANCE.format(_AT_CTID, _TAG if tagged else ""))
+        self._succeed = _statement(_ADVANCE.format(_BY_STATES, _TAG if tagged else ""))
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
@@ -216,6 +222,45 @@ class Progress:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
             raise
+
+    # several writers: see pgsub.apply.writers
+
+    def take_turn(self, turn: int, *, begin: bool) -> bool:
+        """Hold an advisory lock until the transaction ends: :meth:`succeed` of another session waits for that.
+
+        :param turn: of this transaction.
+        :param begin: begin it, too.
+        :return: False where somebody else has the lock, whoever it is.
+        """
+        found: list[Sequence[str | None]] = []
+        first: tuple[_Step, ...] = ((_BEGIN, (), None),) if begin else ()
+        try:
+            self._together(*first, (_TAKE_TURN, (turn,), found.append))
+        except StatementFailed as failure:
+            raise failure.error from None
+        return found[0][0] == "t"
+
+    def succeed(self, turn: int, old: int, new: int, commit_ts: int | None, states_version: int) -> None:
+        """Wait on the target for the transaction that goes before, then do as :meth:`close`, in one round trip.
+
+        Where that one was rolled back, or the table states have changed, not one row is hit. The target sees who waits
+        for whom, so it ends deadlocks. The row is found by its key: others have moved it.
+
+        :param turn: of the transaction that goes before; it must have the lock already.
+        :param states_version: that the changes were decided by.
+        :raises StreamsMustRestart: as of :meth:`close`, and so the others.
+        """
+        values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
+        try:
+            self._together((_AWAIT_TURN, (turn,), None), (self._succeed, values, self._moved), (_COMMIT, (), None))
+        except StatementFailed as failure:
+            if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
+                raise StreamsMustRestart("compare-and-set of the progress row failed") from None
+            raise
+
+    def follow(self, other: Progress) -> None:
+        """Remember where the row is that another session of the worker moved."""
+        self._ctid = other._ctid
 
     def tag(self, end_lsn: int, commit_ts: int) -> None:
         """Give a commit that does not :meth:`close` in its own transaction the publisher's position and time.

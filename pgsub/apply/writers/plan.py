@@ -1,0 +1,114 @@
+"""Which units a batch is cut into: runs of whole transactions, the next of which does not depend on the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pgsub.apply.stream.batch import Batch, TransactionRun
+from pgsub.apply.stream.transactions import Kind
+from pgsub.apply.writers.balance import WORTH
+from pgsub.apply.writers.dependencies import Dependencies
+from pgsub.protocol.columnar import Offsets
+
+#: Units for each session, from few to many: the more, the fewer keys two have in common, and the less is folded.
+_CUTS = (1, 4, 16)
+#: Messages that a unit does not have: what describes relations or types, TRUNCATE, messages for the log.
+_APART = b"RYTM"
+_ROWS = b"I", b"U", b"D"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive transactions of a batch.
+
+    :ivar after: number of the part that must be committed before this one is executed, -1 for none.
+    """
+
+    begin: int
+    end: int
+    after: int
+
+
+def count_changes(batch: Batch) -> int:
+    """Count the changes of rows of a batch."""
+    codes = [segment.codes for item in batch.items for segment in item.segments()]
+    return sum(one.count(row) for one in codes for row in _ROWS)
+
+
+def plain(batch: Batch) -> int:
+    """Count the transactions at the beginning of a batch that have nothing but changes of rows in them."""
+    count = 0
+    for item in batch.items:
+        if isinstance(item, TransactionRun):
+            codes = np.frombuffer(item.segment.codes, np.uint8)
+            apart = np.flatnonzero(np.isin(codes, list(_APART)))
+            if len(apart):
+                return count + int(item.numbers_of(apart[:1] + item.segment.start)[0])
+            count += len(item)
+            continue
+        whole = item.kind is Kind.COMMIT and item.spooled is None and not item.leaves and not item.in_stream
+        if not whole or any(code in segment.codes for segment in item.segments() for code in _APART):
+            return count
+        count += 1
+    return count
+
+
+def parts(found: Dependencies, sessions: int, least: int, *, single: bool) -> list[Part]:
+    """Cut transactions into parts for some sessions; one part where that would not pay.
+
+    :param least: changes of a part, about.
+    :param single: each transaction is a part.
+    """
+    count = len(found.changes)
+    if single:
+        made = _merged(found, list(range(count + 1)), merge=False)
+        return made if _gain(found, made, sessions) >= WORTH else [Part(0, count, -1)]
+    done = np.cumsum(found.changes)
+    best, gain = [Part(0, count, -1)], WORTH
+    for cut in _CUTS:
+        size = max(least, -(-int(done[-1]) // (sessions * cut)))
+        edges = [0, *(np.flatnonzero(np.diff(done // size)) + 1).tolist(), count]
+        made = _merged(found, sorted(set(edges)), merge=True)
+        here = _gain(found, made, sessions)
+        if here > gain:
+            best, gain = made, here
+        if here >= 0.7 * sessions or size == least:
+            break
+    return best
+
+
+def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[Part]:
+    """Join neighbours that depend on each other."""
+    part_of: Offsets = np.searchsorted(np.array(edges), np.arange(edges[-1]), side="right") - 1
+    last: Offsets = np.full(len(edges) - 1, -1, np.int64)
+    earlier, later = part_of[found.earlier], part_of[found.later]
+    chosen = earlier != later
+    np.maximum.at(last, later[chosen], earlier[chosen])
+    made: list[Part] = []
+    where: list[int] = []
+    for (begin, end), after in zip(pairwise(edges), last.tolist(), strict=True):
+        before = where[after] if after >= 0 else -1
+        if merge and made and before == len(made) - 1:
+            made[-1] = Part(made[-1].begin, end, made[-1].after)
+        else:
+            made.append(Part(begin, end, before))
+        where.append(len(made) - 1)
+    return made
+
+
+def _gain(found: Dependencies, made: Sequence[Part], sessions: int) -> float:
+    """Return how many times as fast the parts are done as one after the other, at best."""
+    done = np.concatenate([[0], np.cumsum(found.changes)])
+    free, longest = [0.0] * sessions, 0.0
+    ends: list[float] = []
+    for part in made:
+        session = free.index(min(free))
+        start = max(free[session], ends[part.after] if part.after >= 0 else 0.0)
+        longest = max(longest, start + float(done[part.end] - done[part.begin]))  # commits come in order
+        ends.append(longest)
+        free[session] = longest
+    return float(done[-1]) / longest if longest else 1.0

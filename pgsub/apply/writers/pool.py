@@ -1,0 +1,222 @@
+"""The writers of one worker: what of a batch they do beside the worker's own session, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.table_state_filter import Filter
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.writers.balance import Balance
+from pgsub.apply.writers.dependencies import Dependencies, Together
+from pgsub.apply.writers.plan import count_changes, parts, plain
+from pgsub.apply.writers.unit import Unit, Units
+from pgsub.apply.writers.writer import Writer
+from pgsub.common.errors import StreamsMustRestart
+
+_log = logging.getLogger(__name__)
+
+#: Transactions that are units of their own in one go.
+SINGLE = 256
+#: Batches that one session applies after a failure; twice as many after the next, up to so many.
+PAUSE, LONGEST_PAUSE = 2, 128
+#: Seconds after which sessions that were not needed are closed.
+IDLE_SECONDS = 60.0
+
+
+class Writers:
+    """The writers of one worker.
+
+    :param sessions: that apply at once, the worker's own included; 1 for no writers.
+    :param own: the worker's own session.
+    :param open_session: opens a further one.
+    :param should_apply: the filter with the states_version that it decides by; None while a table is not ready.
+    :param beat: called now and then while units are waited for.
+    :param single: each transaction of the publisher is a commit of its own.
+    :ivar changes: rows applied by writers, ``counters`` how; for statistics.
+    """
+
+    def __init__(
+        self,
+        sessions: int,
+        own: TargetSession,
+        open_session: Callable[[], TargetSession],
+        *,
+        should_apply: Callable[[], tuple[int, Filter] | None],
+        beat: Callable[[], None],
+        single: bool = False,
+        set_based: bool = True,
+    ) -> None:
+        self._sessions, self._own, self._open_session = sessions, own, open_session
+        self._should_apply = should_apply
+        self._beat = beat
+        self._single = single
+        self._set_based = set_based
+        self._queue: queue.SimpleQueue[tuple[Units, Unit] | None] = queue.SimpleQueue()
+        self._writers: list[Writer] = []
+        self._turn = 0
+        self._pause = self._paused = 0
+        self.balance = Balance(sessions, single=single)
+        self._used = self._began = 0.0
+        self._fresh = False  #: sessions of these units had yet to connect
+        self.changes = 0
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Sessions beside the worker's own."""
+        return len(self._writers)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there may be several sessions."""
+        return self._sessions > 1
+
+    def limit(self, limit: int) -> int:
+        """Return how many transactions may be taken from a batch at once.
+
+        :param limit: of one session.
+        """
+        return SINGLE if self._single and self.wanted and not self._paused else limit
+
+    def units(self, batch: Batch, old: int) -> Units | int:
+        """Cut what can be done by several sessions from the beginning of a batch.
+
+        Called under the lock of the progress row, with the table states that hold there.
+
+        :param old: where the ledger is.
+        :return: or how many transactions are left to one session.
+        """
+        if self._paused:
+            self._paused -= 1
+            return len(batch)
+        if self.balance.probe:
+            return self.balance.probe
+        sessions = self.balance.sessions(count_changes(batch), len(self._writers))
+        if sessions == 1:
+            return len(batch)
+        decided = self._should_apply()
+        relations = self._own.relations
+        if decided is None or relations.rules or not relations.replica or self._own.progress.skips:
+            return len(batch)
+        count = plain(batch)
+        if count < 2:  # what describes a relation comes once, before its first change
+            return 1
+        relations.notice_ddl()
+        count = min(count, self.balance.trial)
+        batch = batch.cut(count)[0]
+        try:
+            found = Dependencies.of(batch, relations.known)
+        except Together as reason:
+            _log.debug("one session applies a batch: %s", reason)
+            return count
+        cut = parts(found, sessions, self.balance.least, single=self._single)
+        if len(cut) < 2:
+            return count
+        _log.debug("%s units of %s transactions", len(cut), count)
+        made = []
+        for number, part in enumerate(cut):
+            first, batch = batch.cut(part.end - part.begin)
+            new = max(old, first.last.end_lsn)
+            self._turn += 1
+            made.append(Unit(number, first, part.after, self._key(), old, new))
+            old = new
+        return Units(made, relations.snapshot(), decided[1], decided[0], sessions, int(found.changes.sum()))
+
+    def _key(self) -> int:
+        """Return the number of a turn, of this subscription alone as far as anyone can tell."""
+        return self._own.relations.subid << 32 | self._turn & 0xFFFFFFFF
+
+    @contextlib.contextmanager
+    def beside(self, units: Units) -> Iterator[None]:
+        """Let the writers execute all units but the first, which the body commits.
+
+        The caller's transaction, which holds the lock of the progress row, takes its turn. Where the body fails,
+        nothing of the others is left when this ends.
+        """
+        first = units.units[0]
+        if not self._own.progress.take_turn(first.turn, begin=False):
+            raise StreamsMustRestart("an advisory lock of the subscription is taken")
+        units.set(first, "begun")
+        self._start(min(len(units.units), units.sessions) - 1)
+        self._began = time.monotonic()
+        for unit in units.units[1:]:
+            self._queue.put((units, unit))
+        try:
+            yield
+        except BaseException:
+            units.set(first, "failed")
+            self._wait(units)
+            self._failed()
+            raise
+        units.set(first, "committed")
+
+    def _start(self, count: int) -> None:
+        self._fresh = len(self._writers) < count
+        for dead in [one for one in self._writers if not one.is_alive()]:
+            self._writers.remove(dead)
+        while len(self._writers) < count:
+            writer = Writer(len(self._writers) + 1, self._queue, self._open_session, set_based=self._set_based)
+            writer.start()
+            self._writers.append(writer)
+
+    def finish(self, units: Units) -> tuple[int, int]:
+        """Wait until all units have ended.
+
+        :return: how many transactions are committed, and where the ledger is then.
+        :raises StreamsMustRestart: only the ledger knows how many.
+        """
+        self._wait(units)
+        done = units.units[: units.committed]
+        self._used = time.monotonic()
+        for unit in done[1:]:
+            self.changes += unit.changes
+            self.counters.update(unit.counters)
+        if done[-1].progress is not None:
+            self._own.progress.follow(done[-1].progress)
+        if len(done) < len(units.units):
+            self._failed()
+            _log.debug("unit %s of %s failed: %s", len(done), len(units.units), units.units[len(done)].error)
+        else:
+            self._pause //= 2
+            if not self._fresh:
+                self.balance.several(units.changes, self._used - self._began)
+        lost = next((unit.lost for unit in units.units if unit.lost is not None), None)
+        if lost is not None:
+            raise StreamsMustRestart("a session of several that apply was lost", detail=f"{lost}.") from lost
+        return sum(len(unit.batch) for unit in done), done[-1].new
+
+    def _failed(self) -> None:
+        self._pause = min(max(2 * self._pause, PAUSE), LONGEST_PAUSE)
+        self._paused = self._pause
+
+    def _wait(self, units: Units) -> None:
+        """Wait for units; those that cannot commit any more are cancelled."""
+        while not all(unit.ended for unit in units.units):
+            with units.changed:
+                units.changed.wait_for(lambda: all(unit.ended for unit in units.units), 0.2)
+                late = [unit for unit in units.units if not unit.ended and units.is_abandoned(unit)]
+            for writer in self._writers:
+                if any(unit is writer.busy for unit in late):
+                    writer.cancel()
+            self._beat()
+            if any(not writer.is_alive() for writer in self._writers):
+                raise StreamsMustRestart("a thread of several that apply has ended")
+
+    def rest(self) -> None:
+        """Close sessions that were not needed for some time."""
+        if self._writers and time.monotonic() >= self._used + IDLE_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """End them all; what they have open is rolled back."""
+        for _ in self._writers:
+            self._queue.put(None)
+        for writer in self._writers:
+            writer.close()
+        self._writers = []

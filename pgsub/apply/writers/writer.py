@@ -1,0 +1,156 @@
+"""One further target session, and the thread that executes units through it.
+
+NOTES: A unit fails on whatever is not as it is to be: an error, a set that deviates, a missing row, a message, a lost
+predecessor. Nothing of that counts but that it failed: the worker's own session applies the same transactions again, in
+order, under the lock, and names what is wrong. After a lost session only the ledger knows what became of its unit; both
+streams restart then, as after the loss of the worker's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from pgsub.apply.conflicts.conflict import Record
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.writers.unit import Abandoned, Unit, Units
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, StreamsMustRestart
+from pgsub.common.threads import SupervisedThread
+
+#: Seconds for a writer to end with its worker.
+CLOSE_SECONDS = 10.0
+
+
+class Deviation(Exception):
+    """The target was not as the unit presupposes."""
+
+
+class Writer(SupervisedThread):
+    """A writer, which takes units from a queue until it is given None.
+
+    :param number: among the worker's writers, from 1.
+    :param units: what is to be done, in order.
+    :param open_session: opens the session when it is first needed.
+    :ivar busy: the unit that it is at.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        units: queue.SimpleQueue[tuple[Units, Unit] | None],
+        open_session: Callable[[], TargetSession],
+        *,
+        set_based: bool = True,
+    ) -> None:
+        super().__init__("writer", f"apply writer {number}")
+        self._units = units
+        self._open_session = open_session
+        self._set_based = set_based
+        self._session: TargetSession | None = None
+        self._executor: Executor | None = None
+        self.busy: Unit | None = None
+
+    def cancel(self) -> None:
+        """Cancel the statement that its session runs, from another thread."""
+        session = self._session
+        if session is not None:
+            with contextlib.suppress(psycopg.Error):
+                session.connection.cancel_safe(timeout=1)
+
+    def close(self) -> None:
+        """Wait until the thread has ended, and its session with it; None was put into the queue before."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self.join(0.5)
+        while self.is_alive() and time.monotonic() < deadline:
+            self.cancel()
+            self.join(0.5)
+
+    def work(self) -> None:
+        """Execute one unit after the other."""
+        try:
+            while (taken := self._units.get()) is not None:
+                units, unit = taken
+                self.busy = unit
+                self._do(units, unit)
+                self.busy = None
+        finally:
+            if self._session is not None:
+                self._session.connection.close()
+
+    def _do(self, units: Units, unit: Unit) -> None:
+        try:
+            self.checkpoint()
+            units.wait(unit, lambda: unit.after < 0 or units.units[unit.after].state == "committed")
+            self._commit(units, unit, *self._executed(units, unit))
+        except BaseException as error:
+            unit.error = error
+            self._roll_back(unit, error)
+            units.set(unit, "failed")
+            if not isinstance(error, Exception):
+                raise
+        else:
+            units.set(unit, "committed")
+
+    def _executed(self, units: Units, unit: Unit) -> tuple[TargetSession, Executor]:
+        """Execute the changes of a unit in an open transaction.
+
+        :raises Deviation: a row is missing, or the target's order cannot be had.
+        """
+        session, executor = self._connected()
+        session.relations.follow(units.relations)
+        if not session.progress.take_turn(unit.turn, begin=True):
+            raise Deviation("somebody else holds the lock of its turn")
+        units.set(unit, "begun")
+        changes, executor.counters = executor.changes, Counter()
+        records = executor.run(unit.batch.items, units.should_apply)
+        # guard: what is executed early must find all as the publisher did
+        if records:
+            raise Deviation("a row is missing, or another origin wrote it")
+        unit.changes, unit.counters = executor.changes - changes, executor.counters
+        failpoints.point("apply.unit_executed")
+        return session, executor
+
+    def _connected(self) -> tuple[TargetSession, Executor]:
+        if self._session is None or self._executor is None:
+            session = self._open_session()
+            # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
+            session.connection.prepare_threshold = None
+            relations = session.relations
+            self._executor = Executor(session.connection, relations, _too_many, set_based=self._set_based)
+            self._session = session
+        return self._session, self._executor
+
+    def _commit(self, units: Units, unit: Unit, session: TargetSession, executor: Executor) -> None:
+        before = units.units[unit.number - 1]
+        units.wait(unit, lambda: before.state != "waiting")
+        last = unit.batch.last
+        unit.lost = StreamsMustRestart("a session of the target was lost")  # from here on, until we know better
+        session.progress.succeed(before.turn, unit.old, unit.new, last.commit_ts, units.states_version)
+        failpoints.point("apply.unit_reply_lost")
+        unit.lost, unit.progress = None, session.progress
+
+    def _roll_back(self, unit: Unit, error: BaseException) -> None:
+        """End the transaction. Where that is impossible the session is lost, and nothing else is tried through it."""
+        session, executor, unit.lost = self._session, self._executor, None
+        if session is None or executor is None or (isinstance(error, Abandoned) and unit.state == "waiting"):
+            return  # nothing was begun
+        try:
+            executor.abandon()
+            session.connection.execute("ROLLBACK")
+            session.relations.restore({})  # any error may come from DDL on the target
+            executor.forget()
+        except (PgsubError, psycopg.Error) as lost:
+            unit.lost = lost
+            session.connection.close()
+            self._session = self._executor = None
+
+
+def _too_many(records: Sequence[Record]) -> None:
+    raise Deviation("many rows are missing")

@@ -1,0 +1,308 @@
+"""Several writers: units of a batch at once, commits in order, faults named by the one session that applies alone."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+import psycopg
+import pytest
+from fix_pair import MakePair, Pair
+
+from pgsub.apply.writers import dependencies, plan
+from pgsub.apply.writers.balance import Balance
+from pgsub.common.errors import PgsubError, StreamsMustRestart
+
+ACCOUNTS = """
+CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL, email text UNIQUE);
+CREATE TABLE log (id int PRIMARY KEY, account int NOT NULL REFERENCES account);
+"""
+Log = Callable[[str], list[str]]
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Log]:
+    """Several sessions whether they pay or not; what the log says with some words in it."""
+    monkeypatch.setattr(Balance, "sessions", lambda self, changes, connected: self._most)
+    monkeypatch.setattr(Balance, "least", 5)
+    monkeypatch.setattr(plan, "WORTH", 1.01)
+    monkeypatch.setattr(Balance, "probe", 0)
+    monkeypatch.setattr(Balance, "trial", 1000)
+    with caplog.at_level(logging.DEBUG, logger="pgsub.apply"):
+        yield lambda words: [r.getMessage() for r in caplog.records if words in r.getMessage()]
+
+
+def fill(p: Pair, accounts: int = 400) -> None:
+    """Accounts on both sides, and a worker that has seen the descriptions of the tables."""
+    p.apply(f"INSERT INTO account SELECT g, 100, 'mail' || g FROM generate_series(1, {accounts}) g")
+
+
+def work(p: Pair, transactions: int, seed: int, first: int = 1) -> None:
+    """Transfers that leave the sum as it is, each with its number in the log; addresses go from one to another."""
+    chance = random.Random(seed)
+    with closing(p.pubdb.connect()) as session:
+        for number in range(first, first + transactions):
+            one, other = chance.sample(range(1, 401), 2)
+            session.execute("BEGIN")
+            session.execute("UPDATE account SET balance = balance - 1 WHERE id = %s", (one,))
+            session.execute("INSERT INTO log VALUES (%s, %s)", (number, one))
+            if chance.random() < 0.1:
+                session.execute("UPDATE account SET email = NULL WHERE id = %s", (other,))
+                session.execute("UPDATE account SET email = %s WHERE id = %s", (f"new{number}", other))
+            if chance.random() < 0.1 and number > 20:
+                session.execute("DELETE FROM log WHERE id = %s", (number - 10,))
+                session.execute("INSERT INTO log VALUES (%s, %s)", (number - 10, other))
+            session.execute("UPDATE account SET balance = balance + 1 WHERE id = %s", (other,))
+            session.execute("COMMIT")
+
+
+class Reader:
+    """A reader of the target, which must never have a state that the publisher did not have."""
+
+    def __init__(self, p: Pair) -> None:
+        self._pair, self._stop = p, threading.Event()
+        self.wrong: list[object] = []
+        self.seen: list[int] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        query = "SELECT (SELECT sum(balance) FROM account), count(*), coalesce(max(id), 0) FROM log"
+        while not self._stop.is_set():
+            try:
+                with closing(self._pair.subdb.connect()) as session:
+                    while not self._stop.is_set():
+                        [(total, count, last)] = session.execute(query.encode()).fetchall()
+                        if total not in (None, 40000) or count != last or (self.seen and last < self.seen[-1]):
+                            self.wrong.append((total, count, last, self.seen[-3:]))
+                        self.seen.append(last)
+            except psycopg.Error:
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """Stop, and say what was seen."""
+        self._stop.set()
+        self._thread.join(10)
+        assert not self.wrong, self.wrong[:5]
+
+
+def catch_up(p: Pair, tries: int = 40) -> None:
+    """As :meth:`Pair.catch_up`, again where the streams have to restart."""
+    for _ in range(tries):
+        try:
+            p.catch_up()
+        except PgsubError as error:
+            if error.directive.value != "retry" and not isinstance(error, StreamsMustRestart):
+                raise
+        else:
+            return
+    raise AssertionError("apply did not get to the end")
+
+
+@pytest.mark.parametrize("sessions", [2, 8])
+def test_readers_see_only_states_that_the_publisher_had(pair: MakePair, said: Log, sessions: int) -> None:
+    p = pair(ACCOUNTS, apply_workers=sessions)
+    fill(p)
+    reader = Reader(p)
+    for number in range(3):
+        work(p, 150, seed=number, first=1 + 150 * number)
+        catch_up(p)
+    reader.close()
+    assert said("units of")
+    p.same("account", "log")
+
+
+def test_a_dependency_that_no_key_shows_is_found_on_the_target(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = np.empty(0, np.int64)
+    monkeypatch.setattr(dependencies, "_pairs", lambda codes, numbers: (none, none))
+    p = pair(ACCOUNTS, apply_workers=4)
+    fill(p)
+    reader = Reader(p)
+    work(p, 200, seed=7)
+    catch_up(p)
+    reader.close()
+    assert said("failed:")
+    p.same("account", "log")
+    assert p.events() == []
+
+
+def test_a_row_that_is_changed_before_it_came_is_not_taken_for_missing(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = np.empty(0, np.int64)
+    monkeypatch.setattr(dependencies, "_pairs", lambda codes, numbers: (none, none))
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v int)", apply_workers=4, apply_mode="transactional")
+    pairs = [(f"INSERT INTO t VALUES ({n}, 0)", f"UPDATE t SET v = 1 WHERE id = {n}") for n in range(1, 60)]
+    p.apply("INSERT INTO t VALUES (0, 0)", *(statement for two in pairs for statement in two))
+    assert said("failed: a row is missing")
+    p.same("t")
+    assert p.events() == []
+
+
+def test_a_fault_is_named_with_its_finish_lsn_and_everything_before_it_is_committed(pair: MakePair, said: Log) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=4)
+    p.apply("INSERT INTO t VALUES (0)")
+    p.subdb.execute("INSERT INTO t VALUES (60)")
+    for number in range(1, 100):
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    with pytest.raises(PgsubError) as caught:
+        p.catch_up()
+    assert said("units of")
+    assert (caught.value.exit_code, caught.value.relation) == (6, "public.t")
+    assert caught.value.finish_lsn is not None
+    assert p.subdb.value("SELECT array_agg(id ORDER BY id) FROM t") == list(range(61))
+    p.subdb.execute("DELETE FROM t WHERE id = 60")
+    p.catch_up()
+    p.same("t")
+
+
+def test_each_transaction_is_a_commit_of_its_own_where_that_was_asked_for(pair: MakePair, said: Log) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=4, apply_mode="transactional")
+    p.apply("INSERT INTO t VALUES (0)", *[f"INSERT INTO t VALUES ({number})" for number in range(1, 100)])
+    assert said("units of")
+    p.same("t")
+    assert p.subdb.value("SELECT count(DISTINCT xmin::text) FROM t") == 100
+
+
+@pytest.mark.parametrize(
+    "point", ["apply.unit_executed=error@3", "apply.unit_reply_lost=error@2", "thread.writer=die@6"]
+)
+def test_a_session_that_ends_anywhere_loses_nothing(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    p = pair(ACCOUNTS, apply_workers=4)
+    fill(p)
+    reader = Reader(p)
+    work(p, 200, seed=3)
+    monkeypatch.setenv("PGSUB_FAILPOINTS", point)
+    catch_up(p)
+    reader.close()
+    assert said("units of")
+    p.same("account", "log")
+
+
+def test_sessions_that_are_ended_at_random_lose_nothing(pair: MakePair, said: Log) -> None:
+    p = pair(ACCOUNTS, apply_workers=8)
+    fill(p)
+    reader, stop = Reader(p), threading.Event()
+    query = (
+        "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE application_name"
+        f" LIKE 'pgsub {p.subid} apply %' ORDER BY random() LIMIT 1) x"
+    )
+
+    def kill() -> None:
+        with closing(p.subdb.connect()) as session:
+            while not stop.wait(0.4):
+                session.execute(query.encode())
+
+    killer = threading.Thread(target=kill, daemon=True)
+    work(p, 400, seed=11)
+    killer.start()
+    threading.Timer(6, stop.set).start()
+    catch_up(p)
+    stop.set()
+    killer.join()
+    reader.close()
+    p.same("account", "log")
+
+
+def test_units_that_were_decided_by_older_table_states_are_decided_again(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(
+        ACCOUNTS + "CREATE TABLE other (id int PRIMARY KEY);",
+        names=[("public", "account"), ("public", "log")],
+        apply_workers=4,
+    )
+    fill(p)
+    work(p, 100, seed=5)
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:3@1")
+    task = p.start()
+    p.until("SELECT count(*) > 0 FROM log", task=task)  # the first unit is committed
+    p.add("other")
+    p.until("SELECT count(*) FROM log", value=100, task=task)
+    p.stop(task)
+    assert said("compare-and-set of the progress row failed")
+    p.same("account", "log")
+
+
+def test_a_task_that_was_taken_over_commits_nothing_more(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(ACCOUNTS, apply_workers=4)
+    fill(p)
+    work(p, 100, seed=6)
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:2@1")
+    first = p.start()
+    p.until("SELECT count(*) > 0 FROM log", task=first)
+    catch_up(p)  # under a new epoch
+    assert first.ends_within(30)
+    assert isinstance(first.error, PgsubError)
+    p.same("account", "log")
+
+
+@pytest.mark.parametrize(
+    ("sub", "change"),
+    [
+        ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+         "CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f();"
+         "ALTER TABLE t ENABLE ALWAYS TRIGGER f;", "a trigger fires"),
+        ("ALTER TABLE t ADD mine serial", "has a default"),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey", "neither a replica identity index nor a primary key"),
+    ],
+)  # fmt: skip
+def test_where_changes_may_depend_on_others_unseen_one_session_applies(
+    pair: MakePair, said: Log, sub: str, change: str
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", sub=sub, apply_workers=4)
+    p.apply("INSERT INTO t VALUES (0)", *[f"INSERT INTO t VALUES ({number})" for number in range(1, 50)])
+    assert not said("units of")
+    assert said(change)
+    p.same("t", columns="id")
+
+
+RANDOM = """
+CREATE TABLE a (id int PRIMARY KEY, code text UNIQUE, n int, UNIQUE (n, id));
+CREATE TABLE b (k text, n int, v text, PRIMARY KEY (k, n));
+CREATE TABLE c (id int PRIMARY KEY, a int REFERENCES a ON DELETE CASCADE, at timestamptz);
+"""
+STATEMENTS = (
+    "INSERT INTO a VALUES (%(x)s, %(s)s, %(y)s) ON CONFLICT DO NOTHING",
+    "UPDATE a SET n = n + 1, code = %(s)s WHERE id = %(x)s",
+    "UPDATE a SET code = NULL WHERE id BETWEEN %(x)s AND %(x)s + 3",
+    "DELETE FROM a WHERE id = %(x)s",
+    "INSERT INTO b VALUES (%(s)s, %(y)s, 'v') ON CONFLICT (k, n) DO UPDATE SET v = b.v || 'x'",
+    "UPDATE b SET n = n + 100 WHERE k = %(s)s",
+    "DELETE FROM b WHERE n = %(y)s",
+    "INSERT INTO c SELECT %(x)s, %(y)s, now() FROM a WHERE id = %(y)s ON CONFLICT DO NOTHING",
+    "UPDATE c SET at = now() WHERE id < %(y)s",
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_transactions_end_as_on_the_publisher(pair: MakePair, said: Log, seed: int) -> None:
+    chance = random.Random(seed)
+    p = pair(RANDOM, apply_workers=chance.randrange(2, 9), apply_mode=chance.choice(["batched", "transactional"]))
+    with closing(p.pubdb.connect()) as session:
+        for _ in range(3):
+            for _ in range(150):
+                session.execute("BEGIN")
+                for _ in range(chance.choice([1, 1, 2, 6])):
+                    values = {"x": chance.randrange(300), "y": chance.randrange(300), "s": f"s{chance.randrange(200)}"}
+                    session.execute("SAVEPOINT s")
+                    try:
+                        session.execute(chance.choice(STATEMENTS).encode(), values)
+                    except psycopg.errors.IntegrityError:
+                        session.execute("ROLLBACK TO s")
+                session.execute("COMMIT")
+            p.catch_up()
+            p.same("a", "b", "c")
+    assert said("units of")
+    assert p.events() == []
