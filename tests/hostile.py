@@ -172,6 +172,8 @@ class Publisher:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.answer = b""
+        self.below_tls = b""  #: what somebody on the line adds to the answer
+        self.ends_tls = False  #: by a close_notify; otherwise the connection is cut
         self.pieces: Callable[[], int] = lambda: 1 << 16
         self._tls = None if folder is None else _context(folder)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -181,6 +183,11 @@ class Publisher:
             " gssencmode=disable application_name=hostile connect_timeout=60"
         )
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether it has a certificate."""
+        return self._tls is not None
 
     def close(self) -> None:
         """Take no more connections."""
@@ -198,6 +205,12 @@ class Publisher:
                 client.sendall(b"S")
                 client = self._tls.wrap_socket(client, server_side=True)
             self._speak(client)
+            if self.below_tls:
+                with socket.socket(fileno=os.dup(client.fileno())) as line:
+                    line.sendall(self.below_tls)
+            if self.ends_tls and isinstance(client, ssl.SSLSocket):
+                with contextlib.suppress(OSError, ValueError):
+                    client.unwrap()
             with contextlib.suppress(OSError):  # not before the other side has read: a reset would drop what was sent
                 client.shutdown(socket.SHUT_WR)
             while client.recv(1 << 16):
@@ -256,7 +269,7 @@ class Judge:
             session.execute("BEGIN")
             yield session
 
-    def copy(self, publisher: Publisher, *, raw: bool) -> BaseException | None:
+    def copy(self, publisher: Publisher, *, direct: bool) -> BaseException | None:
         """Copy what the publisher sends, as a task does; its error.
 
         :raises AssertionError: the target took something for a message that was none of pgsub's.
@@ -267,8 +280,10 @@ class Judge:
             pid = session.info.backend_pid
             try:
                 with contextlib.closing(psycopg.connect(publisher.conninfo, autocommit=True)) as source:
-                    assert source.pgconn.ssl_in_use is not raw
-                    copy_stream.move(source, session, COPY, "COPY public.t FROM STDIN", lambda size: None, raw=raw)
+                    assert source.pgconn.ssl_in_use is publisher.encrypts
+                    copy_stream.move(
+                        source, session, COPY, "COPY public.t FROM STDIN", lambda size: None, direct=direct
+                    )
                 session.execute("COMMIT")
             except (PgsubError, psycopg.Error, copy_stream.SourceError) as caught:
                 error = caught
@@ -293,14 +308,14 @@ class Judge:
 
 
 def trial(judge: Judge, plain: Publisher, encrypted: Publisher, seed: int) -> tuple[int, bool]:
-    """One fuzzed stream, one of two ways; its bytes, and whether the copy took it."""
+    """One fuzzed stream, one of three ways; its bytes, and whether the copy took it."""
     random_ = random.Random(seed)
-    publisher = random_.choice((plain, encrypted))
+    publisher, direct = random_.choice(((plain, True), (encrypted, True), (encrypted, False)))
     publisher.answer = fuzzed(random_)
     largest = random_.choice((1 << 16, 1 << 16, 5000))
     publisher.pieces = lambda: random_.randrange(1, largest)
     try:
-        return len(publisher.answer), judge.copy(publisher, raw=publisher is plain) is None
+        return len(publisher.answer), judge.copy(publisher, direct=direct) is None
     except AssertionError as wrong:
         raise AssertionError(f"seed {seed}: {wrong}") from wrong
 

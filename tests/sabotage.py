@@ -125,6 +125,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_table",
     ),
     "a copy that the publisher broke off fails": ("test_an_error_of_the_publisher_fails_the_copy",),
+    "a TLS session is used with the OpenSSL that made it": (
+        "test_where_the_program_brings_another_openssl_libpq_does_everything",
+    ),
     "chunks of a rewritten table are not mixed": ("test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew",),
     "a table that loses its sync slot is copied again": (
         "test_a_refresh_killed_at_any_step_leaves_the_old_tables_or_the_new_and_no_unknown_slot",

@@ -7,8 +7,6 @@ import select
 import socket
 from typing import Protocol
 
-import psycopg
-
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.publisher.faults import ServerError
@@ -16,7 +14,6 @@ from pgsub.publisher.faults import ServerError
 ENDED = "data stream from publisher has ended"
 #: A walsender answers START_REPLICATION before it reads any WAL.
 START_SECONDS = 60.0
-_ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
 
 
 class Refused(Exception):
@@ -82,11 +79,6 @@ def poll(what: socket.socket | int, events: int, timeout: float) -> int:
     poller.register(what, events)
     ready = poller.poll(max(0, math.ceil(timeout * 1000)))
     return ready[0][1] if ready else 0
-
-
-def plain(*connections: psycopg.Connection) -> bool:
-    """Return whether nothing encrypts what goes over the sockets of these connections, of whatever server."""
-    return not any(c.pgconn.ssl_in_use or c.execute(_ENCRYPTED).fetchone() == (True,) for c in connections)
 
 
 def unanswered(what: str) -> PublisherUnavailable:

@@ -1,4 +1,4 @@
-"""A walsender's stream through libpq: the way over encrypted connections. Mirrors libpqrcv_receive."""
+"""A walsender's stream through libpq, where nothing else can read the connection. Mirrors libpqrcv_receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A walsender's stream over the connection's own socket, where nothing encrypts it.
+"""A walsender's stream below libpq's framing, over the connection's socket or its TLS session.
 
 libpq makes an object of every message, 2 µs each; here whole bufferfuls are cut into frames, 0.2 µs each. libpq knows
 nothing of the START_REPLICATION command, and once ReadyForQuery has been read has missed nothing. Protocol sections
@@ -8,7 +8,6 @@ nothing of the START_REPLICATION command, and once ReadyForQuery has been read h
 from __future__ import annotations
 
 import bisect
-import os
 import select
 import struct
 import time
@@ -22,18 +21,21 @@ from pgsub.protocol.frames import Frames
 from pgsub.publisher.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
+from pgsub.publisher.transport import Transport
 
 _BUFFER = 1 << 20
 #: Little space is not worth a system call.
 _LITTLE = 1 << 16
+#: The kernel may have more behind what it gives. To chase a publisher that sends as fast as this reads costs both.
+_READS = 8
 _LOST = "server closed the connection unexpectedly"
 
 
 class SocketChannel:
-    """A :class:`~pgsub.publisher.channel.Channel` over the socket."""
+    """A :class:`~pgsub.publisher.channel.Channel` over a transport."""
 
-    def __init__(self, connection: Connection, send_timeout: float) -> None:
-        self._pgconn = connection.pgconn
+    def __init__(self, connection: Connection, transport: Transport, send_timeout: float) -> None:
+        self._transport = transport
         self._encoding = connection.info.encoding
         self._send_timeout = send_timeout
         self._buffer = bytearray(_BUFFER)
@@ -86,7 +88,7 @@ class SocketChannel:
 
     def pending(self) -> bool:
         """See the protocol."""
-        return self._lost is not None or self._missing() == 0
+        return self._lost is not None or self._missing() == 0 or self._transport.waiting()
 
     def send(self, content: bytes) -> None:
         """See the protocol."""
@@ -103,7 +105,8 @@ class SocketChannel:
             elif kind == b"Z":
                 if failure is not None:
                     raise Refused(failure)
-                if self._have:  # libpq would miss it: a server that ends its session between two commands
+                # libpq would miss it: a server that ends its session between two commands
+                if self._transport.end() or self._have:
                     raise psycopg.OperationalError(_LOST)
                 return
 
@@ -127,9 +130,11 @@ class SocketChannel:
         if room > len(self._buffer) and self._have == len(self._buffer):
             self._buffer.extend(bytes(min(room - self._have, self._have)))
         limit = min(len(self._buffer), max(room, enough, _LITTLE))
-        while self._lost is None and self._have < limit:
+        for _ in range(_READS):
+            if self._lost is not None or self._have == limit:
+                break
             try:
-                count = os.readv(self._pgconn.socket, [memoryview(self._buffer)[self._have : limit]])
+                count = self._transport.read(memoryview(self._buffer)[self._have : limit])
             except BlockingIOError:
                 break
             except OSError as error:
@@ -175,7 +180,7 @@ class SocketChannel:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unanswered(what)
-            poll(self._pgconn.socket, select.POLLIN, min(left, 1.0))
+            poll(self._transport.fileno(), select.POLLIN, min(left, 1.0))
         return message
 
     # writing
@@ -185,7 +190,7 @@ class SocketChannel:
         deadline = time.monotonic() + self._send_timeout
         while view:
             try:
-                view = view[os.write(self._pgconn.socket, view) :]
+                view = view[self._transport.write(view) :]
                 continue
             except BlockingIOError:
                 pass
@@ -194,7 +199,7 @@ class SocketChannel:
             if time.monotonic() >= deadline:
                 raise unread()
             # Reading too: a walsender blocked in its own send reads nothing until we do.
-            if poll(self._pgconn.socket, select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
+            if poll(self._transport.fileno(), select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
                 self._grow()
 
     def _grow(self) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher.channel import ENDED, Channel, Refused, plain, poll
+from pgsub.publisher.channel import ENDED, Channel, Refused, poll
 from pgsub.publisher.channel_libpq import LibpqChannel
 from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import classify, translating
+from pgsub.publisher.transport import over, reachable
 
 _START = "start WAL streaming"
 _RECEIVE = "receive data from WAL stream"
@@ -110,10 +111,14 @@ class WalSender:
         listed = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.items())
         command = f"START_REPLICATION SLOT {quote_identifier(slot_name)} LOGICAL {format_lsn(lsn)} ({listed})"
         with self._doing(_START):
-            kind = SocketChannel if plain(self.connection) else LibpqChannel
-            channel: Channel = kind(self.connection, self._send_timeout)
+            channel = self._open()
             channel.start(command.encode(self.connection.info.encoding))
         self._channel, self._streaming = channel, True
+
+    def _open(self) -> Channel:
+        if reachable(self.connection):
+            return SocketChannel(self.connection, over(self.connection.pgconn), self._send_timeout)
+        return LibpqChannel(self.connection, self._send_timeout)
 
     def receive(self, limit_messages: int = 20_000, limit_bytes: int = 1 << 20) -> Frames:
         """Return the CopyData messages that are here now; never block.

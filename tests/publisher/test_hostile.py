@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import resource
 import select
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,9 +23,11 @@ import pytest
 from hostile import frame, header
 
 from pgsub.common.errors import PgsubError, ProtocolViolation
+from pgsub.publisher import openssl
 from pgsub.publisher.channel import Refused, poll
 from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
+from pgsub.publisher.transport import PlainTransport, over, reachable
 
 _BEGIN = frame(b"W", b"\0\0\0")
 _DATA = frame(b"d", b"w" + bytes(24) + b"message")
@@ -46,7 +51,8 @@ def stream(sent: bytes, *, more: bool = False) -> Iterator[SocketChannel]:
     connection = SimpleNamespace(pgconn=SimpleNamespace(socket=ours.fileno()), info=SimpleNamespace(encoding="utf-8"))
     with theirs:
         with ours:
-            yield SocketChannel(cast(Connection, connection), send_timeout=30)
+            transport = PlainTransport(cast(Any, connection.pgconn))
+            yield SocketChannel(cast(Connection, connection), transport, send_timeout=30)
         thread.join()
 
 
@@ -56,7 +62,7 @@ def everything(channel: SocketChannel) -> list[bytes]:
     messages: list[bytes] = []
     while (frames := channel.receive(1000, 1 << 20)) is not None:
         messages += frames
-        poll(channel._pgconn.socket, select.POLLIN, 0.01)
+        poll(channel._transport.fileno(), select.POLLIN, 0.01)
     return messages
 
 
@@ -88,6 +94,108 @@ def test_random_bytes_in_a_stream_end_it_with_an_error_of_its_own_or_well() -> N
         sent = hostile.fuzzed(chance).replace(b"H", b"W", 1).replace(b"1\tx\n", _DATA[5:])
         with stream(sent) as channel, contextlib.suppress(PgsubError, psycopg.Error, Refused):
             everything(channel)
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Iterator[hostile.Publisher]:
+    """A publisher that encrypts what it sends."""
+    with contextlib.closing(hostile.Publisher(tmp_path)) as publisher:
+        yield publisher
+
+
+def _follow(channel: SocketChannel, messages: list[bytes]) -> None:
+    while (frames := channel.receive(1000, 1 << 20)) is not None:
+        messages += frames
+        if not channel.pending():
+            poll(cast(Any, channel)._transport.fileno(), select.POLLIN, 1)
+
+
+def cut_off(publisher: hostile.Publisher) -> tuple[list[bytes], BaseException]:
+    """What comes of its answer to START_REPLICATION, and the error that this ends with."""
+    messages: list[bytes] = []
+    with contextlib.closing(psycopg.connect(publisher.conninfo, autocommit=True)) as connection:
+        assert reachable(connection) and connection.pgconn.ssl_in_use
+        channel = SocketChannel(connection, over(connection.pgconn), send_timeout=30)
+        channel.start(b"START_REPLICATION")
+        with pytest.raises((psycopg.OperationalError, ProtocolViolation)) as raised:
+            _follow(channel, messages)
+        with pytest.raises(psycopg.OperationalError):  # nor does it end well when it is asked again
+            channel.receive(1000, 1 << 20)
+    return messages, raised.value
+
+
+@pytest.mark.parametrize("says_goodbye", [False, True], ids=["cut", "closed"])
+@pytest.mark.parametrize("size", [0, 3, 25])
+def test_an_encrypted_stream_that_is_cut_off_is_an_error_and_no_end(
+    encrypted: hostile.Publisher, says_goodbye: bool, size: int
+) -> None:
+    encrypted.answer = _BEGIN + _DATA * 3 + _DATA[:size]
+    encrypted.ends_tls = says_goodbye
+    messages, error = cut_off(encrypted)
+    assert messages == [_DATA[5:]] * 3
+    assert re.search("closed the connection unexpectedly|SSL error: unexpected eof", str(error)), error
+
+
+@pytest.mark.parametrize(
+    "added", [_DATA + frame(b"c", b""), b"\x17\x03\x03\0\x40" + bytes(64)], ids=["plain", "record"]
+)
+def test_what_somebody_adds_to_an_encrypted_stream_is_no_message(encrypted: hostile.Publisher, added: bytes) -> None:
+    encrypted.answer, encrypted.below_tls = _BEGIN + _DATA * 3, added
+    messages, error = cut_off(encrypted)
+    assert messages == [_DATA[5:]] * 3
+    assert "SSL error" in str(error)
+
+
+def test_random_bytes_in_an_encrypted_stream_end_it_with_an_error_of_its_own_or_well(
+    encrypted: hostile.Publisher,
+) -> None:
+    seed = int(os.environ.get("PGSUB_FUZZ_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"PGSUB_FUZZ_SEED={seed}")
+    for number in range(_TRIALS // 10):
+        chance = random.Random(seed + number)
+        encrypted.answer = hostile.fuzzed(chance).replace(b"H", b"W", 1).replace(b"1\tx\n", _DATA[5:])
+        encrypted.pieces = lambda: chance.randrange(1, 5000)  # noqa: B023 - until the connection is closed
+        with contextlib.closing(psycopg.connect(encrypted.conninfo, autocommit=True)) as connection:
+            channel = SocketChannel(connection, over(connection.pgconn), send_timeout=30)
+            with contextlib.suppress(PgsubError, psycopg.Error, Refused):
+                everything(channel)
+
+
+def test_a_session_that_was_closed_is_not_read(encrypted: hostile.Publisher) -> None:
+    encrypted.answer = _BEGIN + _DATA
+    connection = psycopg.connect(encrypted.conninfo, autocommit=True)
+    channel = SocketChannel(connection, over(connection.pgconn), send_timeout=30)
+    channel.start(b"START_REPLICATION")
+    connection.close()
+    transport = cast(Any, channel)._transport
+    for use in (lambda: transport.write(memoryview(b"r")), transport.peek, lambda: transport.read(bytearray(9000))):
+        with pytest.raises(psycopg.OperationalError):
+            use()
+    assert not transport.end()
+
+
+_OTHER = """
+import ctypes, ssl, sys
+with open("/proc/self/maps") as maps:
+    other = next((line.split()[-1] for line in maps if "/libssl" in line), None)
+if other is None:
+    sys.exit(77)
+ctypes.CDLL(other, mode=ctypes.RTLD_GLOBAL)
+from pgsub.publisher import openssl
+sys.exit(openssl.library() is not None)
+"""
+
+
+def test_where_the_program_brings_another_openssl_libpq_does_everything() -> None:
+    ended = subprocess.run([sys.executable, "-c", _OTHER], check=False).returncode
+    if ended == 77:
+        pytest.skip("Python's ssl module has no library of its own here")
+    assert ended == 0
+
+
+def test_a_module_without_openssl_is_not_used_as_one() -> None:
+    with pytest.raises(AttributeError):
+        openssl.Library(str(sys.modules["numpy._core._multiarray_umath"].__file__))
 
 
 def test_an_announced_size_takes_no_memory_before_its_bytes_come() -> None:

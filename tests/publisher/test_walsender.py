@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import time
 
 import patience
@@ -21,16 +19,32 @@ from pgsub.publisher.channel_libpq import LibpqChannel
 from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slots import create_slot, drop_slot, slot_state
+from pgsub.publisher.transport import over
 from pgsub.publisher.walsender import WalSender, quote_literal, start_options
 
 
-@pytest.fixture(params=["socket", "libpq"])
-def feed(pubdb, request, monkeypatch):
+@pytest.fixture(params=["socket", "tls", "libpq", "libpq over tls"])
+def way(request, monkeypatch):
+    """How the stream is read."""
+    if "libpq" in request.param:
+        monkeypatch.setattr(walsender, "reachable", lambda connection: False)
+    return request.param
+
+
+@pytest.fixture
+def pubdb(request):
+    """The shared publisher's, or one that encrypts."""
+    if "way" in request.fixturenames and "tls" in request.getfixturevalue("way"):
+        return request.getfixturevalue("tls_databases")[0]
+    return request.getfixturevalue("pubdb")
+
+
+@pytest.fixture
+def feed(pubdb, way):
     """A table with a publication and a slot; the walsender is not started yet."""
-    if request.param == "libpq":
-        monkeypatch.setattr(walsender, "plain", lambda connection: False)
     pubdb.execute('CREATE TABLE t (n int PRIMARY KEY, v text); CREATE PUBLICATION "Pub, ""one""" FOR TABLE t')
     with opened(pubdb) as sender:
+        assert sender.connection.pgconn.ssl_in_use is ("tls" in way)
         create_slot(sender.connection, slot(pubdb))
         yield sender
 
@@ -310,31 +324,17 @@ def test_a_crash_of_the_publisher_is_worth_a_retry(own):
         flood(sender)
 
 
-def test_over_tls_nothing_waits_unseen_inside_the_library(own, tmp_path):
-    server, _ = own
-    if not server.query("SHOW ssl_library")[0][0] or shutil.which("openssl") is None:
-        pytest.skip("this server was built without TLS")
-    new = ["openssl", "req", "-new", "-x509", "-nodes", "-subj", "/CN=localhost", "-keyout", "server.key", "-out"]
-    subprocess.run([*new, "server.crt"], cwd=tmp_path, check=True, capture_output=True)
-    for name in ("server.key", "server.crt"):
-        path = shutil.copy(tmp_path / name, server.data / name)
-        os.chown(path, server.data.stat().st_uid, -1)
-        os.chmod(path, 0o600)
-    server.append_conf({"ssl": True})
-    server.reload()
+@pytest.mark.parametrize("way", ["tls", "libpq over tls"], indirect=True)
+def test_over_tls_nothing_waits_unseen_inside_the_library(pubdb, feed):
     sizes = [1000, 7000, 8100, 8192, 9000, 16000, 16384, 17000, 33000, 100000] * 3
     for number, size in enumerate(sizes):
-        server.query("INSERT INTO t VALUES (%s, repeat('x', %s))", params=[number, size])
-    connection = connect(server.conninfo(sslmode="require"), application_name="feed", replication=True)
-    with contextlib.closing(connection):
-        assert connection.pgconn.ssl_in_use
-        sender = WalSender(connection)
-        sender.start("s", 0, options(sender, ("p",)))
-        messages = []
-        while kinds(messages).count("C") < len(sizes):
-            if not (burst := sender.receive()):
-                assert sender.wait(patience.SECONDS), "bytes are kept back"
-            messages += burst
+        pubdb.execute("INSERT INTO t VALUES (%s, repeat('x', %s))", number, size)
+    feed.start(slot(pubdb), 0, options(feed))
+    messages = []
+    while kinds(messages).count("C") < len(sizes):
+        if not (burst := feed.receive(3, 20_000)):
+            assert feed.wait(patience.SECONDS), "bytes are kept back"
+        messages += burst
 
 
 LITTLE_WAL = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
@@ -385,8 +385,9 @@ def test_a_publisher_that_does_not_answer_does_not_hold_the_start_for_ever(pubdb
         pid = sender.connection.info.backend_pid
         os.kill(pid, signal.SIGSTOP)
         try:
+            channel = kind(sender.connection, *([over(sender.connection.pgconn)] if kind is SocketChannel else []), 30)
             with pytest.raises(PublisherUnavailable, match="could not start WAL streaming: no answer"):
-                kind(sender.connection, 30).start(f"START_REPLICATION SLOT {name} LOGICAL 0/0".encode())
+                channel.start(f"START_REPLICATION SLOT {name} LOGICAL 0/0".encode())
         finally:
             os.kill(pid, signal.SIGCONT)
 

@@ -5,19 +5,12 @@ After PostgreSQL's src/test/ssl/t/001_ssltests.pl and src/test/authentication/t/
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 from fix_program import until
-from fix_servers import Database, other_servers
+from fix_servers import Database
+from fix_tls import encrypting, installed, with_tls
 from psycopg.conninfo import make_conninfo
 
-from pgsub.demo.binaries import find_binaries
-
-_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 _HBA = """
 local all all trust
 hostssl all certified 127.0.0.1/32 cert
@@ -26,66 +19,18 @@ host all postgres 127.0.0.1/32 trust
 """
 
 
-def _with_tls() -> Path:
-    """The programs of a server that was built with TLS; those that come as wheels or by npm were not."""
-    for folder in [
-        find_binaries(),
-        *other_servers().values(),
-        *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),
-    ]:
-        config = [str(folder / "pg_config"), "--configure"]
-        if (folder / "pg_config").exists() and "ssl" in subprocess.run(config, capture_output=True, text=True).stdout:
-            return folder
-    pytest.skip("no server here was built with TLS: name one in PGSUB_TEST_BINDIRS")
-
-
-def openssl(folder: Path, *commands: str) -> None:
-    for command in commands:
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-
-
-def signed(folder: Path, name: str, subject: str, days: int) -> None:
-    """A key and a certificate that the authority in the folder signed; one of 0 days has expired."""
-    openssl(
-        folder,
-        f"req -new {_KEY} -subj /CN={subject} -keyout {name}.key -out {name}.csr",
-        f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} -out {name}.crt",
-    )
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make certificates with")
-    folder = tmp_path_factory.mktemp("certificates")
-    openssl(folder, f"req -new -x509 {_KEY} -subj /CN=authority -days 10 -keyout ca.key -out ca.crt")
-    for name, subject, days in (("good", "localhost", 10), ("expired", "localhost", 0), ("client", "certified", 10)):
-        signed(folder, name, subject, days)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def guarded(make_server, certificates):
     """A publisher's database that is reached over TLS only."""
-    server = make_server(binaries=_with_tls())
+    server = make_server(binaries=with_tls())
     database = Database(server, "app")
     database.execute("CREATE TABLE t (v text)")
     database.execute("CREATE ROLE certified LOGIN REPLICATION; CREATE ROLE secretive LOGIN REPLICATION PASSWORD 'old'")
     database.execute("GRANT SELECT ON t TO certified, secretive; CREATE PUBLICATION p FOR TABLE t")
-    installed(server, certificates, "good")
-    installed(server, certificates, "ca")
-    server.append_conf({"ssl": True, "ssl_ca_file": "ca.crt", "ssl_cert_file": "good.crt", "ssl_key_file": "good.key"})
+    encrypting(server, certificates)
     (server.data / "pg_hba.conf").write_text(_HBA)
     server.reload()
     return database
-
-
-def installed(server, certificates, name, into=None):
-    """Copy a certificate and its key to where the server reads them."""
-    for suffix in ("crt", "key"):
-        path = shutil.copy(certificates / f"{name}.{suffix}", server.data / f"{into or name}.{suffix}")
-        os.chown(path, server.data.stat().st_uid, -1)
-        os.chmod(path, 0o600)
 
 
 def created(launcher, guarded, subdb, certificates, name, **more):

@@ -44,31 +44,31 @@ def judge(subdb: Database) -> Judge:
     return Judge(subdb)
 
 
-both = pytest.mark.parametrize("raw", [True, False], ids=["raw", "encrypted"])
+each_way = pytest.mark.parametrize("way", ["raw", "encrypted", "through libpq"])
 
 
-@both
+@each_way
 def test_no_malformed_answer_makes_the_target_see_a_message_that_is_not_pgsubs(
-    judge: Judge, ways: dict[str, Publisher], tmp_path: Path, raw: bool
+    judge: Judge, ways: dict[str, Publisher], tmp_path: Path, way: str
 ) -> None:
-    publisher = ways["raw"] if raw else encrypted(ways, tmp_path)
+    publisher, direct = ways["raw"] if way == "raw" else encrypted(ways, tmp_path), way != "through libpq"
     taken = set()
     for name, stream in {**hostile.MALFORMED, **hostile.STRICTER}.items():
         publisher.answer = stream
-        if judge.copy(publisher, raw=raw) is None:
+        if judge.copy(publisher, direct=direct) is None:
             taken.add(name)
         judge.database.execute("TRUNCATE t")
-    assert not (taken if raw else taken - set(hostile.STRICTER))
+    assert not (taken if direct else taken - set(hostile.STRICTER))
 
 
-@both
+@each_way
 def test_an_answer_that_is_well_formed_is_copied(
-    judge: Judge, ways: dict[str, Publisher], tmp_path: Path, raw: bool
+    judge: Judge, ways: dict[str, Publisher], tmp_path: Path, way: str
 ) -> None:
-    publisher = ways["raw"] if raw else encrypted(ways, tmp_path)
+    publisher, direct = ways["raw"] if way == "raw" else encrypted(ways, tmp_path), way != "through libpq"
     for answer in (hostile.LEGAL, hostile.NOTICE * 3 + hostile.LEGAL):
         publisher.answer = answer
-        assert judge.copy(publisher, raw=raw) is None
+        assert judge.copy(publisher, direct=direct) is None
     assert judge.database.rows("SELECT * FROM t") == [(1, "x")] * 4
 
 

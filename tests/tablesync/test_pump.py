@@ -7,38 +7,64 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
+from fix_servers import Database
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.channel import plain
+from pgsub.publisher.transport import PlainTransport, reachable
 from pgsub.tablesync.copy import stream as copy_stream
 from pgsub.tablesync.copy.passthrough import Passthrough
 from pgsub.target.session import connect as target
 
-if TYPE_CHECKING:
-    from fix_servers import Database
-
+_SIDES = "pubdb", "subdb"
 DDL = "CREATE TABLE t (id int, v text)"
 
 
+@pytest.fixture(params=["raw", "encrypted", "libpq", "libpq over tls"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How both connections are used."""
+    return str(request.param)
+
+
 @pytest.fixture
-def ends(pubdb: Database, subdb: Database) -> Iterator[Any]:
+def pubdb(request: pytest.FixtureRequest, way: str) -> Database:
+    """The shared publisher's, or one that encrypts."""
+    return _database(request, way, 0)
+
+
+@pytest.fixture
+def subdb(request: pytest.FixtureRequest, way: str) -> Database:
+    """The shared target's, or one that encrypts."""
+    return _database(request, way, 1)
+
+
+def _database(request: pytest.FixtureRequest, way: str, side: int) -> Database:
+    encrypts = way in ("encrypted", "libpq over tls")
+    found = request.getfixturevalue("tls_databases")[side] if encrypts else request.getfixturevalue(_SIDES[side])
+    assert isinstance(found, Database)
+    return found
+
+
+@pytest.fixture
+def ends(pubdb: Database, subdb: Database, way: str) -> Iterator[Any]:
     """Run a copy; rows and bytes, or the error."""
     sessions = []
 
-    def run(copy_out: str, copy_in: str = "COPY public.t FROM STDIN", *, raw: bool) -> tuple[int, int]:
+    def run(copy_out: str, copy_in: str = "COPY public.t FROM STDIN") -> tuple[int, int]:
         source = publisher.connect(pubdb.conninfo, application_name="pump")
         session = target.connect(subdb.conninfo, "pgsub 1 copy:1 1")
         sessions.extend([source, session])
         for connection in (source, session):
             connection.execute("BEGIN")
-        assert plain(source, session)
-        result = copy_stream.move(source, session, copy_out, copy_in, lambda size: None, raw=raw)
+        for connection in (source, session):
+            assert connection.pgconn.ssl_in_use is (way in ("encrypted", "libpq over tls")) and reachable(connection)
+        result = copy_stream.move(source, session, copy_out, copy_in, lambda size: None, direct="libpq" not in way)
         for connection in (source, session):
             assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
             connection.execute("COMMIT")
@@ -51,10 +77,6 @@ def ends(pubdb: Database, subdb: Database) -> Iterator[Any]:
         connection.close()
 
 
-both = pytest.mark.parametrize("raw", [True, False], ids=["raw", "libpq"])
-
-
-@both
 @pytest.mark.parametrize(
     "rows",
     [
@@ -67,9 +89,9 @@ both = pytest.mark.parametrize("raw", [True, False], ids=["raw", "libpq"])
     ],
     ids=["none", "one", "small", "larger than the buffer", "escapes", "nulls"],
 )
-def test_all_rows_arrive_as_they_are(ends: Any, pubdb: Database, subdb: Database, rows: str, raw: bool) -> None:
+def test_all_rows_arrive_as_they_are(ends: Any, pubdb: Database, subdb: Database, rows: str) -> None:
     pubdb.execute(f"INSERT INTO t {rows}")
-    count, size = ends("COPY public.t TO STDOUT", raw=raw)
+    count, size = ends("COPY public.t TO STDOUT")
     query = "SELECT id, v FROM t ORDER BY 1, 2"
     assert subdb.rows(query) == pubdb.rows(query)
     assert count == pubdb.value("SELECT count(*) FROM t")
@@ -81,39 +103,33 @@ def _copied(pubdb: Database) -> list[bytes]:
         return [bytes(block) for block in copy]
 
 
-@both
-def test_binary_rows_arrive_too(ends: Any, pubdb: Database, subdb: Database, raw: bool) -> None:
+def test_binary_rows_arrive_too(ends: Any, pubdb: Database, subdb: Database) -> None:
     pubdb.execute("INSERT INTO t SELECT g, repeat('x', g * 100) FROM generate_series(1, 500) g")
-    ends("COPY public.t TO STDOUT (FORMAT binary)", "COPY public.t FROM STDIN (FORMAT binary)", raw=raw)
+    ends("COPY public.t TO STDOUT (FORMAT binary)", "COPY public.t FROM STDIN (FORMAT binary)")
     query = "SELECT id, md5(v) FROM t ORDER BY 1"
     assert subdb.rows(query) == pubdb.rows(query)
 
 
-@both
-def test_notices_of_the_publisher_are_not_rows(ends: Any, pubdb: Database, subdb: Database, raw: bool) -> None:
+def test_notices_of_the_publisher_are_not_rows(ends: Any, pubdb: Database, subdb: Database) -> None:
     pubdb.execute(
         "CREATE FUNCTION loud(n int) RETURNS int LANGUAGE plpgsql AS"
         " $$ BEGIN IF n % 100 = 0 THEN RAISE WARNING 'row %', n; END IF; RETURN n; END $$"
     )
-    assert ends("COPY (SELECT public.loud(g), 'x' FROM generate_series(1, 1000) g) TO STDOUT", raw=raw)[0] == 1000
+    assert ends("COPY (SELECT public.loud(g), 'x' FROM generate_series(1, 1000) g) TO STDOUT")[0] == 1000
     assert subdb.value("SELECT count(DISTINCT id) FROM t") == 1000
 
 
-@both
 @pytest.mark.parametrize("after", [0, 1, 30_000])
-def test_an_error_of_the_publisher_fails_the_copy(ends: Any, subdb: Database, after: int, raw: bool) -> None:
+def test_an_error_of_the_publisher_fails_the_copy(ends: Any, subdb: Database, after: int) -> None:
     query = f"COPY (SELECT 1 / ({after + 1} - g), repeat('x', 50) FROM generate_series(1, 60000) g) TO STDOUT"
     with pytest.raises(copy_stream.SourceError) as caught:
-        ends(query, raw=raw)
+        ends(query)
     assert caught.value.error.sqlstate == "22012" and "division by zero" in str(caught.value.error)
     assert subdb.value("SELECT count(*) FROM t") == 0
 
 
-@both
 @pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
-def test_a_copy_that_is_broken_off_is_no_shorter_table(
-    ends: Any, pubdb: Database, subdb: Database, end: str, raw: bool
-) -> None:
+def test_a_copy_that_is_broken_off_is_no_shorter_table(ends: Any, pubdb: Database, subdb: Database, end: str) -> None:
     def break_off() -> None:
         with closing(pubdb.connect()) as session:
             query = (
@@ -126,26 +142,25 @@ def test_a_copy_that_is_broken_off_is_no_shorter_table(
     thread = threading.Thread(target=break_off)
     thread.start()
     with pytest.raises(copy_stream.SourceError) as caught:
-        ends("COPY (SELECT g, repeat('x', 50) FROM generate_series(1, 100000000) g) TO STDOUT", raw=raw)
+        ends("COPY (SELECT g, repeat('x', 50) FROM generate_series(1, 100000000) g) TO STDOUT")
     thread.join()
     assert caught.value.error.sqlstate in ("57014", "57P01", None)
     assert subdb.value("SELECT count(*) FROM t") == 0
 
 
-@both
-def test_an_error_of_the_target_fails_the_copy(ends: Any, subdb: Database, raw: bool) -> None:
+def test_an_error_of_the_target_fails_the_copy(ends: Any, subdb: Database) -> None:
     with pytest.raises(psycopg.errors.InvalidTextRepresentation) as caught:
-        ends("COPY (SELECT 'no number', 'x' FROM generate_series(1, 50000)) TO STDOUT", raw=raw)
+        ends("COPY (SELECT 'no number', 'x' FROM generate_series(1, 50000)) TO STDOUT")
     assert "line 1" in (caught.value.diag.context or "")
 
 
+@pytest.mark.parametrize("way", ["raw", "encrypted"], indirect=True)
 def test_an_early_error_of_the_target_ends_the_copy_early(ends: Any, pubdb: Database) -> None:
     pubdb.execute(
         "CREATE SEQUENCE read; CREATE FUNCTION next() RETURNS bigint LANGUAGE sql AS $$SELECT nextval('public.read')$$"
     )
     with pytest.raises(psycopg.errors.InvalidTextRepresentation):
-        ends("COPY (SELECT 'no number', public.next() || repeat('x', 1000) FROM generate_series(1, 2000000)) TO STDOUT",
-             "COPY public.t FROM STDIN", raw=True)  # fmt: skip
+        ends("COPY (SELECT 'no number', public.next() || repeat('x', 1000) FROM generate_series(1, 2000000)) TO STDOUT")
     assert pubdb.value("SELECT last_value FROM read") < 1_000_000
 
 
@@ -210,7 +225,8 @@ def _through(stream: bytes, cuts: list[int]) -> tuple[bytes, int]:
                 end.setblocking(False)
             for thread in threads:
                 thread.start()
-            size = Passthrough(source, session, None, lambda size: None).run("COPY public.t TO STDOUT")  # type: ignore[arg-type]
+            ends = (PlainTransport(cast(Any, SimpleNamespace(socket=end.fileno()))) for end in (source, session))
+            size = Passthrough(*ends, cast(Any, None), lambda size: None).run("COPY public.t TO STDOUT")
         for thread in threads:
             thread.join()
     return bytes(handed), size

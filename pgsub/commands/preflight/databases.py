@@ -9,8 +9,8 @@ import psycopg
 
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common.errors import StateForbids
-from pgsub.publisher import channel
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import transport
 
 # A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
 _DATABASE = """
@@ -56,7 +56,7 @@ def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Ca
     :param server: publisher or target.
     """
     info = connection.info
-    if channel.plain(connection) and not is_local(info.hostaddr or info.host):
+    if transport.plain(connection) and not is_local(info.hostaddr or info.host):
         yield Caution(
             f"the connection to the {server} is not encrypted",
             f"Anyone who can intercept the connection to {info.host} can change what is applied on the target.",

@@ -1,9 +1,8 @@
-"""Rows of a COPY from the publisher's socket to the target's, in messages made here."""
+"""Rows of a COPY from the publisher's connection to the target's, below libpq, in messages made here."""
 
 from __future__ import annotations
 
 import select
-import socket
 import struct
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from psycopg import pq
 
 from pgsub.common import server_words
 from pgsub.publisher.channel import poll
+from pgsub.publisher.transport import Transport
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
 #: Called again and again with the bytes moved so far.
@@ -34,13 +34,13 @@ class SourceError(Exception):
 
 
 class Passthrough:
-    """The publisher's socket read here, the rows in its answer sent on in CopyData messages made here.
+    """The publisher's bytes read here, the rows in its answer sent on in CopyData messages made here.
 
     No header of the publisher's reaches the target, so what the target takes for a message is one of ours whatever the
     publisher sends. libpq knows nothing of the query, and once ReadyForQuery has been read has missed nothing.
     """
 
-    def __init__(self, source: socket.socket, target: socket.socket, pgconn: pq.abc.PGconn, meter: Moved) -> None:
+    def __init__(self, source: Transport, target: Transport, pgconn: pq.abc.PGconn, meter: Moved) -> None:
         self._source, self._target = source, target
         self._pgconn = pgconn
         self._meter = meter
@@ -67,25 +67,25 @@ class Passthrough:
         # guard: a copy that the publisher broke off fails
         if self._answer.failure is not None:
             raise SourceError(self._answer.failure)
-        if self._have:  # libpq would miss it: a server that ends its session between two queries
+        if self._source.end() or self._have:  # libpq would miss it: a server that ends its session between two queries
             raise self._lost(None)
         return self._size
 
     def _ask(self, query: memoryview) -> None:
         while query:
             try:
-                query = query[self._source.send(query, socket.MSG_NOSIGNAL) :]
+                query = query[self._source.write(query) :]
             except BlockingIOError:
-                wait(self._source, select.POLLOUT)
+                wait(self._source.fileno(), select.POLLOUT)
             except OSError as error:
                 raise self._lost(error) from None
 
     def _receive(self) -> None:
         while True:
             try:
-                count = self._source.recv_into(memoryview(self._buffer)[self._have :])
+                count = self._source.read(memoryview(self._buffer)[self._have :])
             except BlockingIOError:
-                wait(self._source, select.POLLIN, self._idle)
+                wait(self._source.fileno(), select.POLLIN, self._idle)
                 continue
             except OSError as error:
                 raise self._lost(error) from None
@@ -117,10 +117,10 @@ class Passthrough:
         """Finish a message that has begun, whatever the target says: libpq's next one must not end up in it."""
         while data:
             wanted = select.POLLOUT if self._spoke else select.POLLIN | select.POLLOUT
-            if wait(self._target, wanted, self._idle) & ~select.POLLOUT:
+            if wait(self._target.fileno(), wanted, self._idle) & ~select.POLLOUT:
                 self._listen()
             try:
-                data = data[self._target.send(data, socket.MSG_NOSIGNAL) :]
+                data = data[self._target.write(data) :]
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -131,7 +131,7 @@ class Passthrough:
     def _listen(self) -> None:
         """Read what the target says meanwhile: after an error it reads on without storing, so the copy ends."""
         try:
-            kind = self._target.recv(1, socket.MSG_PEEK)
+            kind = self._target.peek()
         except BlockingIOError:
             return
         except OSError as error:
@@ -148,7 +148,7 @@ def _target_lost(error: OSError) -> psycopg.OperationalError:
     return psycopg.OperationalError(f"the connection was lost: {error.strerror}")
 
 
-def wait(what: socket.socket | int, events: int, idle: Callable[[], None] = lambda: None) -> int:
+def wait(what: int, events: int, idle: Callable[[], None] = lambda: None) -> int:
     """Wait for one of these events of poll(2); return which of them came.
 
     :param idle: called twice a second meanwhile.

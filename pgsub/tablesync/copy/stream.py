@@ -1,10 +1,10 @@
 """Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
 
 NOTES
-Between connections that nothing encrypts rows go from socket to socket (:mod:`pgsub.tablesync.copy.passthrough`), and a
-row of any size passes through one small buffer. libpq would make an object of every row and copy each several times; it
-remains for encrypted connections. Either way the target is sent messages made here, and no header of the publisher's:
-nothing that a publisher sends can end the COPY on the target and begin a query there.
+Rows go from connection to connection below libpq (:mod:`pgsub.tablesync.copy.passthrough`), and a row of any size
+passes through one small buffer. libpq would make an object of every row and copy each several times; it remains for
+connections that only it can read, as those that GSSAPI encrypts. Either way the target is sent messages made here, and
+no header of the publisher's: nothing that a publisher sends can end the COPY on the target and begin a query there.
 
 The passthrough must leave both connections as libpq expects them. On the publisher's side libpq knows nothing of the
 query, so ReadyForQuery must be the last byte read. On the target's side libpq is inside COPY, so a message that has
@@ -14,30 +14,31 @@ target's row count have both been seen; memory stays that of one buffer, whateve
 
 from __future__ import annotations
 
-import os
 import select
-import socket
+from collections.abc import Iterator
 
 import psycopg
 from psycopg import pq
 
 from pgsub.common import failpoints, server_words
 from pgsub.publisher.connect import Connection
+from pgsub.publisher.transport import over
 from pgsub.tablesync.copy.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
 
 __all__ = ["SourceError", "move"]
 
 _BLOCK = 1 << 17  #: libpq's way: one row a message costs twice the time of messages joined to blocks
+_RECORD_READS = 3
 
 
 def move(
-    source: Connection, session: psycopg.Connection, copy_out: str, copy_in: str, moved: Moved, *, raw: bool
+    source: Connection, session: psycopg.Connection, copy_out: str, copy_in: str, moved: Moved, *, direct: bool
 ) -> tuple[int, int]:
     """Run both statements and move all rows, inside the open transactions of both connections.
 
     After an error neither connection is good for anything but closing.
 
-    :param raw: :func:`~pgsub.publisher.channel.plain` holds for both.
+    :param direct: both are :func:`~pgsub.publisher.transport.reachable`.
     :return: rows stored on the target, and bytes of the rows.
     :raises SourceError: the publisher failed.
     :raises psycopg.Error: the target failed.
@@ -47,13 +48,15 @@ def move(
     if result.status != pq.ExecStatus.COPY_IN:
         raise _error(result)
     meter = _Meter(moved)
-    if raw:
-        with _dup(source) as sender, _dup(session) as receiver:
-            try:
-                size = Passthrough(sender, receiver, session.pgconn, meter).run(copy_out)
-            except TargetSpoke:
-                _end(session.pgconn, meter)
-                raise psycopg.OperationalError("the target ended the copy") from None
+    if direct:
+        receiver = over(session.pgconn)
+        try:
+            size = Passthrough(over(source.pgconn), receiver, session.pgconn, meter).run(copy_out)
+        except TargetSpoke:
+            receiver.end()
+            _end(session.pgconn, meter)
+            raise psycopg.OperationalError("the target ended the copy") from None
+        receiver.end()
     else:
         size = _through_libpq(source.pgconn, session.pgconn, copy_out, meter)
     failpoints.point("copy.middle")
@@ -127,20 +130,33 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
 
 def _row(source: pq.abc.PGconn, meter: _Meter) -> tuple[int, memoryview]:
     """Read the publisher's next row; the length is negative at the end."""
-    while True:
-        count, data = source.get_copy_data(1)
-        if count:
-            return count, data
-        wait(source.socket, select.POLLIN, meter.idle)
-        source.consume_input()
+    reads = _reads(source, meter)
+    while not (row := source.get_copy_data(1))[0]:
+        next(reads)
+    return row
 
 
 def _answer(connection: pq.abc.PGconn, meter: _Meter) -> pq.abc.PGresult | None:
     """Wait for the next result."""
+    reads = _reads(connection, meter)
     while connection.is_busy():
+        next(reads)
+    return connection.get_result()
+
+
+def _reads(connection: pq.abc.PGconn, meter: _Meter) -> Iterator[None]:
+    """Read into libpq again and again, waiting only for what does not wait there already.
+
+    What waits inside OpenSSL does not make the socket readable, and one TLS record (16 kB) may need several reads into
+    libpq's buffer, in which 8 kB or more are free.
+    """
+    while True:
+        for _ in range(_RECORD_READS if connection.ssl_in_use or connection.used_gssapi else 0):
+            connection.consume_input()
+            yield
         wait(connection.socket, select.POLLIN, meter.idle)
         connection.consume_input()
-    return connection.get_result()
+        yield
 
 
 def _flush(target: pq.abc.PGconn, meter: _Meter) -> None:
@@ -155,8 +171,3 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
         return psycopg.OperationalError("the connection was lost")
     error = psycopg.errors.error_from_result(result)
     return error if error.sqlstate else psycopg.OperationalError(server_words.said(error).message)
-
-
-def _dup(connection: psycopg.Connection) -> socket.socket:
-    """Duplicate the connection's socket, which libpq made non-blocking; closing it leaves the connection open."""
-    return socket.socket(fileno=os.dup(connection.fileno()))

@@ -18,9 +18,9 @@ from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailabl
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
+from pgsub.publisher.transport import reachable
 from pgsub.tablesync.copy import conflict, row_by_row, stream
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
 from pgsub.tablesync.copy.passthrough import Moved
@@ -107,7 +107,7 @@ class _CopySessions:
     ) -> None:
         self._spec = spec
         self._session, self._source, self._tagged = session, source, tagged
-        self._raw = plain(session, source)
+        self._direct = reachable(session) and reachable(source)
         self._user = source.info.user
         self._sender = HeartbeatSender(spec.heartbeat)
         self._writer: row_by_row.Writer | None = None
@@ -198,7 +198,9 @@ class _CopySessions:
             rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
         else:
             with roles.acting(self._session, table.acts_as):
-                rows, size = stream.move(self._source, self._session, copy_out, table.copy_in, moved, raw=self._raw)
+                rows, size = stream.move(
+                    self._source, self._session, copy_out, table.copy_in, moved, direct=self._direct
+                )
         # guard: chunks of a rewritten table are not mixed
         check_not_rewritten(self._source, *source_of)
         leave_snapshot(self._source)
