@@ -185,7 +185,9 @@ def _survey(
 
 def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
     """Report what is wrong and what is lost by the way out, beside the rows that only the target has."""
-    reporter.notice(f'subscription "{found.plan.sub.name}" cannot go on from its slot: {found.diagnosis.reason}')
+    name, diagnosis = found.plan.sub.name, found.diagnosis
+    what = "gets another slot" if diagnosis.fits else "cannot go on from its slot"
+    reporter.notice(f'subscription "{name}" {what}: {diagnosis.reason}')
     findings.report(found.plan.found.warnings, reporter, strict=options.strict)
     table_changes.warn_of_discarded(found.plan, reporter)
     if found.prepared:
