@@ -11,11 +11,11 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LockHeld, PublisherUnavailable, WrongSystem
+from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.publisher.faults import named
 from pgsub.target.ledger import definitions, schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges

@@ -47,3 +47,8 @@ def literal(value: object) -> str:
 def word(text: str) -> str:
     """Quote a name as one word of a shell."""
     return shlex.quote(one_line(text))
+
+
+def named(hint: str | None, name: str) -> str | None:
+    """Put the name of a subscription into the command of a hint that was made where no name is known."""
+    return hint and hint.replace("\npgsub reconcile NAME", f"\npgsub reconcile {word(name)}")

@@ -21,11 +21,11 @@ from pgsub.common.errors import (
     log_text,
     shortened,
 )
+from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_counters
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.publisher.faults import named
 
 APPLY = "apply"  #: the apply worker in the record of errors
 SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close

@@ -194,12 +194,6 @@ RECREATE_HINT = (
     "differs is brought:\npgsub reconcile NAME"
 )
 
-
-def named(hint: str | None, name: str) -> str | None:
-    """Put the name of a subscription into the command of :data:`RECREATE_HINT`, which is made where none is known."""
-    return hint and hint.replace("\npgsub reconcile NAME", f"\npgsub reconcile {quoting.word(name)}")
-
-
 PROMOTE_HINT = (
     "Promote the standby, and the subscription goes on by itself; or give the primary's address in --connection."
 )

@@ -12,6 +12,7 @@ from contextlib import closing
 import numpy as np
 import psycopg
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
 from pgsub.apply.writers import dependencies, plan
@@ -174,14 +175,12 @@ def test_each_transaction_is_a_commit_of_its_own_where_that_was_asked_for(pair: 
 @pytest.mark.parametrize(
     "point", ["apply.unit_executed=error@3", "apply.unit_reply_lost=error@2", "thread.writer=die@6"]
 )
-def test_a_session_that_ends_anywhere_loses_nothing(
-    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_a_session_that_ends_anywhere_loses_nothing(pair: MakePair, said: Log, at: At, point: str) -> None:
     p = pair(ACCOUNTS, apply_workers=4)
     fill(p)
     reader = Reader(p)
     work(p, 200, seed=3)
-    monkeypatch.setenv("PGSUB_FAILPOINTS", point)
+    at(point)
     catch_up(p)
     reader.close()
     assert said("units of")

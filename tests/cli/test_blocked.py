@@ -159,9 +159,12 @@ def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid
     assert ["pgsub enable orders"] in [commands for _, commands, _ in steps]
     store.clear_error(5)
     failed(SlotLost("slot is gone", hint="Look.\npgsub status orders"))
-    look, drop, again = _steps(pgsub, valid)[1:]
-    assert look == ("Look.", ["pgsub status orders"], []) and drop[1] == ["pgsub drop orders"]
-    assert again[0].startswith("Create it again") and "--adopt" in again[0]
+    assert _steps(pgsub, valid)[1:] == [("Look.", ["pgsub status orders"], [])]
+    store.clear_error(5)
+    failed(SlotLost("slot is gone"))
+    look, again = _steps(pgsub, valid)[1:]
+    assert look[1] == ["pgsub reconcile orders --dry-run"]
+    assert again[0].startswith("Make another slot") and again[1] == ["pgsub reconcile orders"]
 
 
 def test_the_runbook_of_a_subscription_without_tables_names_its_publications(store, pgsub):

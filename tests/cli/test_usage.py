@@ -22,6 +22,7 @@ COMMANDS = [
     "skip-lsn",
     "origin-advance",
     "verify",
+    "reconcile",
     "switchover",
     "drop",
     "metrics",

@@ -19,6 +19,7 @@ _ELSEWHERE = {
     "demo": "demo/test_demo.py",
     "run": "the launcher of this module; from_target in commands/test_from_target.py",
     "switchover": "scenarios of its own",
+    "reconcile": "commands/test_reconcile.py",
     "origin-advance": "commands/test_origin_advance.py",
     "status sales --watch": "cli/test_status.py",
     "conflicts show": "commands/test_conflict_scenes.py",

@@ -120,10 +120,13 @@ def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
     _insert(mover, 0, 1)
 
 
-def test_a_pause_whose_limit_nobody_watches_leaves_everything_as_it_was(mover: Mover) -> None:
+def test_a_pause_whose_limit_nobody_watches_leaves_everything_as_it_was(
+    mover: Mover, reached: Callable[[str], None]
+) -> None:
     words = ("switchover", "moved", "--yes", "--no-verify")
     ended = mover.cli(*words, env={"PGSUB_FAILPOINTS": "thread.pause_limit=die"})
     one_error(ended, 12, "limit of the pause", "--status")
+    reached("thread.pause_limit")
     _insert(mover, 0, 1)
 
 

@@ -12,11 +12,11 @@ import psycopg
 
 from pgsub.apply.rows.session import recorded_publisher
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
-from pgsub.common.quoting import word
+from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.publisher.faults import named, translating
+from pgsub.publisher.faults import translating
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.slots import SlotState
 from pgsub.switchover import journal

@@ -16,10 +16,9 @@ from pgsub.catalog.rows import ConflictRow, ErrorRow
 from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
-from pgsub.common.quoting import word
+from pgsub.common.quoting import named, word
 from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
-from pgsub.publisher.faults import named
 
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
 #: `Key (a)=(1) already exists.`, in any language
