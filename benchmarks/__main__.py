@@ -37,7 +37,9 @@ def main() -> int:
         return reconcile.main(facts, quick=arguments.quick)
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
-    results = run(cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds)
+    results = run(
+        cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds, tls=arguments.tls
+    )
     if arguments.quick:
         print("Small sizes: goals and ceilings are meant for the full ones.")
     report.show(facts, results)
@@ -46,11 +48,13 @@ def main() -> int:
     return int(any(result.failure for result in results))
 
 
-def run(cases: Sequence[Case], formats: str, streaming: str, *, quick: bool, rounds: int) -> list[CaseResult]:
+def run(
+    cases: Sequence[Case], formats: str, streaming: str, *, quick: bool, rounds: int, tls: bool = False
+) -> list[CaseResult]:
     """Every case once a round and format; who is first changes from one to the next and from round to round."""
     results = []
     with (
-        Arena() as arena,
+        Arena(tls=tls) as arena,
         closing(Native(arena)) as native,
         closing(Pgsub(arena, "one_jvm", one_jvm=True)) as one_jvm,
         closing(Pgsub(arena)) as pgsub,
@@ -100,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=tuple(_FORMATS),
         default="both",
         help="of values, on both sides; both: text everywhere, and binary too for backlogs (default)",
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="encrypt all connections; PGSUB_PG_BIN names a server built with TLS"
     )
     parser.add_argument("--streaming", choices=("off", "on", "parallel"), default="parallel", help="on both sides")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -78,9 +79,13 @@ class Database:
 
 
 class Arena:
-    """Starts both servers; :meth:`fresh` gives every case empty databases."""
+    """Starts both servers; :meth:`fresh` gives every case empty databases.
 
-    def __init__(self) -> None:
+    :param tls: they encrypt every connection; their programs must have been built with TLS.
+    """
+
+    def __init__(self, *, tls: bool = False) -> None:
+        self._tls = tls
         self.publisher = Server(settings=_SETTINGS)
         self.target = Server(settings=_SETTINGS)
         self._open: list[Database] = []
@@ -90,6 +95,8 @@ class Arena:
         try:
             for server in (self.publisher, self.target):
                 server.init()
+                if self._tls:
+                    _encrypt(server)
                 server.start()
         except BaseException:
             self.__exit__(None, None, None)
@@ -168,6 +175,19 @@ class Arena:
                     "DROP SUBSCRIPTION {}",
                 ):
                     connection.execute(sql.SQL(statement).format(sql.Identifier(subscription)))
+
+
+def _encrypt(server: Server) -> None:
+    """Let a server take encrypted connections only, with a certificate of its own making."""
+    command = "openssl req -new -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=localhost"
+    files = [server.data / name for name in ("server.key", "server.crt")]
+    subprocess.run([*command.split(), "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+    for file in files:
+        shutil.chown(file, server.data.stat().st_uid)
+        file.chmod(0o600)
+    server.append_conf({"ssl": True})
+    rules = [f"hostssl {database} all 127.0.0.1/32 trust" for database in ("all", "replication")]
+    (server.data / "pg_hba.conf").write_text("\n".join(["local all all trust", *rules, ""]))
 
 
 def _recreate(connection: psycopg.Connection, name: str) -> None:
