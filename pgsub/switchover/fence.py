@@ -118,22 +118,20 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     # guard: a session that is just starting is one that began before
     first.update(_starting(session, keep))
     ended: set[int] = set()
-    while left := _left(session, keep, now, first):
-        ended.update(left)
-        _terminate(session, left)
+    while True:
+        shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
+        # those are waited for: some are no clients, and end or show themselves in a moment
+        starting = [pid for pid in _starting(session, keep) if pid in first]
+        if not shown and not starting:
+            return len(ended)
+        ended.update(shown)
+        _terminate(session, shown)
         if time.monotonic() > deadline:
             raise TimeoutExpired(
                 "timeout while waiting for sessions of clients to end",
-                detail=f"PIDs: {', '.join(map(str, left))}.",
+                detail=f"PIDs: {', '.join(map(str, [*shown, *starting]))}.",
             )
         time.sleep(_POLL)
-    return len(ended)
-
-
-def _left(session: psycopg.Connection, keep: Collection[int], now: str, first: set[int]) -> list[int]:
-    """Return the pids of sessions that began before, shown or just starting."""
-    shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
-    return [*shown, *(pid for pid in _starting(session, keep) if pid in first)]
 
 
 def _starting(session: psycopg.Connection, keep: Collection[int]) -> list[int]:

@@ -123,16 +123,22 @@ def check_right(connection: psycopg.Connection, id: str) -> None:
 
     :raises StateForbids: it has given it away.
     """
-    moved = [one for one in others(connection, id) if one.phase in (GIVEN, TAKEN, PROMOTED, DONE)]
+    gone = given_away(connection, id)
     # guard: a database that has given the right away does not give it again
-    if moved and moved[0].phase == GIVEN:
+    if gone is not None:
         raise StateForbids(
-            f'this database has given the right to write away, with a switchover of "{moved[0].subname}"',
-            detail=f'Subscription "{moved[0].back_name}" leads back.',
+            f'this database has given the right to write away, with a switchover of "{gone.subname}"',
+            detail=f'Subscription "{gone.back_name}" leads back.',
             hint="Clients write on the other server. To move the writes back here, switch over --back. If that was"
             " given up for good, run this here:\n"
-            f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(moved[0].id)};",
+            f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(gone.id)};",
         )
+
+
+def given_away(connection: psycopg.Connection, id: str) -> Entry | None:
+    """Return the row with which this database gave the right away, None where it has it; whatever its names are now."""
+    moved = [one for one in others(connection, id) if one.phase in (GIVEN, TAKEN, PROMOTED, DONE)]
+    return moved[0] if moved and moved[0].phase == GIVEN else None
 
 
 def of(connection: psycopg.Connection, id: str) -> Entry | None:

@@ -22,6 +22,8 @@ from pgsub.common.errors import TimeoutExpired
 from pgsub.common.threads import SupervisedThread
 
 _CANCEL_SECONDS = 2.0
+#: Seconds between two cancellations: what was canceled last may have been about to begin.
+_AGAIN_SECONDS = 0.3
 
 
 class PauseLimit:
@@ -52,7 +54,7 @@ class PauseLimit:
         self._thread.join()
         if self._canceled and isinstance(error, Exception) and not isinstance(error, TimeoutExpired):
             raise TimeoutExpired(
-                "timeout of the switchover", detail=f"A statement did not end in time, and was canceled: {error}"
+                "timeout of the switchover", detail=f"It ran out, and what ran then was canceled: {error}"
             ) from None
 
     def check(self) -> None:
@@ -71,8 +73,11 @@ class PauseLimit:
             if self._over.wait(min(left, 0.1)):
                 return
         self._canceled = True
-        for session in self._sessions:
-            self._cancel(session)
+        # a statement that begins behind the deadline is canceled, too
+        while not self._over.is_set():
+            for session in self._sessions:
+                self._cancel(session)
+            self._over.wait(_AGAIN_SECONDS)
 
     def _cancel(self, session: psycopg.Connection) -> None:
         """Cancel what runs there, if anything does; hang up on a server that cannot be told."""

@@ -99,10 +99,22 @@ def test_a_lock_that_somebody_holds_does_not_make_the_pause_longer(mover: Mover,
         (tmp_path / "go").touch()
         assert first.wait(60) == 8
     said = first.log.read_text()  # type: ignore[attr-defined]
-    assert "timeout of the switchover" in said and "was canceled: " in said
+    assert "timeout of the switchover" in said and "what ran then was canceled: " in said
     assert "everything is left as it was" in said
     _insert(mover, 0, 1)
     _refused(mover, 1)
+
+
+def test_a_lock_that_comes_behind_the_deadline_does_not_make_the_pause_longer_either(
+    mover: Mover, tmp_path: Path
+) -> None:
+    first = mover.held("sessions_ended", tmp_path, "--timeout", "1s")
+    time.sleep(1.5)  # the deadline passes between two statements
+    with mover.databases[1].connect() as holder:
+        holder.execute("BEGIN READ WRITE; LOCK TABLE writes")
+        (tmp_path / "go").touch()
+        assert first.wait(60) == 8
+    _insert(mover, 0, 1)
 
 
 def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
@@ -191,6 +203,18 @@ def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
     assert (mover.rows(0, query), mover.rows(1, query)) == ([(True,)], [(False,)])
     mover.caught_up()
     assert before == [(None,)]
+
+
+def test_a_subscription_that_was_renamed_meanwhile_leads_back_to_a_server_that_is_open(mover: Mover) -> None:
+    mover("--no-verify", "--fence", "connect")
+    mover.side = 1
+    mover.caught_up()
+    assert mover.cli("alter", "moved_back", "--rename-to", "other").returncode == 0
+    ended = mover.cli("switchover", "other", "--yes", "--no-verify", "--back-publication", "p")
+    assert ended.returncode == 0, ended.stderr
+    query = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
+    assert mover.rows(0, query) == [(True,)]
+    _insert(mover, 0, 1)
 
 
 def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None:

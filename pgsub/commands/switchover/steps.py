@@ -142,8 +142,9 @@ class Switchover:
 
     def _fence_taking(self, entry: Entry) -> None:
         saved = fence.put(self._taking, entry.fence, self._roles())
-        earlier = journal.latest(self._taking, journal.GIVING, entry.back_name)
-        if earlier is not None and earlier.phase == journal.GIVEN:
+        # the fence of the switchover that led away is lifted, whatever its subscriptions were called then
+        earlier = journal.given_away(self._taking, entry.id)
+        if earlier is not None:
             saved["earlier"] = {"fence": earlier.fence, "saved": dict(earlier.saved or {})}
         expected = (journal.PLANNED,)
         journal.move(self._taking, entry.id, expected, journal.PREPARED, saved=journal.saved(saved))
