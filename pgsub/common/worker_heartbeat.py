@@ -1,11 +1,12 @@
-"""Heartbeats of workers to the launcher: small datagrams, lost ones do not matter.
+"""Heartbeats of workers to the launcher, and its answers: small datagrams, lost ones do not matter.
 
 What a worker does between two commits (positions, bytes of a running copy) is for the eyes only. It must not be
 written to the target: two subscriptions that feed each other would keep each other awake. Whatever must not be lost
 goes through the ledger. A datagram is a code of authentication (BLAKE2b, RFC 7693, under a random key of the launcher),
 a number that rises with every datagram of the sender (as in RFC 4303, section 3.4.3), and JSON. Nothing is parsed
 before the code was checked: any user of the machine may send to the port. What was heard before, or is older than what
-was heard, is dropped: so nobody who recorded heartbeats can let a worker that hangs seem alive.
+was heard, is dropped: so nobody who recorded heartbeats can let a worker that hangs seem alive. An answer says how far
+the state store shows the worker's progress, in the same shape.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
@@ -63,6 +65,7 @@ class Heartbeat:
     latest_end_lsn: int = 0
     latest_end_time: int = 0
     position: int = 0  #: everything before is applied or needs no applying, idle stretches included
+    reported_lsn: int = 0  #: as the ledger has it
     changes: int = 0
     transactions: int = 0
     #: how changes were executed, since the worker began: see the row of pg_stat_subscription_stats
@@ -76,7 +79,9 @@ class Heartbeat:
     rows_done: int = 0
 
 
-_TYPES = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
+#: What an answer holds: a worker's identity, and up to where the state store shows what it has applied.
+_ANSWER: dict[str, type] = {"subid": int, "worker": int, "epoch": int, "shown_lsn": int}
+_TYPES: dict[str, type] = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
 
 
 def _code(key: str, body: bytes) -> bytes:
@@ -89,8 +94,8 @@ def sealed(key: str, number: int, body: bytes) -> bytes:
     return _code(key, numbered) + numbered
 
 
-def _opened(key: str, datagram: bytes) -> tuple[int, Heartbeat] | None:
-    """Read number and heartbeat of a datagram; None unless one of the launcher's own workers sent it."""
+def _opened(key: str, datagram: bytes, types: dict[str, type]) -> tuple[int, dict[str, Any]] | None:
+    """Read number and values of a datagram; None unless the launcher or one of its own workers sent it."""
     code, numbered = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
     if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, numbered)):
         return None
@@ -98,12 +103,16 @@ def _opened(key: str, datagram: bytes) -> tuple[int, Heartbeat] | None:
         values = json.loads(numbered[NUMBER_BYTES:])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or values.keys() != _TYPES.keys():
-        return None  # a worker of another version
-    fit = all(type(values[name]) is kind for name, kind in _TYPES.items())
+    if not isinstance(values, dict) or values.keys() != types.keys():
+        return None  # of another version, or of another kind
+    fit = all(type(values[name]) is kind for name, kind in types.items())
     if not fit or not all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int):
         return None
-    return int.from_bytes(numbered[:NUMBER_BYTES]), Heartbeat(**values)
+    return int.from_bytes(numbered[:NUMBER_BYTES]), values
+
+
+def _reached(heartbeat: Heartbeat) -> tuple[int, int]:
+    return heartbeat.position, heartbeat.reported_lsn
 
 
 class HeartbeatSender:
@@ -125,6 +134,20 @@ class HeartbeatSender:
         body = json.dumps(asdict(heartbeat)).encode()
         with contextlib.suppress(OSError):
             self._connected(self._address).send(sealed(self._address.key, self._number, body))
+
+    def shown_lsn(self, heartbeat: Heartbeat) -> int | None:
+        """Return the furthest position that answers since the last call name; None where none came.
+
+        :param heartbeat: of the worker that asks; answers to an earlier epoch do not count.
+        """
+        furthest = None
+        with contextlib.suppress(OSError):  # among them: no more is there
+            while self._socket is not None and self._address is not None:
+                opened = _opened(self._address.key, self._socket.recv(MAX_BYTES + 1, socket.MSG_DONTWAIT), _ANSWER)
+                mine = (heartbeat.subid, heartbeat.worker, heartbeat.epoch)
+                if opened is not None and (*opened[1].values(),)[:3] == mine:
+                    furthest = max(furthest or 0, opened[1]["shown_lsn"])
+        return furthest
 
     def _connected(self, address: HeartbeatAddress) -> socket.socket:
         """Return the socket, which is bound to the one address that leads there and closed to all others."""
@@ -166,6 +189,7 @@ class HeartbeatReceiver:
         self._lock = threading.Lock()
         self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
         self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}  #: epoch and number of the newest
+        self._senders: dict[tuple[int, int], tuple[int, Any]] = {}  #: epoch and address of a worker itself
         self._ended: dict[tuple[int, int], int] = {}  #: the epoch of a worker that ended: nothing of it is heard again
         self._news: dict[int, threading.Event] = {}
         self._thread: SupervisedThread | None = None
@@ -188,7 +212,7 @@ class HeartbeatReceiver:
         """Receive until the socket is closed."""
         while not self._closing:
             try:
-                datagram = self._socket.recv(MAX_BYTES + 1)
+                datagram, sender = self._socket.recvfrom(MAX_BYTES + 1)
             except OSError as error:
                 if error.errno == errno.EBADF:
                     return
@@ -196,9 +220,9 @@ class HeartbeatReceiver:
                 continue
             assert self._thread is not None
             self._thread.checkpoint()
-            opened = _opened(self._key, datagram)
-            if opened is not None and self._unheard(*opened):
-                self._keep(opened[1])
+            opened = _opened(self._key, datagram, _TYPES)
+            if opened is not None and self._unheard(opened[0], heartbeat := Heartbeat(**opened[1])):
+                self._keep(heartbeat, sender)
 
     def _unheard(self, number: int, heartbeat: Heartbeat) -> bool:
         """Return whether a heartbeat is newer than all of its worker, and remember it."""
@@ -211,13 +235,24 @@ class HeartbeatReceiver:
             self._heard[key] = place
         return True
 
-    def _keep(self, heartbeat: Heartbeat) -> None:
+    def _keep(self, heartbeat: Heartbeat, sender: Any) -> None:
         key = heartbeat.subid, heartbeat.worker, heartbeat.chunk
         with self._lock:
             before = self._newest.get(key)
             self._newest[key] = (time.monotonic(), heartbeat)
-            if heartbeat.worker == 0 and (before is None or before[1].position != heartbeat.position):
+            if heartbeat.chunk < 0:
+                self._senders[key[:2]] = heartbeat.epoch, sender
+            if heartbeat.worker == 0 and (before is None or _reached(before[1]) != _reached(heartbeat)):
                 self._news.setdefault(heartbeat.subid, threading.Event()).set()
+
+    def answer(self, subid: int, worker: int, shown_lsn: int) -> None:
+        """Tell a worker up to where the state store shows what it has applied; one that was not heard is not told."""
+        with self._lock:
+            epoch, sender = self._senders.get((subid, worker), (0, None))
+        if sender is not None:
+            body = json.dumps(dict(zip(_ANSWER, (subid, worker, epoch, shown_lsn), strict=True))).encode()
+            with contextlib.suppress(OSError):
+                self._socket.sendto(sealed(self._key, 0, body), sender)
 
     def news(self, subid: int) -> threading.Event:
         """Return the event that is set whenever apply of a subscription has got further; the caller clears it."""
@@ -254,6 +289,7 @@ class HeartbeatReceiver:
         with self._lock:
             for key in [k for k in self._newest if k[:2] == (subid, worker)]:
                 del self._newest[key]
+            self._senders.pop((subid, worker), None)
             heard = [self._heard.pop(key)[0] for key in [k for k in self._heard if k[:2] == (subid, worker)]]
             self._ended[subid, worker] = max([*heard, self._ended.get((subid, worker), -1)])
 

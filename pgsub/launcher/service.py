@@ -190,6 +190,9 @@ class Service:
     def _hurry(self, news: bool) -> None:
         """Look at the ledger at once after progress of apply, but not all the time."""
         clock = time.monotonic()
+        if news:
+            with contextlib.suppress(StateStoreError):  # the recorder logs it
+                self._mirror.follow()
         if news and clock >= self._next_early:
             self._next_early, self._next_mirror = clock + MIRROR_SECONDS, clock
 

@@ -156,3 +156,32 @@ def test_apply_that_gets_further_is_news_and_apply_that_stands_still_is_not(ear:
     assert heard(ear, 9) and not news.is_set()
     sender.send(Heartbeat(1, 0, position=101), now=True)
     until(news.is_set)
+
+
+def test_an_answer_reaches_the_worker_that_was_heard_and_counts_for_its_epoch_only(ear: HeartbeatReceiver) -> None:
+    sender, heartbeat, found = HeartbeatSender(ear.address), Heartbeat(1, 0, epoch=2), [None]
+    ear.answer(1, 0, 600)  # nobody was heard yet
+    sender.send(heartbeat, now=True)
+    until(lambda: ear.newest(1, 0))
+    for position in (700, 800, 750):
+        ear.answer(1, 0, position)
+    until(lambda: found.append(sender.shown_lsn(heartbeat)) or found[-1])
+    assert found[-1] == 800
+    ear.answer(1, 0, 900)
+    assert sender.shown_lsn(replace(heartbeat, epoch=3)) is None and sender.shown_lsn(heartbeat) is None
+    ear.forget(1, 0)
+    ear.answer(1, 0, 1000)
+    assert sender.shown_lsn(heartbeat) is None
+
+
+def test_nobody_else_can_answer_a_worker(ear: HeartbeatReceiver) -> None:
+    sender, heartbeat = HeartbeatSender(ear.address), Heartbeat(1, 0, epoch=2)
+    sender.send(heartbeat, now=True)
+    until(lambda: ear.newest(1, 0))
+    place = sender._socket.getsockname()
+    body = json.dumps({"subid": 1, "worker": 0, "epoch": 2, "shown_lsn": 900}).encode()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(worker_heartbeat.sealed(ear.address.key, 0, body), place)  # from another port
+    for forged in (b"", worker_heartbeat.sealed("0" * 32, 0, body), worker_heartbeat.sealed(ear.address.key, 0, b"[]")):
+        ear._socket.sendto(forged, place)
+    assert sender.shown_lsn(heartbeat) is None

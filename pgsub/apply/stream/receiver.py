@@ -272,7 +272,7 @@ class Receiver(SupervisedThread):
         ping, self._ping, self._due, self._asked, self._unreported_since = self._ping, False, False, False, 0.0
         flushed = self.flushed
         write = max(self.received, self.applied, flushed)
-        self._walsender.send(walsender_messages.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
+        self._walsender.send(walsender_messages.standby_status(write, flushed, self.applied, now(), ping))
         self.latest_end_lsn = max(self.applied, flushed)
         if flushed > self.reported:
             self.reported = flushed

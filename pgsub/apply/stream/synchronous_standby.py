@@ -43,6 +43,11 @@ class StandbyNames:
             self._thread.start()
         return self._waits
 
+    @property
+    def waited(self) -> bool:
+        """Whether commits waited when the setting was read last; it is not read again for that."""
+        return self._waits
+
     def _check(self) -> None:
         try:
             connection = publisher.connect(self._conninfo, application_name=self._application_name)

@@ -5,11 +5,15 @@ ledger that the launcher has not mirrored, and the launcher removes an event onc
 would never end where events are recorded all the time, and the publisher would keep its WAL for ever. So a mark is set,
 and passed once the events of that time are gone. An id beyond the mark's was given after the mark's position was
 reached. An event of a prepared transaction shows late, with an older id, and is in the way until it is mirrored.
+
+``remote_lsn`` in ``state.db`` is no event. The apply position waits for the launcher's answer that it shows the last
+transaction; the flush position, on which a publisher's shutdown and its WAL depend, does not.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.rows.session import WorkerStreams
@@ -18,7 +22,7 @@ from pgsub.common import failpoints
 
 #: Seconds between durable reports while transactions keep coming.
 REPORT_SECONDS = 0.1
-#: At the end of a run the launcher gets this long to record what feedback must not pass.
+#: The launcher gets this long to record what feedback must not pass: at the end of a run, and for the apply position.
 MIRROR_SECONDS = 2.0
 
 
@@ -27,10 +31,18 @@ class Feedback:
 
     :param receiver: sends them.
     :param ledger_commit: notes whether something was recorded that the launcher has yet to log.
+    :param shown_lsn: returns up to where the state store shows what was applied, None where nothing new is known;
+        itself None where nobody answers.
     :ivar requested: the publisher wants to hear how far its WAL is confirmed.
     """
 
-    def __init__(self, streams: WorkerStreams, receiver: Receiver, ledger_commit: LedgerCommit) -> None:
+    def __init__(
+        self,
+        streams: WorkerStreams,
+        receiver: Receiver,
+        ledger_commit: LedgerCommit,
+        shown_lsn: Callable[[], int | None] | None,
+    ) -> None:
         self._progress = streams.session.progress
         self._streams = streams
         self._receiver = receiver
@@ -39,6 +51,10 @@ class Feedback:
         self._mark: tuple[int, int] | None = None  #: id of an event, and a position: no event before it has a later id
         self._passed = self._progress.reported_lsn  #: the furthest position known to have no event before it
         self._next_report = self._next_idle = 0.0
+        self._shown_lsn = shown_lsn
+        self._shown = self._progress.remote_lsn  #: the last transaction that the state store is known to show
+        self._unshown: tuple[int, int, float] | None = None  #: a transaction, a position behind it, since when
+        self._answers = shown_lsn is not None  #: whether the launcher is waited for
         self.requested = False
 
     def reportable(self, position: int) -> int:
@@ -49,9 +65,41 @@ class Feedback:
         # guard: feedback follows the log, without "self._passed if self._ledger_commit.recorded else "
         return self._passed if self._ledger_commit.recorded else position
 
-    def applied(self, position: int) -> None:
-        """Let the next feedback say how far the worker has applied."""
-        self._receiver.progress(applied=self.reportable(position))
+    def applied(self, position: int, remote_lsn: int) -> None:
+        """Let the next feedback say how far the worker has applied, once the state store shows it.
+
+        :param position: everything before it is applied, idle stretches included.
+        :param remote_lsn: end LSN of the last committed transaction.
+        """
+        if self._is_shown(position, remote_lsn):
+            self._receiver.progress(applied=self.reportable(position))
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer of the launcher is waited for."""
+        return self._unshown is not None
+
+    def _is_shown(self, position: int, remote_lsn: int) -> bool:
+        """Take what the launcher answered; return whether the state store shows the last transaction.
+
+        A launcher that does not answer in time is not waited for until it does. A commit on the publisher that waits
+        for this position is not delayed.
+        """
+        if self._shown_lsn is not None and (shown := self._shown_lsn()) is not None:
+            self._shown, self._answers = max(self._shown, shown), True
+        clock = time.monotonic()
+        if self._unshown is not None:
+            lsn, behind, since = self._unshown
+            if lsn <= self._shown:
+                self._receiver.progress(applied=self.reportable(behind))
+                self._unshown = None
+            elif clock - since >= MIRROR_SECONDS:
+                self._unshown, self._answers = None, False
+        if remote_lsn <= self._shown or not self._answers or self._streams.standby.waited:
+            self._unshown = None
+            return True
+        self._unshown = self._unshown or (remote_lsn, position, clock)
+        return False
 
     def report_if_due(self, clock: float, position: int, remote_lsn: int) -> bool:
         """Report where it is time; return whether it was.
@@ -64,7 +112,7 @@ class Feedback:
         if self._ledger_commit.recorded:
             self._next_report = clock + REPORT_SECONDS
             self._read_events(position)
-            self.applied(position)
+            self.applied(position, remote_lsn)
         reported, reportable = self._progress.reported_lsn, self.reportable(position)
         due = min(remote_lsn, reportable) > reported or (reportable > reported and self._wanted(clock))
         if due:
@@ -97,6 +145,7 @@ class Feedback:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05 if self._ledger_commit.recorded else 0.0)
+        self._receiver.progress(applied=self.reportable(position))
         if self.reportable(position) > self._progress.reported_lsn:
             self._report(self.reportable(position))
 

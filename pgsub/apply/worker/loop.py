@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
@@ -31,6 +32,7 @@ from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.walsender_messages import Keepalive
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.progress import Control
 from pgsub.target.session.connect import translate
 
@@ -40,6 +42,8 @@ CONTROL_SECONDS = 0.2
 PING_SECONDS = 1.0
 #: And both this often while somebody waits for apply.
 HURRY_SECONDS = 0.02
+#: Between two looks for the launcher's answer, for which the apply position waits.
+ANSWER_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,9 @@ class ApplyLoop:
         self._next_control = self._next_ping = 0.0
         self._wanted = 0  #: a position that somebody wants to see in the ledger
         streams.assembler.on_message = self._committer.take_message
-        self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit)
+        hears = spec.heartbeat is not None and claim.worker == worker_takeover.APPLY
+        shown_lsn = partial(self._sender.shown_lsn, self._heartbeat) if hears else None
+        self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit, shown_lsn)
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
 
@@ -154,6 +160,8 @@ class ApplyLoop:
         """Return for how many seconds something to be received is waited for."""
         if self._batch or self._policy.hurries():
             return batch_limits.CLOSE_SECONDS
+        if self._feedback.waits:
+            return ANSWER_SECONDS
         return HURRY_SECONDS if self._hurries else 0.1
 
     # receiving
@@ -181,7 +189,7 @@ class ApplyLoop:
         self._later_keepalive = None
         if keepalive.wal_end >= self.position:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
-        self._feedback.applied(self.position)
+        self._feedback.applied(self.position, self.remote_lsn)
 
     def _take_run(self, run: TransactionRun) -> None:
         """Take many at once, where none of them needs to be looked at."""
@@ -252,7 +260,7 @@ class ApplyLoop:
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
         self._heartbeat.transactions += len(batch)
-        self._feedback.applied(self.position)
+        self._feedback.applied(self.position, self.remote_lsn)
         failpoints.point("apply.after_target_commit")
         batch.release()
 
@@ -266,6 +274,8 @@ class ApplyLoop:
             self._feedback.requested |= self._progress.reported_lsn < control.wanted_lsn <= self.position
         if self._feedback.report_if_due(clock, self.position, self.remote_lsn):
             self._beat(now=True)
+        if self._feedback.waits:
+            self._feedback.applied(self.position, self.remote_lsn)
         if self._policy.boundary(control):
             return "done"
         if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
@@ -294,6 +304,7 @@ class ApplyLoop:
         heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.latest_end_lsn, self._position_ts
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
+        heartbeat.reported_lsn = self._progress.reported_lsn
         heartbeat.parallel = len(self._leader.busy) + self._writers.open
         for name, count in (self._committer.counters + self._writers.counters).items():
             setattr(heartbeat, name, count)

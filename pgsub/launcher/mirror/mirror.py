@@ -141,6 +141,25 @@ class Mirror:
             self.reported_lsn = parse_lsn(row[7])
         failpoints.point("mirror.before_state_db")
         self._run(lambda: self._write(row, prepared, heartbeats, workers, copies, held, skipped))
+        self._answer(row)
+
+    def follow(self) -> None:
+        """Bring the progress of apply alone into the state store: whoever waits for ``replay_lsn`` may look there.
+
+        :raises StateStoreError: nothing was written.
+        """
+        row = self._session.execute(_PROGRESS.encode(), (self._sub.subid,)).fetchone()
+        if row is not None:
+            self._run(lambda: self._write_origin(row))
+            self._answer(row)
+
+    def _answer(self, row: tuple[Any, ...] | None) -> None:
+        """Tell the apply worker what the state store shows: its feedback may say so now."""
+        if row is not None:
+            self._heartbeats.answer(self._sub.subid, worker_takeover.APPLY, parse_lsn(row[0]))
+
+    def _write_origin(self, row: tuple[Any, ...]) -> None:
+        self._store.put_origin(self._sub.subid, parse_lsn(row[0]), None, parse_lsn(row[7]))
 
     def _write(
         self,
@@ -157,7 +176,7 @@ class Mirror:
         with self._store.batch():
             self._write_relations()
             if row is not None:
-                self._store.put_origin(subid, parse_lsn(row[0]), None, parse_lsn(row[7]))
+                self._write_origin(row)
                 self._two_phase(row[2], prepared)
                 self._skip(skip.decoded(*row[3:6]), skip.decoded_rules(row[6]))
             self._store.put_workers(subid, workers)
