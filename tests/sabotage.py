@@ -48,6 +48,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "state changes are durable": ("test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit",),
     "a heartbeat counts once": ("test_a_heartbeat_that_somebody_recorded_and_repeats_is_no_sign_of_life",),
     "feedback follows the log": ("test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db",),
+    "the apply position follows state.db": ("test_whoever_waits_for_replay_lsn_finds_remote_lsn_in_state_db",),
     "feedback follows the state of two_phase": (
         "test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db",
     ),

@@ -22,6 +22,7 @@ from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
 from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.protocol.lsn import parse_lsn
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
 _TWO_PHASE = Jsonb({"kind": "two_phase"})
@@ -400,6 +401,47 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
             assert other.execute("SELECT count(*) FROM pgsub_conflict").fetchone() == (2,)
         mirroring.result()
         p.stop(task)
+
+
+_POSITIONS = "SELECT replay_lsn - '0/0'::pg_lsn, flush_lsn - '0/0'::pg_lsn FROM pg_stat_replication"
+
+
+def test_whoever_waits_for_replay_lsn_finds_remote_lsn_in_state_db(pair, heartbeats, state_dir, monkeypatch):
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 1e9)
+    p = pair(_TABLES)
+    where = f"{_POSITIONS} WHERE application_name = %s"
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(p.sub)
+        mirror = Mirror(p.session, store, p.sub, heartbeats)
+        task = p.start(heartbeat=heartbeats.address)
+        for _ in range(2):  # a later transaction waits like the first
+            before = p.published()
+            p.pubdb.execute("INSERT INTO a SELECT coalesce(max(id), 0) + 1 FROM a")
+            behind = p.published()
+            flushed = f"SELECT count(*) FROM ({where}) AS s (replayed, flushed) WHERE flushed >= %s"
+            p.pubdb.wait(f"SELECT ({flushed}) = 1", p.sub.name, behind)  # a shutdown would not wait
+            for _ in range(3):  # feedback of later looks says the same
+                time.sleep(feedback.REPORT_SECONDS)
+                assert p.pubdb.value(where, p.sub.name) <= before
+            mirror.follow()
+            p.pubdb.wait(f"SELECT ({flushed.replace('flushed >=', 'replayed >=')}) = 1", p.sub.name, behind)
+            with closing(sqlite3.connect(state_dir / "state.db")) as other:
+                shown = other.execute("SELECT remote_lsn FROM pg_replication_origin_status").fetchone()[0]
+            assert before < parse_lsn(shown) <= behind
+        p.stop(task)
+
+
+def test_a_launcher_that_does_not_answer_does_not_hold_back_replay_lsn_for_long(pair, heartbeats, monkeypatch):
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.5)
+    p = pair(_TABLES)
+    task = p.start(heartbeat=heartbeats.address)
+    for row in (1, 2):
+        p.pubdb.execute(f"INSERT INTO a VALUES ({row})")
+        replayed = (
+            f"SELECT count(*) FROM ({_POSITIONS} WHERE application_name = %s) AS s (replayed) WHERE replayed >= %s"
+        )
+        p.pubdb.wait(f"SELECT ({replayed}) = 1", p.sub.name, p.published())
+    p.stop(task)
 
 
 def test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db(pair, state_dir, at):

@@ -71,6 +71,7 @@ class Feedback:
         :param position: everything before it is applied, idle stretches included.
         :param remote_lsn: end LSN of the last committed transaction.
         """
+        # guard: the apply position follows state.db, always
         if self._is_shown(position, remote_lsn):
             self._receiver.progress(applied=self.reportable(position))
 
