@@ -106,6 +106,7 @@ class Mirror:
         self.relations: list[RelationState] = []
         self.remote_lsn = self.reported_lsn = 0
         self._task: TaskRow | None = None
+        self._followed: tuple[Any, ...] | None = None  #: what :meth:`follow` wrote last
 
     def _remember(self) -> None:
         for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
@@ -149,9 +150,10 @@ class Mirror:
         :raises StateStoreError: nothing was written.
         """
         row = self._session.execute(_PROGRESS.encode(), (self._sub.subid,)).fetchone()
-        if row is not None:
+        if row is not None and row != self._followed:
             self._run(lambda: self._write_origin(row))
-            self._answer(row)
+            self._followed = row
+        self._answer(row)
 
     def _answer(self, row: tuple[Any, ...] | None) -> None:
         """Tell the apply worker what the state store shows: its feedback may say so now."""
