@@ -10,6 +10,7 @@ from typing import NamedTuple
 import psycopg
 from embedded import Server
 
+from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.walsender_messages import XLogData, parse
 from pgsub.publisher.connect import connect
 from pgsub.publisher.walsender import WalSender, start_options
@@ -126,12 +127,24 @@ def history(server: Server) -> None:
 
 def replay(conninfo: str, *, binary: bool) -> Stream:
     """All of :func:`history` from its slot, which stays where it is."""
-    recorder = Recorder(conninfo, "history", binary=binary, streaming="off")
+    recorder = _of_history(conninfo, binary)
     with contextlib.closing(recorder):
         recorder.until(lambda got: _history(got) is not None)
         whole = _history(recorder.stream().copydata)
         assert whole is not None
         return Stream(False, whole)
+
+
+def _of_history(conninfo: str, binary: bool) -> Recorder:
+    """A recorder of the slot, once the walsender of an earlier one has left it."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return Recorder(conninfo, "history", binary=binary, streaming="off")
+        except PublisherUnavailable as error:
+            if "is active for PID" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _history(got: Sequence[bytes]) -> tuple[bytes, ...] | None:
