@@ -76,3 +76,14 @@ def test_values_that_change_places_over_blocks_are_no_conflict(pair: MakePair, u
     p.apply("UPDATE t SET v = -v; UPDATE t SET v = 301 + v")  # what comes of it is another order of the same values
     p.same("t")
     assert p.events() == []
+
+
+def test_a_row_that_is_missing_before_the_first_full_block_is_recorded(
+    pair: MakePair, undone: Callable[[], list[str]]
+) -> None:
+    p = pair(f"{TABLE}; {TABLE.replace(' t ', ' u ')}")
+    p.apply(*(f"INSERT INTO {t} SELECT g, 'x' FROM generate_series(1, {n}) g" for t, n in (("t", 60), ("u", 300))))
+    p.subdb.execute("DELETE FROM t WHERE id = 30")
+    p.apply("UPDATE t SET v = 'y'; UPDATE u SET v = 'y'")
+    assert _missing(p) == ["(id)=(30)"]
+    p.same("u")

@@ -219,6 +219,9 @@ class Executor:
         """
         targets = partial(self._filter.target_of_all, block)
         self._large |= _is_full(block)
+        # guard: what deviated before a full block is not taken for a deviation of that
+        if self._large:
+            self._sets.finish()
         try:
             with self._rows.undoing() if self._large else contextlib.nullcontext():
                 result = self._sets.apply(block.messages, targets, in_stream=block.in_stream)
