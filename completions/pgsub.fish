@@ -334,6 +334,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-publicatio
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l no-verify -d 'Do not compare the tables before.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l status -d 'Tell where a switchover stands.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l abort -d 'Leave everything as it was before.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l gone -x -d 'End what is under way without a server that is gone for good.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l yes -s y -d 'Do not ask.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l json -d 'One JSON document.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'

@@ -46,8 +46,8 @@ _POINTS = {
     "repair": "journalled standing taken before_commit committed",
     "sequence": "before_setval before_commit",
     "switchover": (
-        "planned created prepared fenced sessions_ended drained sequences recorded advanced given taken promoted "
-        "disabled enabled done releasing declined dropped"
+        "planned named created prepared fenced sessions_ended drained sequences recorded advanced given taken promoted "
+        "disabled enabled done releasing declined dropped back_dropped"
     ),
     "state": "write",
     "thread": (

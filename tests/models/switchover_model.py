@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+GIVING, TAKING = "giving", "taking"
+#: The side that a step talks to, where it is only one; others need both.
+_NEEDS = {
+    **dict.fromkeys(("fence", "end_sessions", "sequences", "give", "take"), GIVING),
+    **dict.fromkeys(("end_sessions_there", "set_sequence", "record", "advance", "taking"), TAKING),
+}
 WRITES = 2  #: of clients, on each side
 DEATHS = 2
 
@@ -52,6 +58,12 @@ class Rules:
     slot_position_is_recorded: bool = True
     #: It is recorded after all was applied.
     slot_position_after_drain: bool = True
+    #: A server is taken for gone only when it is.
+    gone_does_not_answer: bool = True
+    #: What the taking side has taken is brought to its end without the giving side.
+    ends_without_giving: bool = True
+    #: What was given to a taking side that is gone is released.
+    released_without_taking: bool = True
 
 
 class Run(NamedTuple):
@@ -85,6 +97,7 @@ class State(NamedTuple):
     turned: bool = False  #: the subscription has ended, the one of the way back runs
     runs: tuple[Run, Run] = (Run(), Run("idle"))
     deaths: int = 0
+    gone: str = ""  #: the side that has died for good: what was on it is not asked for any more
 
 
 Steps: TypeAlias = Iterator[tuple[str, State]]
@@ -102,6 +115,8 @@ class Switchover:
 
     def failure(self, state: State) -> Failure | None:
         """What shows at once; a loss shows when the subscription has ended."""
+        if state.gone:
+            return None
         if state.taking == "taken" and (not state.fenced or state.old_session):
             return Failure.BOTH_WRITABLE
         if state.twice:
@@ -115,13 +130,19 @@ class Switchover:
         return None
 
     def is_end(self, state: State) -> bool:
-        """The taking side writes with a way back, or the giving side as before."""
+        """The taking side writes with a way back, or the giving side as before; or the one that is left does."""
+        if state.gone == GIVING:
+            return state.turned or state.taking == "declined"
+        if state.gone == TAKING:
+            return state.giving == "released" and not state.fenced
         return state.turned or (state.giving == "released" and not state.fenced)
 
     def steps(self, state: State) -> Steps:
         """Everything that may happen next."""
-        yield from self._clients(state)
-        if state.applied < state.written and not state.turned:
+        if not state.gone:
+            yield from self._clients(state)
+            yield from ((f"the {side} side dies for good", state._replace(gone=side)) for side in (GIVING, TAKING))
+        if state.applied < state.written and not state.turned and not state.gone:
             yield "apply applies", state._replace(applied=state.applied + 1, log=state.log + "f")
         for number, run in enumerate(state.runs):
             for name, after, changed in self._run(state, run):
@@ -148,7 +169,24 @@ class Switchover:
         """Yield what a run may do: its name, both servers behind it, the run behind it."""
         if run.step not in ("idle", "release"):
             yield "decides to abort", state, Run("release")
-        yield from getattr(self, f"_{run.step}")(state, run)
+        if state.gone != TAKING and (state.gone or not self.rules.gone_does_not_answer):
+            yield from self._without_giving(state)
+        if state.gone != GIVING and (state.gone or not self.rules.gone_does_not_answer):
+            yield from self._without_taking(state)
+        if _NEEDS.get(run.step, state.gone) != state.gone or not state.gone:
+            yield from getattr(self, f"_{run.step}")(state, run)
+
+    # --- one side is gone, as somebody says
+
+    def _without_giving(self, state: State) -> Iterator[tuple[str, State, Run]]:
+        if state.taking == "taken" and self.rules.ends_without_giving:
+            yield "ends without the giving side", state._replace(turned=True), Run("idle")
+        elif state.taking == "prepared":
+            yield "declines without the giving side", state._replace(taking="declined"), Run("idle")
+
+    def _without_taking(self, state: State) -> Iterator[tuple[str, State, Run]]:
+        if state.giving in ("open", "fenced") or (state.giving == "given" and self.rules.released_without_taking):
+            yield "releases without the taking side", state._replace(giving="released", fenced=False), Run("idle")
 
     # --- the steps
 

@@ -38,6 +38,7 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
         Rules(slot_position_after_drain=False),
         Failure.SENT_BACK,
     ),
+    "a server that answers is taken for gone": (Rules(gone_does_not_answer=False), Failure.BOTH_WRITABLE),
 }
 
 
@@ -46,3 +47,10 @@ def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     found = explore(Switchover(rules))
     assert found.failure is failure, (found.failure, found.trace)
     assert found.trace
+
+
+@pytest.mark.parametrize("rules", [Rules(ends_without_giving=False), Rules(released_without_taking=False)])
+def test_where_a_server_dies_for_good_it_could_not_be_ended_without(rules: Rules) -> None:
+    found = explore(Switchover(rules))
+    assert found.failure is None, found.trace
+    assert found.stranded > 0

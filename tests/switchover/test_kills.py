@@ -16,7 +16,18 @@ from switching_clients import Clients
 from thorough import thorough
 
 #: Steps before the right is given, and those behind it.
-_BEFORE = ("planned", "created", "prepared", "fenced", "sessions_ended", "drained", "sequences", "recorded", "advanced")
+_BEFORE = (
+    "planned",
+    "named",
+    "created",
+    "prepared",
+    "fenced",
+    "sessions_ended",
+    "drained",
+    "sequences",
+    "recorded",
+    "advanced",
+)
 _BEHIND = ("given", "taken", "promoted", "disabled", "enabled", "done")
 _ALL = (*_BEFORE, *_BEHIND)
 #: Steps of one switchover at which run after run is killed, for each of several in a row.
@@ -71,7 +82,7 @@ def test_an_abort_that_is_killed_and_run_again_leaves_everything_as_it_was(
     mover.audit(clients)
 
 
-@pytest.mark.parametrize("step", ["planned", "created", "prepared"])
+@pytest.mark.parametrize("step", ["planned", "named", "created", "prepared"])
 def test_an_abort_before_the_pause_removes_what_was_made(mover: Mover, step: str) -> None:
     before = _settings(mover)
     mover("--no-verify", kill=step)

@@ -1,4 +1,4 @@
-"""A switchover whose servers are killed in the pause, or cannot be reached; and one whose servers ask for passwords."""
+"""A switchover whose servers are killed in the pause, or are gone for good; and one whose servers ask for passwords."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fix_program import Cli, until
+from fix_program import Cli, one_error, until
 from fix_servers import Pair
-from fix_switchover import moving
+from fix_switchover import Mover, moving
 from switching_clients import Clients
 from thorough import thorough
 
@@ -71,6 +71,89 @@ def test_an_abort_needs_the_target_only_for_what_was_made_there(make_cli: MakeCl
     assert mover("--abort")["state"] == "as before"
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots") == [(0,)]
     mover.caught_up()
+    assert cli.stop(running) == 0
+
+
+_WRITE = "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id"
+_SLOTS = "SELECT count(*) FROM pg_replication_slots"
+
+
+def _refused(mover: Mover, *options: str, code: int = 3, says: str, hint: str) -> None:
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify", *options)
+    one_error(ended, code, says, hint)
+
+
+@pytest.mark.parametrize("step", ["taken", *thorough(["promoted", "disabled", "enabled", "done"])])
+def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is_gone_for_good(
+    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path, step: str
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    told = ("--promote-command", f"echo $PGSUB_SWITCHOVER >> {tmp_path}/told")
+    mover("--no-verify", *told, kill=step)
+    _refused(mover, "--gone", "publisher", says="the publisher is not gone: it answers", hint="--status")
+    pair.publisher.kill9()
+    found = mover("--status")
+    assert (found["state"], found["giving"], found["unreachable"]) == ("under way", None, ["giving"])
+    # clients are told, and write; only the slot on the publisher cannot be dropped
+    _refused(mover, *told, code=4, says="could not connect to publisher", hint="--gone publisher")
+    assert (tmp_path / "told").read_text().split() == ["promote"]
+    mover.rows(1, _WRITE)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved", "moved_back"]
+    mover("--no-verify", "--gone", "publisher", kill="back_dropped")
+    ended = mover("--no-verify", "--gone", "publisher")
+    assert (ended["state"], ended["giving"], ended["taking"]) == ("done", None, "done")
+    assert mover.subscriptions() == [] and mover.rows(1, _SLOTS) == [(0,)]
+    assert cli.stop(running) == 0
+
+
+def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_is_gone_for_good(
+    make_cli: MakeCli, own_pair: MakePair
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    settings = "SELECT setconfig FROM pg_db_role_setting"
+    before = mover.rows(1, settings)
+    mover("--no-verify", kill="given")
+    pair.publisher.kill9()
+    assert "it is not known whether clients write there" in mover("--status")["said"]
+    _refused(mover, code=5, says="could not connect", hint="--abort --gone publisher")
+    _refused(mover, "--gone", "publisher", says="has not taken the right", hint="--abort --gone publisher")
+    mover("--abort", "--gone", "publisher", kill="declined")
+    assert mover("--abort", "--gone", "publisher")["state"] == "as before"
+    assert mover.rows(1, settings) == before and mover.rows(1, _SLOTS) == [(0,)]
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+    assert cli.stop(running) == 0
+
+
+@pytest.mark.parametrize("step", ["given", *thorough(["fenced", "taken"])])
+def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
+    make_cli: MakeCli, own_pair: MakePair, step: str
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    mover("--no-verify", kill=step)
+    _refused(mover, "--abort", "--gone", "target", says="the target is not gone: it answers", hint="--status")
+    _refused(mover, "--gone", "target", code=2, says="goes with --abort", hint="--abort --gone target")
+    pair.target.kill9()
+    found = mover("--status")
+    assert (found["state"], found["taking"], found["unreachable"]) == ("under way", None, ["taking"])
+    if step != "fenced":
+        assert "may have taken it" in found["said"]
+        _refused(mover, "--abort", code=5, says="was given to a server that cannot be reached", hint="--gone target")
+    mover("--abort", "--gone", "target", kill="releasing")
+    for _ in range(2):
+        assert mover("--abort", "--gone", "target")["state"] == "as before"
+    mover.rows(0, _WRITE)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+    assert cli("drop", "moved", "--keep-target", "--yes").returncode == 0
+    assert mover.rows(0, _SLOTS) == [(0,)]
     assert cli.stop(running) == 0
 
 

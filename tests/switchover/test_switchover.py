@@ -323,3 +323,18 @@ def test_another_way_on_the_way_back_lets_everybody_in_again(mover: Mover) -> No
     assert mover.rows(0, connects) == [(True,)]
     assert _insert(mover, 0, 1) > 0
     mover.caught_up()
+
+
+def test_a_subscription_of_somebody_else_is_never_taken_for_the_way_back(mover: Mover) -> None:
+    mover("--no-verify", kill="named")
+    cli, (publisher, target) = mover.cli, mover.databases
+    made = cli(
+        *("create", "moved_back", "--connection", target.conninfo, "--target", publisher.conninfo),
+        *("--publication", "moved_back", "--slot-name", "foreign", "--no-copy-data", "--no-wait", "--no-enabled"),
+    )
+    assert made.returncode == 0, made.stderr
+    ended = cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 3, 'subscription "moved_back" already exists', "--rename-to")
+    assert mover("--abort")["state"] == "as before"
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved", "moved_back"]
+    assert _insert(mover, 0, 1) == 1

@@ -16,7 +16,8 @@ from pgsub.cli.settings import current
 from pgsub.common.errors import StateForbids, UsageError
 
 if TYPE_CHECKING:
-    from pgsub.commands.switchover.switchover import Outcome
+    from pgsub.commands.switchover.outcome import Outcome
+    from pgsub.commands.switchover.parties import SwitchoverOptions
 
 PAGE = Page(
     summary="Move the writes to the target, with a way back",
@@ -60,6 +61,11 @@ The way back reads the target with the connection string of the target, whose ro
 publisher with that of the publisher, whose role must own the database to fence it; --back-connection and --back-target
 name others.
 
+If a server is gone for good, --gone names it; that is refused while the server answers in any way. --gone publisher
+ends a switchover of which the target has taken the right, and nothing leads back then; with --abort it leaves the
+target as it was. --abort --gone target lets clients write on the publisher again, even where the target was given the
+right to write: what clients wrote there is lost, and the target must never come back.
+
 --dry-run names what stands in the way and rehearses: it measures how long each step of the pause would take now.
 """,
     examples=(
@@ -99,16 +105,20 @@ def switchover(
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables before.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Tell where a switchover stands.")] = False,
     abort: Annotated[bool, typer.Option("--abort", help="Leave everything as it was before.")] = False,
+    gone: Annotated[
+        Literal["publisher", "target"] | None,
+        typer.Option("--gone", help="End what is under way without a server that is gone for good."),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Move the writes."""
     if sum((dry_run, status, abort)) > 1:
         raise UsageError("only one of --dry-run, --status and --abort can be given")
+    if gone is not None and (dry_run or status):
+        raise UsageError("--gone changes what is under way, and goes with neither --dry-run nor --status")
     if not (yes or dry_run or status):
-        _ask(name, back=back, abort=abort)
-    from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.switchover import switchover as moves
+        _ask(name, back=back, abort=abort, gone=gone)
     from pgsub.commands.switchover.parties import SwitchoverOptions
 
     options = SwitchoverOptions(
@@ -123,18 +133,9 @@ def switchover(
         back_target,
         tuple(back_publication or ()),
         verify=not no_verify,
+        gone=gone,
     )
-    reporter = ConsoleReporter()
-    if status:
-        found = moves.status(options)
-    elif abort:
-        found = moves.abort(options, reporter=reporter)
-    elif dry_run:
-        from pgsub.commands.switchover.rehearsal import rehearse
-
-        found = rehearse(options, reporter=reporter)
-    else:
-        found = moves.switchover(options, reporter=reporter)
+    found = _run(options, dry_run=dry_run, status=status, abort=abort)
     if as_json:
         emit_document("switchover", found.document())
     else:
@@ -143,12 +144,42 @@ def switchover(
         raise typer.Exit(StateForbids.exit_code)
 
 
-def _ask(name: str, *, back: bool, abort: bool) -> None:
+def _run(options: SwitchoverOptions, *, dry_run: bool, status: bool, abort: bool) -> Outcome:
+    from pgsub.cli.output.reporting import ConsoleReporter
+
+    reporter = ConsoleReporter()
+    if status:
+        from pgsub.commands.switchover import status as standing
+
+        return standing.status(options)
+    if abort:
+        from pgsub.commands.switchover import abort as undoing
+
+        return undoing.abort(options, reporter=reporter)
+    if dry_run:
+        from pgsub.commands.switchover.rehearsal import rehearse
+
+        return rehearse(options, reporter=reporter)
+    from pgsub.commands.switchover import switchover as moving
+
+    return moving.switchover(options, reporter=reporter)
+
+
+def _ask(name: str, *, back: bool, abort: bool, gone: str | None) -> None:
     words = ["pgsub", "switchover", name, *(["--back"] if back else []), *(["--abort"] if abort else [])]
+    words += [] if gone is None else ["--gone", gone]
     require_terminal(
         "a switchover", "To see what stands in the way, and then:", [*words, "--dry-run"], [*words, "--yes"]
     )
-    if abort:
+    if gone == "target":
+        confirm(
+            "Is the target gone for good?",
+            "If it was given the right to write, clients may have written there: that is lost. If it ever comes back,"
+            " clients could write on both servers.",
+        )
+    elif gone == "publisher":
+        confirm("Is the publisher gone for good?", "Nothing will lead back to it.")
+    elif abort:
         confirm("Abort?", "Clients write on the publisher again; what was made for the way back is removed.")
     else:
         confirm(
@@ -170,7 +201,11 @@ def _print(found: Outcome) -> None:
 def _verdict(found: Outcome) -> str:
     pause = "" if found.pause is None else f"{found.pause:.1f} s"
     said = {
-        "done": f'The writes were moved; subscription "{found.back_name}" leads back.'
+        "done": (
+            "The writes were moved."
+            if found.state == "done" and found.giving is None and found.taking == "done"
+            else f'The writes were moved; subscription "{found.back_name}" leads back.'
+        )
         + (f" Clients could not write for {pause}." if pause else ""),
         "as before": "Everything is as it was before.",
         "none": f'No switchover of subscription "{found.name}" is under way.',

@@ -48,6 +48,7 @@ class CreateOptions(ServiceOptions):
     dry_run: bool = False
     strict: bool = False
     follow: bool = False
+    subid: int | None = None  #: of :func:`new_subid`, where it was recorded before
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def resolve(options: CreateOptions) -> Definition:
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
-    subid = secrets.randbelow(2**31 - 1) + 1
+    subid = options.subid or new_subid()
     folder = options.state_dir / "passfiles"
     if options.connection is None:
         raise UsageError(
@@ -114,6 +115,11 @@ def resolve(options: CreateOptions) -> Definition:
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data
     return Definition(sub, connect, create_slot, copy_data, options.adopt, passwords, options.keep_replaced)
+
+
+def new_subid() -> int:
+    """Return a number for a subscription that no other one has."""
+    return secrets.randbelow(2**31 - 1) + 1
 
 
 def check_name(name: str) -> None:

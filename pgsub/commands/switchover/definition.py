@@ -34,6 +34,7 @@ def way_back(
     giving: psycopg.Connection,
     taking: psycopg.Connection,
     store: StateStore,
+    subid: int | None = None,
 ) -> CreateOptions:
     """Make the options of the subscription that leads back.
 
@@ -41,6 +42,7 @@ def way_back(
     one that ends now, with a publication of its own name.
 
     :param giving: a session on the giving side, where it will write.
+    :param subid: that it is to have.
     """
     _, back = options.names
     before = _before(giving, back)
@@ -63,6 +65,7 @@ def way_back(
         password_required=_password_required(chosen),
         on_conflict=chosen.get("on_conflict", ()),
         settings=_settings(chosen),
+        subid=subid,
     )
 
 

@@ -13,7 +13,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
 from pgsub.commands.subscription import passfiles
-from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -27,6 +27,8 @@ DATABASE_LOCK = (0x70677377, 0)
 OTHER = "another switchover of the same database is under way"
 #: Seconds of the pause after which everything is as before, where nothing else is asked for.
 TIMEOUT = 30.0
+#: Servers that may be gone for good.
+PUBLISHER, TARGET = "publisher", "target"
 _SUFFIX = "_back"
 _NAME_BYTES = 63
 
@@ -44,6 +46,7 @@ class SwitchoverOptions:
     :ivar back_target: how it writes to the giving side; None for that of the publisher.
     :ivar back_publications: what it subscribes to; none for one of its name, or what the subscription had that ended.
     :ivar verify: compare all tables before.
+    :ivar gone: the server that will not come back, :data:`PUBLISHER` or :data:`TARGET` of the subscription that ends.
     """
 
     name: str
@@ -57,6 +60,7 @@ class SwitchoverOptions:
     back_target: str | None = field(default=None, repr=False)
     back_publications: tuple[str, ...] = ()
     verify: bool = True
+    gone: str | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -114,6 +118,24 @@ def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateSt
     """Open a session on the giving side as the way back will write there, before that is made."""
     conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
     with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False)) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
+    """Open a session on the giving side, where the subscription that leads back has its ledger.
+
+    :raises TargetUnavailable: with what to do if it will never come back.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(ledger_session(back))
+        except TargetUnavailable as error:
+            error.hint = (
+                f"{error.hint or ''}\nIf the publisher is gone for good, this leaves the target as it was:\n"
+                f"{options.command} --abort --gone {PUBLISHER}"
+            ).strip()
+            raise
         yield session
 
 

@@ -15,10 +15,10 @@ from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.switchover import definition
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
+from pgsub.commands.switchover.outcome import REHEARSED, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
 from pgsub.commands.switchover.right import Timing
 from pgsub.commands.switchover.steps import APPROACH
-from pgsub.commands.switchover.switchover import REHEARSED, Outcome
 from pgsub.commands.verify import served
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription

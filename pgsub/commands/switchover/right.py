@@ -60,22 +60,24 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
         timing.pause = (there.fenced_for or 0.0) + time.monotonic() - read
 
 
-def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription) -> Callable[[str], None]:
+def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> Callable[[str], None]:
     """Return what runs the user's command for an action, if there is one; it may run more than once."""
+    giving = sub.connection if back is None else back.target
 
     def run(action: str) -> None:
         command = options.promote_command if action == "promote" else options.fence_command
         if command is not None:
             seconds = TIMEOUT if options.timeout is None else options.timeout
-            fence.run(command, action, back.target, sub.target, seconds)
+            fence.run(command, action, giving, sub.target, seconds)
 
     return run
 
 
-def made(taking: psycopg.Connection, entry: Entry, back_subid: int) -> None:
-    """Record which subscription leads back."""
+def name_way_back(taking: psycopg.Connection, entry: Entry, back_subid: int) -> None:
+    """Record which subscription is to lead back, before it is created: one that others create is never taken for it."""
     with durable(taking):
         journal.move(taking, entry.id, (journal.PLANNED,), journal.PLANNED, back_subid=back_subid)
+    failpoints.point("switchover.named")
 
 
 def release(
@@ -83,22 +85,26 @@ def release(
     giving: psycopg.Connection,
     taking: psycopg.Connection | None,
     run_command: Callable[[str], None],
+    *,
+    taking_is_gone: bool = False,
 ) -> None:
     """Let clients write on the giving side again, and take back what fenced the taking one.
 
-    :param taking: None where it cannot be reached; what was given is not released then.
+    :param taking: None where it cannot be reached; what was given is not released then, unless it is gone for good.
     :raises StateForbids: the taking side has taken the right.
     :raises TargetUnavailable: the right was given, and the taking side cannot be asked.
     """
     there = journal.of(giving, entry.id)
     if there is not None and there.phase == journal.GIVEN:
-        if taking is None:
+        if taking is None and not taking_is_gone:
             raise TargetUnavailable(
                 "the right to write was given to a server that cannot be reached",
-                hint="It may have been taken there. Bring the target up, then let the switchover go on, or abort it.",
+                hint="It may have been taken there. Bring the target up, then let the switchover go on, or abort it. If"
+                " it will never come back, abort with --gone target.",
             )
         # guard: what was given is released only after the taking side has declined
-        decline(taking, entry)
+        if taking is not None:
+            decline(taking, entry)
     if there is not None and there.phase in (journal.OPEN, journal.FENCED, journal.GIVEN):
         with durable(giving):
             journal.move(giving, entry.id, (there.phase,), journal.RELEASING)

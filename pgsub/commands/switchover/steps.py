@@ -16,15 +16,15 @@ from collections.abc import Callable
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
-from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover import right
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.pause_sessions import PauseSessions, users
+from pgsub.commands.switchover.turn import SILENT
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
@@ -43,10 +43,6 @@ from pgsub.target.session.transactions import durable
 APPROACH, NEAR = 300.0, 0.5
 #: Seconds in which transactions behind the fence are looked for, once clients write again.
 LATE = 10.0
-#: What commands inside this one would say has publisher and target exchanged.
-SILENT = CallbackReporter()
-#: Seconds in which workers of the subscription must end.
-END_SECONDS = 60.0
 
 
 class Switchover:
@@ -262,35 +258,7 @@ class Switchover:
         right.take(entry, self._giving, self._taking, self.timing)
         failpoints.point("switchover.taken")
 
-    def turn(self, entry: Entry) -> None:
-        """Tell the world, end the subscription, and let the one of the way back begin."""
-        here = journal.of(self._taking, entry.id)
-        assert here is not None
-        if here.phase == journal.TAKEN:
-            with self.timing.step("promote"):
-                self._command("promote")
-            with durable(self._taking):
-                journal.move(self._taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
-            failpoints.point("switchover.promoted")
-        name, folder = self._sub.name, self._options.state_dir
-        self._warn_of_late()
-        with self.timing.step("turn"):
-            if self._store.subscription(name).enabled:
-                disable(folder, name, reporter=self._reporter)
-            # what the way back writes must not be sent here again
-            wait(WaitOptions(name, folder, "disabled", timeout=END_SECONDS))
-            failpoints.point("switchover.disabled")
-            if not self._store.subscription(self._back.name).enabled:
-                enable(folder, self._back.name, reporter=self._reporter)
-            failpoints.point("switchover.enabled")
-            self.last_look.compare(self._taking)
-            if here.phase != journal.DONE:
-                with durable(self._taking):
-                    journal.move(self._taking, entry.id, (journal.PROMOTED,), journal.DONE)
-            failpoints.point("switchover.done")
-            drop(folder, name, reporter=SILENT)
-
-    def _warn_of_late(self) -> None:
+    def warn_of_late(self) -> None:
         """Warn of transactions that were committed on the giving side behind the fence."""
         if self._quiet_at is None:
             return

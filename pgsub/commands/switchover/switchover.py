@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
-from typing import Any
-
 import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.create import undone_by_sigterm
-from pgsub.commands.switchover import definition, right, steps
+from pgsub.commands.subscription.definition import new_subid
+from pgsub.commands.switchover import definition, gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
-from pgsub.commands.switchover.parties import SwitchoverOptions, found, giving_session, taking_session, the_one
-from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
-from pgsub.common.errors import (
-    ApplyError,
-    PgsubError,
-    StateForbids,
-    SubscriptionExists,
-    TargetUnavailable,
-    UsageError,
+from pgsub.commands.switchover.outcome import AS_BEFORE, DONE, Outcome
+from pgsub.commands.switchover.parties import (
+    PUBLISHER,
+    TARGET,
+    SwitchoverOptions,
+    found,
+    giving_ledger,
+    giving_session,
+    taking_session,
+    the_one,
 )
+from pgsub.commands.switchover.right import Timing
+from pgsub.commands.switchover.turn import SILENT, Turn
+from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
+from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids, SubscriptionExists, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence, journal
+from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session import connect as target
 
@@ -36,57 +38,9 @@ _SAME_PUBLISHER = """
 SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (system_identifier, publisher_dboid)
  WHERE s.subid = %(subid)s AND o.subid <> s.subid ORDER BY 1
 """
-DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", "none", "rehearsed"
 
-_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE, journal.DECLINED)
-#: What a phase means, that of the taking side first where it is one of these.
-_SAID = {
-    journal.PLANNED: "It was begun. Clients write on the publisher.",
-    journal.PREPARED: "The target is fenced. Clients write on the publisher.",
-    journal.OPEN: "The way back is made. Clients write on the publisher.",
-    journal.FENCED: "Clients are kept from writing on either server.",
-    journal.GIVEN: "The publisher has given the right to write, and the target is to take it.",
-    journal.TAKEN: "Clients may write on the target.",
-    journal.PROMOTED: "Clients write on the target. The subscription is to end.",
-    journal.DONE: "Clients write on the target. The subscription is to be dropped.",
-    journal.DECLINED: "Clients write on the publisher. What was made for the way back is to be removed.",
-    journal.RELEASING: "Clients write on the publisher. What was made for the way back is to be removed.",
-    journal.RELEASED: "Clients write on the publisher.",
-}
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Result of a switchover.
-
-    :ivar state: one of the words above.
-    :ivar giving: phase of the giving side, ``taking`` of the other; None where there is no row.
-    :ivar pause: seconds for which clients could write on neither side, or that are expected.
-    """
-
-    name: str
-    back_name: str
-    state: str
-    giving: str | None = None
-    taking: str | None = None
-    pause: float | None = None
-    steps: dict[str, float] = field(default_factory=dict)
-    said: str | None = None
-    obstacles: list[dict[str, Any]] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """Make the JSON object."""
-        return {
-            "subscription": self.name,
-            "back": self.back_name,
-            "state": self.state,
-            "giving": self.giving,
-            "taking": self.taking,
-            "pause": None if self.pause is None else round(self.pause, 3),
-            "steps": {name: round(seconds, 3) for name, seconds in self.steps.items()},
-            "said": self.said,
-            "obstacles": self.obstacles,
-        }
+#: Phases in which clients may write on the target.
+_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE)
 
 
 def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
@@ -97,6 +51,10 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises TimeoutExpired: the pause would have been too long; everything is as before.
     :raises PgsubError: what ended it; the same command goes on.
     """
+    if options.gone == TARGET:
+        raise UsageError(
+            "--gone target goes with --abort", hint=f"Give the writes back:\n{options.command} --abort --gone target"
+        )
     with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         with taking_session(sub) as taking:
@@ -135,14 +93,17 @@ class _Run:
     def go_on(self) -> Outcome:
         """Do what is left of it."""
         entry = under_way(self._taking, self._sub, self._store)
-        fresh = entry is None
+        if entry is not None and entry.phase in _LATE:
+            return self._end(entry)
+        if self._options.gone is not None:
+            raise self._cannot_go_on(entry)
         if entry is None:
             entry = self._begin()
         elif entry.phase == journal.PLANNED:
             self._compare()
         check_command(entry, self._options)
-        back = self._way_back(entry, fresh=fresh)
-        with ledger_session(back) as giving, LastLook(self._options, self._store, self._sub) as look:
+        back = self._way_back(entry)
+        with giving_ledger(self._options, back) as giving, LastLook(self._options, self._store, self._sub) as look:
             run = steps.Switchover(
                 self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
             )
@@ -150,52 +111,93 @@ class _Run:
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
                 run.release(entry)
                 return Outcome(self._sub.name, back.name, AS_BEFORE, journal.RELEASED, journal.DECLINED)
-            if entry.phase in (journal.PLANNED, journal.PREPARED):
-                if there is not None and there.phase == journal.GIVEN:
-                    run.take(entry)
-                else:
-                    with served(self._store, self._options.state_dir, self._sub, self._reporter) as alive:
-                        run.until_taken(entry, alive)
-            run.turn(entry)
-            pause, took = run.timing.pause, run.timing.steps
-            done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, pause, took)
-            done.said = self._report(look, back)
-            return done
+            if there is not None and there.phase == journal.GIVEN:
+                run.take(entry)
+            else:
+                with served(self._store, self._options.state_dir, self._sub, self._reporter) as alive:
+                    run.until_taken(entry, alive)
+            turn = self._turn(back, run.timing)
+            turn.run(entry, promoted=run.warn_of_late, enabled=lambda: look.compare(self._taking))
+            return self._done(back, run.timing, look)
 
-    def _way_back(self, entry: Entry, *, fresh: bool) -> Subscription:
-        """Return the subscription that leads back; it is created here where none was.
+    def _end(self, entry: Entry) -> Outcome:
+        """Do what is left when the right was taken: the publisher is not needed for that."""
+        check_command(entry, self._options)
+        back, timing, lost = way_back_of(self._store, entry), Timing(), self._options.gone == PUBLISHER
+        if lost:
+            gone.without_publisher(self._options, self._store, self._sub, entry)
+        elif back is None:
+            raise _no_way_back(
+                entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
+            )
+        self._turn(back, timing).run(entry)
+        if back is not None and not lost:
+            return self._done(back, timing, None)
+        said = "The publisher is gone, and nothing leads back."
+        return Outcome(self._sub.name, entry.back_name, DONE, None, journal.DONE, steps=timing.steps, said=said)
 
-        :raises StateForbids: it was dropped, or there is another one of its name.
+    def _turn(self, back: Subscription | None, timing: Timing) -> Turn:
+        return Turn(self._options, self._store, self._sub, back, self._taking, self._reporter, timing)
+
+    def _done(self, back: Subscription, timing: Timing, look: LastLook | None) -> Outcome:
+        done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, timing.pause, timing.steps)
+        done.said = self._report(look, back)
+        return done
+
+    def _cannot_go_on(self, entry: Entry | None) -> StateForbids:
+        options = self._options
+        if entry is None:
+            return StateForbids(f'no switchover of subscription "{self._sub.name}" is under way')
+        return StateForbids(
+            f"the switchover cannot go on without the {options.gone}: the target has not taken the right to write",
+            hint=f"Leave the other server as it was:\n{options.command} --abort --gone {options.gone}",
+        )
+
+    def _way_back(self, entry: Entry) -> Subscription:
+        """Return the subscription that leads back; it is created here where there was none.
+
+        Its number is recorded first: one that others create meanwhile is never taken for it.
+
+        :raises StateForbids: it was dropped or renamed.
+        :raises SubscriptionExists: there is another one of its name; everything is left as it was.
         """
-        there = found(self._store, entry.back_name)
-        if entry.back_subid is not None:
-            # it would begin behind what clients wrote
-            if there is None or there.subid != entry.back_subid:
-                raise StateForbids(
-                    f'subscription "{entry.back_name}", which is to lead back, is not the one that was made',
-                    detail="It was dropped or renamed while the switchover was under way.",
-                    hint="Without it what clients write on the target has no way back. Rename it back if it is there.",
-                )
+        there = way_back_of(self._store, entry)
+        if there is not None and there.name == entry.back_name:
             return there
-        if there is None or fresh:
-            try:
-                with giving_session(self._options, self._sub, self._store) as giving:
-                    made = definition.way_back(self._options, self._sub, giving, self._taking, self._store)
-                there = definition.created(made, self._store, steps.SILENT)
-            except BaseException:
-                right.decline(self._taking, entry)
-                raise
-        right.made(self._taking, entry, there.subid)
-        return there
+        if there is not None or entry.phase != journal.PLANNED:
+            raise _no_way_back(entry)
+        try:
+            self._check_name()
+            subid = new_subid()
+            right.name_way_back(self._taking, entry, subid)
+            with giving_session(self._options, self._sub, self._store) as giving:
+                made = definition.way_back(self._options, self._sub, giving, self._taking, self._store, subid)
+            return definition.created(made, self._store, SILENT)
+        except BaseException:
+            right.decline(self._taking, entry)
+            raise
 
-    def _report(self, look: LastLook, back: Subscription) -> str | None:
+    def _check_name(self) -> None:
+        """Check that no subscription has the name of the one that is to lead back.
+
+        :raises SubscriptionExists: one has.
+        """
+        name = self._options.names[1]
+        if found(self._store, name) is not None:
+            raise SubscriptionExists(
+                f'subscription "{name}" already exists',
+                detail="The subscription that leads back would have this name.",
+                hint=f"Rename it:\npgsub alter {word(name)} --rename-to NEW",
+            )
+
+    def _report(self, look: LastLook | None, back: Subscription) -> str | None:
         """Report what the comparison of the last moment found.
 
         :raises ApplyError: rows differ.
         """
         if not self._options.verify:
             return None
-        if look.found is None:
+        if look is None or look.found is None:
             return "The tables were not compared at the moment of the switchover, for it was interrupted."
         if look.found.equal and look.found.error is None:
             return "All tables were equal at the moment of the switchover."
@@ -215,12 +217,7 @@ class _Run:
             raise StateForbids(
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
             )
-        if found(self._store, options.names[1]) is not None:
-            raise SubscriptionExists(
-                f'subscription "{options.names[1]}" already exists',
-                detail="The subscription that leads back would have this name.",
-                hint=f"Rename it:\npgsub alter {word(options.names[1])} --rename-to NEW",
-            )
+        self._check_name()
         check_only(self._taking, sub)
         self._look_around()
         self._compare()
@@ -260,6 +257,16 @@ class _Run:
             self._reporter.warning(one.message, one.detail, one.hint)
 
 
+def _no_way_back(entry: Entry, more: str = "") -> StateForbids:
+    # another one would begin behind what clients wrote
+    hint = "Without it what clients write on the target has no way back. Rename it back if it is there."
+    return StateForbids(
+        f'subscription "{entry.back_name}", which is to lead back, is not the one that was made',
+        detail="It was dropped or renamed while the switchover was under way.",
+        hint=f"{hint}\n{more}".strip(),
+    )
+
+
 def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
     """Check that no other subscription of this target follows the same database, whose writes would move with it.
 
@@ -273,107 +280,3 @@ def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
             hint="Clients write to a database as a whole. Subscribe to all its tables with one subscription, and drop"
             " the others.",
         )
-
-
-def check_command(entry: Entry, options: SwitchoverOptions) -> None:
-    """Check that a switchover whose fence is a command has one.
-
-    :raises UsageError: it has none now.
-    """
-    # guard: a fence that is a command is not left out
-    if entry.fence == fence.COMMAND and options.fence_command is None:
-        raise UsageError(
-            "the switchover that is under way was begun with --fence-command",
-            hint=f"Give the same command again:\n{options.command} --fence-command COMMAND",
-        )
-
-
-def _made(store: StateStore, entry: Entry) -> Subscription | None:
-    """Return the subscription that was made to lead back; what was made last may not be recorded yet."""
-    if entry.back_subid is not None:
-        return store.subscription_by_id(entry.back_subid)
-    return found(store, entry.back_name) if entry.phase == journal.PLANNED else None
-
-
-def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
-    """Return the row of a switchover of this very subscription that is not over, None where there is none."""
-    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
-    if entry is None:
-        return None
-    back = _made(store, entry)
-    # only the way back that was made for it is removed
-    if entry.phase == journal.DECLINED and back is None:
-        return None
-    return entry
-
-
-def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
-    """Leave everything as it was before a switchover that has not come to its end; where there is none, it is.
-
-    :raises StateForbids: clients may write on the target already.
-    :raises TargetUnavailable: what is left is done when the command is run again.
-    """
-    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
-        sub = the_one(store, options)
-        back = found(store, options.names[1])
-        with contextlib.ExitStack() as stack:
-            try:
-                taking = stack.enter_context(taking_session(sub))
-            except TargetUnavailable:
-                if back is None:
-                    raise
-                return _without_taking(options, sub, back, reporter)
-            entry = under_way(taking, sub, store)
-            if entry is None:
-                return Outcome(sub.name, options.names[1], AS_BEFORE)
-            check_command(entry, options)
-            back = _made(store, entry)
-            if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
-                raise StateForbids(
-                    "the switchover cannot be aborted any more: clients may write on the target",
-                    hint=f"Let it come to its end, then go back:\n{options.command}\n"
-                    f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}",
-                )
-            if back is None:
-                right.decline(taking, entry)
-            else:
-                with ledger_session(back) as giving:
-                    look = LastLook(options, store, sub)
-                    steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
-    return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
-
-
-def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:
-    """Let clients write on the giving side again although the other cannot be reached."""
-    with ledger_session(back) as giving:
-        entry = journal.latest(giving, journal.GIVING, sub.name)
-        if entry is None or entry.subid != back.subid:
-            raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
-        right.release(entry, giving, None, right.commands(options, sub, back))
-    reporter.warning(
-        "the target cannot be reached: what was made there for the way back stays",
-        hint=f"Run this again when it can:\n{options.command} --abort",
-    )
-    return Outcome(sub.name, back.name, AS_BEFORE, journal.RELEASING, None)
-
-
-def status(options: SwitchoverOptions) -> Outcome:
-    """Tell where a switchover stands; nothing is changed."""
-    with StateStore.open(options.state_dir, create=False) as store:
-        active, back_name = options.names
-        sub, back = found(store, active), found(store, back_name)
-        if sub is None and back is not None:
-            return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
-        sub = store.subscription(active)
-        with ledger_session(sub) as taking:
-            entry = under_way(taking, sub, store)
-        if entry is None:
-            return Outcome(active, back_name, NONE)
-        there = None
-        if back is not None:
-            with ledger_session(back) as giving:
-                there = journal.of(giving, entry.id)
-        said = next((_SAID[phase] for phase in (entry.phase, there and there.phase) if phase in _LATE), None)
-        said = said or _SAID[there.phase if there is not None else entry.phase]
-        pause = there.fenced_for if there is not None and entry.phase in (journal.PLANNED, journal.PREPARED) else None
-        return Outcome(active, back_name, UNDER_WAY, there.phase if there else None, entry.phase, pause, {}, said)

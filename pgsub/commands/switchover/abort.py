@@ -1,0 +1,101 @@
+"""``pgsub switchover --abort``: everything is left as it was, until the target has taken the right to write."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.subscription.create import undone_by_sigterm
+from pgsub.commands.switchover import gone, right, steps
+from pgsub.commands.switchover.last_look import LastLook
+from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome
+from pgsub.commands.switchover.parties import (
+    PUBLISHER,
+    TARGET,
+    SwitchoverOptions,
+    found,
+    giving_ledger,
+    taking_session,
+    the_one,
+)
+from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
+from pgsub.common.errors import StateForbids, TargetUnavailable
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.target.session.transactions import durable
+
+
+def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
+    """Leave everything as it was before a switchover that has not come to its end; where there is none, it is.
+
+    :raises StateForbids: clients may write on the target already, or a server that is said to be gone answers.
+    :raises TargetUnavailable: what is left is done when the command is run again.
+    """
+    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
+        sub = the_one(store, options)
+        with contextlib.ExitStack() as stack:
+            if options.gone == TARGET:
+                gone.check_gone(options, sub.target)
+            try:
+                taking = stack.enter_context(taking_session(sub))
+            except TargetUnavailable:
+                back = found(store, options.names[1])
+                if back is None and options.gone == TARGET:
+                    return Outcome(sub.name, options.names[1], AS_BEFORE)
+                if back is None:
+                    raise
+                return _without_taking(options, sub, back, reporter)
+            entry = under_way(taking, sub, store)
+            if entry is None:
+                return Outcome(sub.name, options.names[1], AS_BEFORE)
+            check_command(entry, options)
+            if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
+                raise _too_late(options)
+            if options.gone == PUBLISHER:
+                gone.decline(options, store, sub, entry, taking, reporter)
+                return Outcome(sub.name, options.names[1], AS_BEFORE, None, journal.DECLINED)
+            back = way_back_of(store, entry)
+            if back is None:
+                right.decline(taking, entry)
+            else:
+                with giving_ledger(options, back) as giving:
+                    look = LastLook(options, store, sub)
+                    steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
+    return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
+
+
+def _too_late(options: SwitchoverOptions) -> StateForbids:
+    lost = f" --gone {PUBLISHER}" if options.gone == PUBLISHER else ""
+    back = f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}"
+    return StateForbids(
+        "the switchover cannot be aborted any more: clients may write on the target",
+        hint=f"Let it come to its end:\n{options.command}{lost}"
+        if lost
+        else f"Let it come to its end, then go back:\n{options.command}\n{back}",
+    )
+
+
+def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:
+    """Let clients write on the giving side again although the other cannot be reached."""
+    is_gone = options.gone == TARGET
+    with ledger_session(back) as giving:
+        entry = journal.of_subscription(giving, journal.GIVING, back.subid)
+        if entry is None:
+            raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
+        check_command(entry, options)
+        right.release(entry, giving, None, right.commands(options, sub, back), taking_is_gone=is_gone)
+        if is_gone:
+            with durable(giving):
+                journal.move(giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+    if is_gone:
+        gone.drop_without_target(options, sub, back, reporter)
+        return Outcome(sub.name, back.name, AS_BEFORE, journal.RELEASED, None)
+    reporter.warning(
+        "the target cannot be reached: what was made there for the way back stays",
+        hint=f"Run this again when it can:\n{options.command} --abort\n"
+        f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}",
+    )
+    return Outcome(sub.name, back.name, AS_BEFORE, journal.RELEASING, None)

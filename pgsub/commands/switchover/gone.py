@@ -1,0 +1,94 @@
+"""A switchover of which one server is gone for good: what the other needs is done without it.
+
+NOTES
+Whoever says that a server is gone decides what nobody else can know: a target that was given the right to write may
+have taken it. So a server that answers in any way, though it refuses every client, is not taken for gone. After that
+the rules of the journal hold as ever: a target that has declined never takes, and a publisher gives nothing that it has
+released.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.switchover import right
+from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.commands.switchover.under_way import way_back_of
+from pgsub.common import conninfo as ci
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import fence
+from pgsub.switchover.journal import Entry
+
+
+def check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
+    """Check that a server that is said to be gone does not answer (PQping).
+
+    :param conninfos: that lead to it.
+    :raises StateForbids: it does.
+    """
+    for conninfo in conninfos:
+        given = ci.usable(ci.parse(conninfo, options.gone or ""))
+        params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
+        # guard: a server that answers is not taken for gone
+        if pq.PGconn.ping(make_conninfo("", **params).encode()) != pq.Ping.NO_RESPONSE:
+            raise StateForbids(
+                f"the {options.gone} is not gone: it answers",
+                detail=f"It is {ci.endpoint(params)}.",
+                hint=f"See where the switchover stands:\n{options.command} --status",
+            )
+
+
+def without_publisher(options: SwitchoverOptions, store: StateStore, sub: Subscription, entry: Entry) -> None:
+    """Check that the giving side is gone.
+
+    :raises StateForbids: it answers.
+    """
+    back = way_back_of(store, entry)
+    check_gone(options, sub.connection, *([] if back is None else [back.target]))
+
+
+def decline(
+    options: SwitchoverOptions,
+    store: StateStore,
+    sub: Subscription,
+    entry: Entry,
+    taking: psycopg.Connection,
+    reporter: Reporter,
+) -> None:
+    """Leave the taking side as it was: it never takes the right, and nothing leads back."""
+    back = way_back_of(store, entry)
+    without_publisher(options, store, sub, entry)
+    right.decline(taking, entry)
+    failpoints.point("switchover.declined")
+    if entry.fence == fence.COMMAND:
+        right.commands(options, sub, back)("release")
+    drop_way_back(options, back, reporter)
+    reporter.warning(
+        "the publisher was not changed, which may still keep clients from writing",
+        f'Subscription "{sub.name}" follows it no more.',
+        f"To let clients write on the target, drop the subscription:\npgsub drop {word(sub.name)} --keep-slot --yes",
+    )
+
+
+def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:
+    """Drop the subscription that was to lead back to the publisher that is gone, with its slot on the target."""
+    if back is not None:
+        drop(options.state_dir, back.name, if_exists=True, keep_target=True, reporter=reporter)
+        failpoints.point("switchover.back_dropped")
+
+
+def drop_without_target(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> None:
+    """Drop the subscription that was to lead back from the target that is gone."""
+    drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=reporter)
+    reporter.warning(
+        f'subscription "{sub.name}" remains, and its slot keeps WAL on the publisher',
+        hint=f"To drop both:\npgsub drop {word(sub.name)} --keep-target --yes",
+    )

@@ -1,0 +1,90 @@
+"""Where a switchover stands, as far as its servers can be reached; nothing is changed."""
+
+from __future__ import annotations
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
+from pgsub.commands.switchover.parties import SwitchoverOptions, found
+from pgsub.commands.switchover.under_way import under_way
+from pgsub.common.errors import TargetUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
+
+_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE, journal.DECLINED)
+#: What a phase means, that of the taking side first where it is one of these.
+_SAID = {
+    journal.PLANNED: "It was begun. Clients write on the publisher.",
+    journal.PREPARED: "The target is fenced. Clients write on the publisher.",
+    journal.OPEN: "The way back is made. Clients write on the publisher.",
+    journal.FENCED: "Clients are kept from writing on either server.",
+    journal.GIVEN: "The publisher has given the right to write, and the target is to take it.",
+    journal.TAKEN: "Clients may write on the target.",
+    journal.PROMOTED: "Clients write on the target. The subscription is to end.",
+    journal.DONE: "Clients write on the target. The subscription is to be dropped.",
+    journal.DECLINED: "Clients write on the publisher. What was made for the way back is to be removed.",
+    journal.RELEASING: "Clients write on the publisher. What was made for the way back is to be removed.",
+    journal.RELEASED: "Clients write on the publisher.",
+}
+_UNKNOWN = {
+    journal.GIVING: "The publisher cannot be reached, so it is not known whether clients write there.",
+    journal.TAKING: "The target cannot be reached.",
+}
+_MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
+
+
+def status(options: SwitchoverOptions) -> Outcome:
+    """Tell where a switchover stands.
+
+    :raises TargetUnavailable: no server can be reached that knows.
+    """
+    with StateStore.open(options.state_dir, create=False) as store:
+        active, back_name = options.names
+        sub, back = found(store, active), found(store, back_name)
+        if sub is None and back is not None:
+            return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
+        sub = store.subscription(active)
+        try:
+            with ledger_session(sub) as taking:
+                here = under_way(taking, sub, store)
+        except TargetUnavailable:
+            if back is None:
+                raise
+            return _of_giving(options, back)
+        if here is None:
+            return Outcome(active, back_name, NONE)
+        return _of_both(options, here, back)
+
+
+def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
+    """Tell what the giving side knows, where the other cannot be reached."""
+    with ledger_session(back) as giving:
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+    away = (journal.TAKING,)
+    if there is None or there.phase == journal.RELEASED:
+        return Outcome(*options.names, NONE, said=_UNKNOWN[journal.TAKING], unreachable=away)
+    given = there.phase == journal.GIVEN
+    said = _MAY_BE_TAKEN if given else f"{_SAID[there.phase]} {_UNKNOWN[journal.TAKING]}"
+    pause = None if given else there.fenced_for
+    return Outcome(*options.names, UNDER_WAY, there.phase, None, pause, {}, said, unreachable=away)
+
+
+def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None) -> Outcome:
+    there: Entry | None = None
+    away: tuple[str, ...] = ()
+    if back is not None and back.subid == here.back_subid:
+        try:
+            with ledger_session(back) as giving:
+                there = journal.of(giving, here.id)
+        except TargetUnavailable:
+            away = (journal.GIVING,)
+    if here.phase in _LATE:
+        said = _SAID[here.phase]
+    elif away:
+        said = _UNKNOWN[journal.GIVING]
+    else:
+        said = _SAID[here.phase if there is None else there.phase]
+    pause = there.fenced_for if there is not None and here.phase in (journal.PLANNED, journal.PREPARED) else None
+    giving_phase = None if there is None else there.phase
+    return Outcome(*options.names, UNDER_WAY, giving_phase, here.phase, pause, {}, said, unreachable=away)

@@ -1,0 +1,106 @@
+"""The end of a switchover, once clients may write on the target: the world is told, and the direction turns.
+
+Of the publisher nothing is needed but its slot, which is dropped last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.subscription.enable_disable import disable, enable
+from pgsub.commands.switchover import gone, right
+from pgsub.commands.switchover.parties import PUBLISHER, SwitchoverOptions
+from pgsub.common import failpoints
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.session.transactions import durable
+
+#: What commands inside this one would say has publisher and target exchanged.
+SILENT = CallbackReporter()
+#: Seconds in which workers of the subscription must end.
+END_SECONDS = 60.0
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The last steps of a switchover.
+
+    :ivar sub: the subscription that ends; ``back`` the one that leads back, None where that is dropped.
+    :ivar taking: a session on the target of ``sub``.
+    """
+
+    options: SwitchoverOptions
+    store: StateStore
+    sub: Subscription
+    back: Subscription | None
+    taking: psycopg.Connection
+    reporter: Reporter
+    timing: right.Timing
+
+    def run(
+        self, entry: Entry, *, promoted: Callable[[], None] = _nothing, enabled: Callable[[], None] = _nothing
+    ) -> None:
+        """Tell the world, end the subscription, and let the one of the way back begin; or drop it, if it leads nowhere.
+
+        :param promoted: called once the world was told; ``enabled`` once the way back replicates.
+        :raises PublisherUnavailable: all is done but for the slot of the subscription, which cannot be dropped.
+        """
+        here = journal.of(self.taking, entry.id)
+        assert here is not None
+        if here.phase == journal.TAKEN:
+            with self.timing.step("promote"):
+                right.commands(self.options, self.sub, self.back)("promote")
+            with durable(self.taking):
+                journal.move(self.taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
+            failpoints.point("switchover.promoted")
+        promoted()
+        with self.timing.step("turn"):
+            self._end()
+            self._lead_back()
+            enabled()
+            if here.phase != journal.DONE:
+                with durable(self.taking):
+                    journal.move(self.taking, entry.id, (journal.PROMOTED,), journal.DONE)
+            failpoints.point("switchover.done")
+            self._drop()
+
+    def _end(self) -> None:
+        """End the subscription: what the way back writes must not be sent here again."""
+        folder, name = self.options.state_dir, self.sub.name
+        if self.store.subscription(name).enabled:
+            disable(folder, name, reporter=self.reporter)
+        wait(WaitOptions(name, folder, "disabled", timeout=END_SECONDS))
+        failpoints.point("switchover.disabled")
+
+    def _lead_back(self) -> None:
+        if self.options.gone == PUBLISHER:
+            gone.drop_way_back(self.options, self.back, SILENT)
+            return
+        assert self.back is not None
+        if not self.store.subscription(self.back.name).enabled:
+            enable(self.options.state_dir, self.back.name, reporter=self.reporter)
+        failpoints.point("switchover.enabled")
+
+    def _drop(self) -> None:
+        lost = self.options.gone == PUBLISHER
+        try:
+            drop(self.options.state_dir, self.sub.name, keep_slot=lost, reporter=SILENT)
+        except PublisherUnavailable as error:
+            error.hint = (
+                f"The writes were moved. Run this again when the publisher is back:\n{self.options.command}\n"
+                f"If it is gone for good, and nothing is to lead back:\n{self.options.command} --gone {PUBLISHER}"
+            )
+            raise

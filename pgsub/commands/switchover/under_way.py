@@ -1,0 +1,41 @@
+"""What is under way: the row of the taking side, and the subscription that was made to lead back."""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.common.errors import UsageError
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+
+
+def way_back_of(store: StateStore, entry: Entry) -> Subscription | None:
+    """Return the subscription that was made to lead back, whatever it is called; None where there is none."""
+    return None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
+
+
+def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
+    """Return the row of a switchover of this very subscription that is not over, None where there is none."""
+    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
+    if entry is None:
+        return None
+    # only the way back that was made for it is removed
+    if entry.phase == journal.DECLINED and way_back_of(store, entry) is None:
+        return None
+    return entry
+
+
+def check_command(entry: Entry, options: SwitchoverOptions) -> None:
+    """Check that a switchover whose fence is a command has one.
+
+    :raises UsageError: it has none now.
+    """
+    # guard: a fence that is a command is not left out
+    if entry.fence == fence.COMMAND and options.fence_command is None:
+        raise UsageError(
+            "the switchover that is under way was begun with --fence-command",
+            hint=f"Give the same command again:\n{options.command} --fence-command COMMAND",
+        )
