@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
 import pytest
 from fix_servers import Database
 
-from pgsub.commands.switchover import right
+from pgsub.commands.switchover import gone, right
+from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -173,3 +176,18 @@ def test_connect_is_given_back_as_it_was_whoever_had_granted_it(pubdb: Database)
     finally:
         pubdb.execute("; ".join(f'DROP OWNED BY "{name}" CASCADE' for name in names))
         pubdb.execute("; ".join(f'DROP ROLE "{name}"' for name in names))
+
+
+@pytest.mark.parametrize("more", ["", "user=nobody_at_all", "dbname=none_at_all", "sslmode=require"])
+def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, tmp_path: Path, more: str) -> None:
+    """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
+    options = SwitchoverOptions("s", tmp_path, gone="publisher")
+    with pytest.raises(StateForbids, match="the publisher is not gone: it answers"):
+        gone.check_gone(options, f"{pubdb.conninfo} {more}")
+
+
+def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
+    options = SwitchoverOptions("s", tmp_path, gone="publisher")
+    with closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        gone.check_gone(options, f"host=127.0.0.1 port={nobody.getsockname()[1]} user=a dbname=b")
