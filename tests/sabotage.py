@@ -78,8 +78,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was",
     ),
     "a fence that is a command is not left out": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
-    "what a switchover needs is not dropped while it is under way": (
-        "test_the_way_back_cannot_be_dropped_while_the_switchover_is_under_way",
+    "what a switchover needs is neither dropped nor renamed while it is under way": (
+        "test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way",
     ),
     "the right is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
     "what was given is released only after the taking side has declined": (

@@ -207,6 +207,19 @@ def needs(connection: psycopg.Connection, subid: int, *, enabled: bool) -> bool:
     return entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled)
 
 
+def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
+    """Check that no switchover that is under way needs a subscription as it is.
+
+    :raises StateForbids: one does.
+    """
+    # guard: what a switchover needs is neither dropped nor renamed while it is under way
+    if needs(connection, subid, enabled=enabled):
+        raise StateForbids(
+            f'subscription "{name}" takes part in a switchover that is under way',
+            hint="Let it come to its end, or abort it. To see where it stands:\npgsub switchover NAME --status",
+        )
+
+
 def keeps(connection: psycopg.Connection, subid: int) -> bool:
     """Return whether the row of a subscription that a switchover ends, or gives up, is needed on this server."""
     query = "SELECT EXISTS (SELECT FROM pgsub.switchover WHERE subid = %s AND phase IN ('done', 'releasing'))"

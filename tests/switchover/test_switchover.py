@@ -273,11 +273,16 @@ def test_several_subscriptions_to_one_database_are_refused(mover: Mover) -> None
     one_error(ended, 3, "with one subscription, and there are 2", "second")
 
 
-def test_the_way_back_cannot_be_dropped_while_the_switchover_is_under_way(mover: Mover) -> None:
+def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way(mover: Mover) -> None:
     mover("--no-verify", kill="taken")
     for name in ("moved_back", "moved"):
-        ended = mover.cli("drop", name, "--yes")
-        one_error(ended, 3, f'subscription "{name}" takes part in a switchover that is under way')
+        for words in (
+            ("drop", name, "--yes"),
+            ("alter", name, "--rename-to", "x"),
+            ("alter", name, "--slot-name", "x"),
+        ):
+            ended = mover.cli(*words)
+            one_error(ended, 3, f'subscription "{name}" takes part in a switchover that is under way')
     assert mover("--no-verify")["state"] == "done"
 
 

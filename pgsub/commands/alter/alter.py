@@ -49,6 +49,7 @@ from pgsub.common.subscription import Subscription, same_service
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
+from pgsub.switchover import journal
 from pgsub.target.ledger import definitions, subscriptions, two_phase
 
 __all__ = ["AlterOptions", "alter"]
@@ -122,6 +123,8 @@ def _alter_with_servers(
             connections.share_ledger(sub, reached.target)
         session = stack.enter_context(ledger_session(reached))
         stack.enter_context(maintenance(session, store, sub))
+        if fields.keys() & {"name", "slot_name"}:
+            journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         connections.check(options, session, sub, fields, conns, reporter)

@@ -157,12 +157,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
                 f'subscription "{sub.name}" was moved to state store "{place}": only its definition here is dropped'
             )
             return
-        # guard: what a switchover needs is not dropped while it is under way
-        if journal.needs(session, sub.subid, enabled=sub.enabled):
-            raise StateForbids(
-                f'subscription "{sub.name}" takes part in a switchover that is under way',
-                hint="Let it come to its end, or abort it. To see where it stands:\npgsub switchover NAME --status",
-            )
+        journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)
