@@ -39,6 +39,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what is executed early must find all as the publisher did": (
         "test_a_row_that_is_changed_before_it_came_is_not_taken_for_missing",
     ),
+    "a session that holds locks waits for others where the target sees it": (
+        "test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wait_for_ever",
+    ),
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -14,28 +12,16 @@ import psycopg
 import pytest
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
+from fix_writers import Log
 
-from pgsub.apply.writers import dependencies, plan
-from pgsub.apply.writers.balance import Balance
+from pgsub.apply.writers import dependencies
 from pgsub.common.errors import PgsubError, StreamsMustRestart
 
 ACCOUNTS = """
 CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL, email text UNIQUE);
 CREATE TABLE log (id int PRIMARY KEY, account int NOT NULL REFERENCES account);
 """
-Log = Callable[[str], list[str]]
-
-
-@pytest.fixture(autouse=True)
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Log]:
-    """Several sessions whether they pay or not; what the log says with some words in it."""
-    monkeypatch.setattr(Balance, "sessions", lambda self, changes, connected: self._most)
-    monkeypatch.setattr(Balance, "least", 5)
-    monkeypatch.setattr(plan, "WORTH", 1.01)
-    monkeypatch.setattr(Balance, "probe", 0)
-    monkeypatch.setattr(Balance, "trial", 1000)
-    with caplog.at_level(logging.DEBUG, logger="pgsub.apply"):
-        yield lambda words: [r.getMessage() for r in caplog.records if words in r.getMessage()]
+pytestmark = pytest.mark.usefixtures("said")
 
 
 def fill(p: Pair, accounts: int = 400) -> None:
@@ -170,6 +156,40 @@ def test_each_transaction_is_a_commit_of_its_own_where_that_was_asked_for(pair: 
     assert said("units of")
     p.same("t")
     assert p.subdb.value("SELECT count(DISTINCT xmin::text) FROM t") == 100
+
+
+def test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wait_for_ever(
+    pair: MakePair, said: Log
+) -> None:
+    """The unit before it has not begun, for it waits for the one that waits for the lock."""
+    p = pair(
+        "CREATE TABLE t (id int PRIMARY KEY, code text UNIQUE)",
+        apply_workers=5,
+        apply_mode="transactional",
+    )
+    p.apply("INSERT INTO t SELECT g FROM generate_series(0, 3) g")
+    for text in (
+        "code = 'u' WHERE id = 0",
+        "code = 'w' WHERE id = 1",
+        "code = 'v' WHERE id = 1",
+        "code = 'w' WHERE id = 3",
+    ):
+        p.pubdb.execute(f"UPDATE t SET {text}")
+    stuck = (  # they have begun to change the table, and do nothing more
+        "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+        " WHERE a.application_name LIKE %s AND l.granted"
+        " AND l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock'"
+        " AND (a.wait_event_type = 'Lock' OR a.state = 'idle in transaction')"
+    )
+    with closing(p.subdb.connect()) as other:
+        other.execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE")
+        task = p.start()
+        p.until("SELECT count(*) FROM t WHERE code = 'u'", value=1, task=task)
+        p.until(stuck, f"pgsub {p.subid} apply %", value=2, task=task)
+    p.until("SELECT count(*) FROM t WHERE code = 'w' AND id = 3", value=1, task=task)
+    p.stop(task)
+    assert said("units of")
+    p.same("t")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ class Units:
             if self.is_abandoned(unit):
                 raise Abandoned
 
+    def holds_up(self, unit: Unit) -> Unit:
+        """Return whose commit a unit awaits before it begins, or whose commit that one awaits; else the unit itself."""
+        while unit.state == "waiting" and unit.after >= 0 and self.units[unit.after].state != "committed":
+            unit = self.units[unit.after]
+        return unit
+
     @property
     def committed(self) -> int:
         """How many have committed, of those at the beginning."""

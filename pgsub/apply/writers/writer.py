@@ -129,12 +129,29 @@ class Writer(SupervisedThread):
 
     def _commit(self, units: Units, unit: Unit, session: TargetSession, executor: Executor) -> None:
         before = units.units[unit.number - 1]
-        units.wait(unit, lambda: before.state != "waiting")
+        self._await(units, unit, before, session)
         last = unit.batch.last
         unit.lost = StreamsMustRestart("a session of the target was lost")  # from here on, until we know better
         session.progress.succeed(before.turn, unit.old, unit.new, last.commit_ts, units.states_version)
         failpoints.point("apply.unit_reply_lost")
         unit.lost, unit.progress = None, session.progress
+
+    def _await(self, units: Units, unit: Unit, before: Unit, session: TargetSession) -> None:
+        """Wait until the unit before has begun.
+
+        It may have to wait for the commit of another, and that one for a lock of ours. Only the target can see that, so
+        what is waited for there is the other's transaction.
+        """
+        while before.state == "waiting":
+            units.wait(unit, lambda: units.holds_up(before).state != "waiting")
+            # guard: a session that holds locks waits for others where the target sees it
+            self._follow(units, unit, units.holds_up(before), session)
+        units.wait(unit, lambda: True)
+
+    def _follow(self, units: Units, unit: Unit, other: Unit, session: TargetSession) -> None:
+        if other.state == "begun" and other.number != unit.number - 1:
+            session.progress.await_turn(other.turn)
+            units.wait(unit, lambda: other.ended)
 
     def _roll_back(self, unit: Unit, error: BaseException) -> None:
         """End the transaction. Where that is impossible the session is lost, and nothing else is tried through it."""

@@ -240,6 +240,13 @@ class Progress:
             raise failure.error from None
         return found[0][0] == "t"
 
+    def await_turn(self, turn: int) -> None:
+        """Wait on the target for the end of a transaction that has taken its turn."""
+        try:
+            self._together((_AWAIT_TURN, (turn,), None))
+        except StatementFailed as failure:
+            raise failure.error from None
+
     def succeed(self, turn: int, old: int, new: int, commit_ts: int | None, states_version: int) -> None:
         """Wait on the target for the transaction that goes before, then do as :meth:`close`, in one round trip.
 
