@@ -11,6 +11,7 @@ ARGS ?=
 # What runs PostgreSQL's own subscription tests with pgsub as the subscriber.
 COMPAT ?= ../shared/tap/run
 FUZZ_MINUTES ?= 5
+WRITERS_MINUTES ?= 10
 
 .PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
 
@@ -78,9 +79,11 @@ serial: tests
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)
 
-# For ten minutes, or ARGS="--minutes 60"; before it hostile publishers for FUZZ_MINUTES.
+# For ten minutes, or ARGS="--minutes 60"; before it hostile publishers for FUZZ_MINUTES, and several writers for
+# WRITERS_MINUTES.
 soak: $(STAMP)
 	$(PY) tests/hostile.py --minutes $(FUZZ_MINUTES)
+	PGSUB_WRITERS_MINUTES=$(WRITERS_MINUTES) $(PY) -m pytest -q -s --show-capture=no tests/apply/test_writers_random.py
 	$(PY) tests/soak.py $(ARGS)
 
 # Forty guards, half an hour at most; ARGS="--only WORDS" picks some.

@@ -118,6 +118,7 @@ class Workload:
     :ivar phases: transactions; the first integer of each says what happens before it on all sides.
     :ivar immediate: everything streams as it is written; otherwise what exceeds 64 kB.
     :ivar encodings: of the publisher and of the targets.
+    :ivar writers: sessions of the target that apply at once.
     """
 
     tables: tuple[int, ...]
@@ -130,6 +131,7 @@ class Workload:
     two_phase: bool = False
     immediate: bool = True
     encodings: tuple[str, str] = ("UTF8", "UTF8")
+    writers: int = 1
 
     def fitting(self, kind: str) -> tuple[str, ...]:
         """Values of a type that both encodings have."""

@@ -24,6 +24,7 @@ from fix_branches import WORKLOAD
 from fix_engine import Task
 from fix_pair import Pair
 from fix_servers import Database
+from fix_writers import forced
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from psycopg import sql
@@ -66,6 +67,7 @@ WORKLOADS = st.builds(
     two_phase=st.booleans(),
     immediate=st.booleans(),
     encodings=st.sampled_from([ENCODINGS[0], *ENCODINGS]),
+    writers=st.sampled_from([1, 2, 4, 8, 3, 6]),
 )
 _numbers = itertools.count(1)
 Databases = Callable[[tuple[str, str]], tuple[Database, Database, Database]]
@@ -119,6 +121,7 @@ class Subscribers:
             "streaming": work.streaming,
             "apply_mode": work.apply_mode,
             "two_phase": "p" if work.two_phase else "d",
+            "apply_workers": work.writers,
         }
         return Pair(self.pubdb, self.subdb, **options).subscribe("r", None)
 
@@ -358,6 +361,7 @@ def test_the_target_ends_as_one_of_the_servers_own_subscriber(
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher to wait for, and no long wait for a lock before what arrives is replayed."""
+    """No launcher to wait for, no long wait for a lock before what arrives is replayed, and writers at any time."""
     monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     monkeypatch.setattr(worker, "LOCK_TIMEOUT", "200ms")
+    forced(monkeypatch, 1)
