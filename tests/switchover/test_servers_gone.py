@@ -85,7 +85,7 @@ def _refused(mover: Mover, *options: str, code: int = 3, says: str, hint: str) -
 
 @pytest.mark.parametrize("step", ["taken", *thorough(["promoted", "disabled", "enabled", "done"])])
 def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is_gone_for_good(
-    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path, step: str
+    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path, reached: Callable[[str], None], step: str
 ) -> None:
     pair = own_pair()
     cli = make_cli("", "")
@@ -103,6 +103,7 @@ def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is
     mover.rows(1, _WRITE)
     assert [row["subname"] for row in mover.subscriptions()] == ["moved", "moved_back"]
     mover("--no-verify", "--gone", "publisher", kill="back_dropped")
+    reached("switchover.back_dropped")
     ended = mover("--no-verify", "--gone", "publisher")
     assert (ended["state"], ended["giving"], ended["taking"]) == ("done", None, "done")
     assert mover.subscriptions() == [] and mover.rows(1, _SLOTS) == [(0,)]

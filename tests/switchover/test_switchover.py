@@ -76,7 +76,7 @@ def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(m
 
 
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    first = mover.held("prepared", tmp_path, "--timeout", "500ms")
+    first = mover.held("prepared", tmp_path, "--timeout", "3s")
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
     (tmp_path / "go").touch()
     try:
