@@ -32,8 +32,9 @@ def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     assert found.trace
 
 
-def test_units_that_wait_for_their_turn_off_the_target_wait_for_ever_in_a_deadlock_that_no_server_sees() -> None:
-    found = explore(Writers(Rules(order_awaited_on_target=False)))
+@pytest.mark.parametrize("rules", [Rules(order_awaited_on_target=False), Rules(holder_up_awaited_on_target=False)])
+def test_units_that_wait_off_the_target_wait_for_ever_in_a_deadlock_that_no_server_sees(rules: Rules) -> None:
+    found = explore(Writers(rules))
     assert found.failure is None, found.trace
     assert found.stranded > 0
 

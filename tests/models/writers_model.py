@@ -47,15 +47,18 @@ class Rules:
     named_by_replay: bool = True
     #: The end of the predecessor is waited for on the target, which sees who waits for whom.
     order_awaited_on_target: bool = True
+    #: So is, where the predecessor has not begun, the end of the unit that it waits for.
+    holder_up_awaited_on_target: bool = True
 
 
 class Rows(NamedTuple):
-    """The rows of the target: two rows with keys, a value of a unique index, and what a trigger made of ``b``."""
+    """The rows of the target: three rows with keys, a value of a unique index, and what a trigger made of ``b``."""
 
     a: int = 0
     b: int = 0
     v: int = 0
     made: int = 0
+    w: int = 0
 
 
 class Unit(NamedTuple):
@@ -76,7 +79,7 @@ class Task(NamedTuple):
     base: int
     states: int
     mode: str = "together"  #: together, draining, serial, dead
-    units: tuple[Unit, ...] = (Unit(), Unit(), Unit(), Unit())
+    units: tuple[Unit, ...] = (Unit(), Unit(), Unit(), Unit(), Unit())
 
 
 class State(NamedTuple):
@@ -98,9 +101,10 @@ Steps: TypeAlias = Iterator[tuple[str, State]]
 #: Units that a unit must wait for because of a common key.
 _KEYS = {2: 0}
 #: A trigger fires in this one.
-_BARRIER = 3
-_LOCKS = ("a", "bv", "av", "m")
-_UNITS = 4
+_BARRIER = 4
+#: Of 3 a lock that 0 needs, too, as two rows of one page of an index do.
+_LOCKS = ("a", "bv", "av", "a", "m")
+_UNITS = 5
 
 
 def _effect(unit: int, rows: Rows, states: int) -> tuple[tuple[tuple[str, int], ...], bool]:
@@ -114,6 +118,8 @@ def _effect(unit: int, rows: Rows, states: int) -> tuple[tuple[tuple[str, int], 
         return (("b", 1),), rows.b == 0 and rows.v == 0 and (rows.a == 1 or states > 0)
     if unit == 2:
         return ((("v", 1),), rows.v == 0) if states else ((("v", 1), ("a", 2)), rows.v == 0 and rows.a == 1)
+    if unit == 3:
+        return (("w", 1),), rows.w == 0
     return (("made", 1 + rows.b + rows.v),), True
 
 
@@ -133,7 +139,7 @@ class Writers:
     rules: Rules
 
     def first(self) -> State:
-        """A task has claimed the epoch and has a batch of four units."""
+        """A task has claimed the epoch and has a batch of five units."""
         return State()
 
     def failure(self, state: State) -> Failure | None:
@@ -176,7 +182,7 @@ class Writers:
             if unit.phase == "idle" and task.mode == "together" and number >= task.base:
                 yield from self._execute(state, task, number)
             elif unit.phase == "executed" and task.mode == "together":
-                if self.rules.order_awaited_on_target or self._is_turn(task, number):
+                if self._is_seen(task, number) or self._is_turn(task, number):
                     yield f"sends the end of {number}", state, _with(task, number, unit._replace(phase="sent"))
             elif unit.phase == "sent":
                 yield from self._end(state, task, number)
@@ -190,6 +196,23 @@ class Writers:
             yield from self._drain(state, task)
         if task.mode == "serial":
             yield from self._replay(state, task)
+
+    def _is_seen(self, task: Task, number: int) -> bool:
+        """Return whether the target sees what a unit waits for: the predecessor, or who holds that up, has begun."""
+        if not self.rules.order_awaited_on_target:
+            return False
+        before = number - 1
+        if self.rules.holder_up_awaited_on_target:
+            while before >= task.base and not self._has_begun(task, before) and before in _KEYS:
+                before = _KEYS[before]
+        return before < task.base or self._has_begun(task, before)
+
+    def _has_begun(self, task: Task, number: int) -> bool:
+        """Return whether a unit is executed, or waits for a lock."""
+        if task.units[number].phase != "idle":
+            return True
+        key = not self.rules.dependents_wait or number not in _KEYS or self._is_turn(task, _KEYS[number] + 1)
+        return key and (not self.rules.barriers_stand_alone or number != _BARRIER or self._is_turn(task, number))
 
     def _is_turn(self, task: Task, number: int) -> bool:
         return all(unit.phase == "done" for unit in task.units[task.base : number])
