@@ -153,9 +153,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "names are verified before the commit": (
         "test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_the_same_batch",
     ),
-    "a server that answers is not taken for gone": (
-        "test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good",
-    ),
+    "a server that answers is not taken for gone": ("test_a_server_that_answers_is_not_gone_even_if_it_refuses",),
     "what deviated before a full block is not taken for a deviation of that": (
         "test_a_row_that_is_missing_before_the_first_full_block_is_recorded",
     ),

@@ -100,7 +100,7 @@ def _address(function: Any) -> int | None:
 
 
 @functools.cache
-def library() -> Library | None:
+def loaded() -> Library | None:
     """Return psycopg's OpenSSL, None where it cannot be used."""
     module = sys.modules.get(f"psycopg_{pq.__impl__}.pq")
     try:

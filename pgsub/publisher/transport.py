@@ -84,7 +84,7 @@ class Transport(Protocol):
 def reachable(connection: psycopg.Connection) -> bool:
     """Return whether :func:`over` can carry the bytes of a connection, of whatever server; otherwise only libpq can."""
     if connection.pgconn.ssl_in_use:
-        return (library := openssl.library()) is not None and library.session(connection.pgconn) is not None
+        return (library := openssl.loaded()) is not None and library.session(connection.pgconn) is not None
     return plain(connection)
 
 
@@ -92,7 +92,7 @@ def over(pgconn: pq.abc.PGconn) -> Transport:
     """Return what carries the bytes of a connection that is :func:`reachable`."""
     if not pgconn.ssl_in_use:
         return PlainTransport(pgconn)
-    library = openssl.library()
+    library = openssl.loaded()
     session = library.session(pgconn) if library is not None else None
     if library is None or session is None:
         raise InternalError("only libpq can read this connection")

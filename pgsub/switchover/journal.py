@@ -35,6 +35,8 @@ GIVING, TAKING = "giving", "taking"
 OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"
 PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "taken", "promoted", "done", "declined"
 
+#: Phases of the taking side in which clients may write there.
+HAS_TAKEN = (TAKEN, PROMOTED, DONE)
 #: Phases in which a side takes part in a switchover that is not over for it, but for one that is being undone.
 UNFINISHED = {GIVING: (OPEN, FENCED), TAKING: (PLANNED, PREPARED, TAKEN, PROMOTED)}
 
@@ -137,7 +139,7 @@ def check_right(connection: psycopg.Connection, id: str) -> None:
 
 def given_away(connection: psycopg.Connection, id: str) -> Entry | None:
     """Return the row with which this database gave the right away, None where it has it; whatever its names are now."""
-    moved = [one for one in others(connection, id) if one.phase in (GIVEN, TAKEN, PROMOTED, DONE)]
+    moved = [one for one in others(connection, id) if one.phase in (GIVEN, *HAS_TAKEN)]
     return moved[0] if moved and moved[0].phase == GIVEN else None
 
 

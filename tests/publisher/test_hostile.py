@@ -182,7 +182,7 @@ if other is None:
     sys.exit(77)
 ctypes.CDLL(other, mode=ctypes.RTLD_GLOBAL)
 from pgsub.publisher import openssl
-sys.exit(openssl.library() is not None)
+sys.exit(openssl.loaded() is not None)
 """
 
 

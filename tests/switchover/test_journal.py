@@ -7,17 +7,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
 import pytest
 from fix_servers import Database
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.commands.switchover import gone, right
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
+from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import schema
@@ -183,11 +185,43 @@ def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, t
     """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
     options = SwitchoverOptions("s", tmp_path, gone="publisher")
     with pytest.raises(StateForbids, match="the publisher is not gone: it answers"):
-        gone.check_gone(options, f"{pubdb.conninfo} {more}")
+        gone.check_publisher_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
+
+
+@pytest.mark.parametrize("side", ["publisher", "target"])
+def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Database, tmp_path: Path, side: str) -> None:
+    with _nobody() as nobody:
+        sub, back = _subscription(nobody, nobody), _subscription(pubdb.conninfo, pubdb.conninfo)
+        check = gone.check_publisher_gone if side == "publisher" else gone.check_target_gone
+        with pytest.raises(StateForbids, match=f"the {side} is not gone: it answers"):
+            check(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
+
+
+def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_string_answers(
+    pubdb: Database, tmp_path: Path
+) -> None:
+    with _nobody() as nobody:
+        there, other = conninfo_to_dict(pubdb.conninfo), conninfo_to_dict(nobody)
+        both = {key: f"{there[key]},{other[key]}" for key in ("host", "port")}
+        fenced = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "read-write"}
+        sub = _subscription(make_conninfo("", **{**there, **both, **fenced}))
+        with pytest.raises(StateForbids, match="it answers"):
+            gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
 
 
 def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
-    options = SwitchoverOptions("s", tmp_path, gone="publisher")
-    with closing(socket.socket()) as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        gone.check_gone(options, f"host=127.0.0.1 port={nobody.getsockname()[1]} user=a dbname=b")
+    with _nobody() as nobody:
+        sub = _subscription(nobody, nobody)
+        gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
+
+
+@contextmanager
+def _nobody() -> Iterator[str]:
+    """A connection string that leads to a port that is taken and not listened at."""
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"host=127.0.0.1 port={taken.getsockname()[1]} user=a dbname=b"
+
+
+def _subscription(connection: str, target: str = "") -> Subscription:
+    return Subscription(1, "s", connection, target, (), None)

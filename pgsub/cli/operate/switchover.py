@@ -200,13 +200,10 @@ def _print(found: Outcome) -> None:
 
 def _verdict(found: Outcome) -> str:
     pause = "" if found.pause is None else f"{found.pause:.1f} s"
+    ended_alone = found.giving is None and found.taking is not None
+    leads_back = "" if ended_alone else f'; subscription "{found.back_name}" leads back'
     said = {
-        "done": (
-            "The writes were moved."
-            if found.state == "done" and found.giving is None and found.taking == "done"
-            else f'The writes were moved; subscription "{found.back_name}" leads back.'
-        )
-        + (f" Clients could not write for {pause}." if pause else ""),
+        "done": f"The writes were moved{leads_back}." + (f" Clients could not write for {pause}." if pause else ""),
         "as before": "Everything is as it was before.",
         "none": f'No switchover of subscription "{found.name}" is under way.',
         "rehearsed": f"Nothing was changed. The pause would take about {pause} now."

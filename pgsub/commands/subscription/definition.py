@@ -118,7 +118,7 @@ def resolve(options: CreateOptions) -> Definition:
 
 
 def new_subid() -> int:
-    """Return a number for a subscription that no other one has."""
+    """Return a random number for a subscription that is to be created."""
     return secrets.randbelow(2**31 - 1) + 1
 
 

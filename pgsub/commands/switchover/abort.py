@@ -37,12 +37,12 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         with contextlib.ExitStack() as stack:
+            back = found(store, options.names[1])
             if options.gone == TARGET:
-                gone.check_gone(options, sub.target)
+                gone.check_target_gone(options, sub, back)
             try:
                 taking = stack.enter_context(taking_session(sub))
             except TargetUnavailable:
-                back = found(store, options.names[1])
                 if back is None and options.gone == TARGET:
                     return Outcome(sub.name, options.names[1], AS_BEFORE)
                 if back is None:
@@ -52,7 +52,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             if entry is None:
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
             check_command(entry, options)
-            if entry.phase in (journal.TAKEN, journal.PROMOTED, journal.DONE):
+            if entry.phase in journal.HAS_TAKEN:
                 raise _too_late(options)
             if options.gone == PUBLISHER:
                 gone.decline(options, store, sub, entry, taking, reporter)
@@ -68,14 +68,12 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:
-    lost = f" --gone {PUBLISHER}" if options.gone == PUBLISHER else ""
-    back = f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}"
-    return StateForbids(
-        "the switchover cannot be aborted any more: clients may write on the target",
-        hint=f"Let it come to its end:\n{options.command}{lost}"
-        if lost
-        else f"Let it come to its end, then go back:\n{options.command}\n{back}",
-    )
+    if options.gone == PUBLISHER:
+        hint = f"Let it come to its end:\n{options.command} --gone {PUBLISHER}"
+    else:
+        back = f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}"
+        hint = f"Let it come to its end, then go back:\n{options.command}\n{back}"
+    return StateForbids("the switchover cannot be aborted any more: clients may write on the target", hint=hint)
 
 
 def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:

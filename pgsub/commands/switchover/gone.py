@@ -32,12 +32,24 @@ from pgsub.switchover.journal import Entry
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
 
 
-def check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
-    """Check that a server that is said to be gone does not answer (PQping).
+def check_publisher_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
+    """Check that the giving side does not answer.
 
-    :param conninfos: that lead to it.
     :raises StateForbids: it does.
     """
+    _check_gone(options, sub.connection, *([] if back is None else [back.target]))
+
+
+def check_target_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
+    """Check that the taking side does not answer.
+
+    :raises StateForbids: it does.
+    """
+    _check_gone(options, sub.target, *([] if back is None else [back.connection]))
+
+
+def _check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
+    """Check that nothing answers (PQping) where any of the connection strings leads."""
     for conninfo in conninfos:
         params = ci.usable(ci.parse(conninfo, options.gone or ""))
         # guard: a server that answers is not taken for gone
@@ -50,20 +62,15 @@ def check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
 
 
 def _answers(given: Mapping[str, str]) -> bool:
-    """Ask a server, also without encryption: one whose certificate has expired is there. No password is sent."""
-    params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given, "require_auth": "none"}
+    """Ask a server whatever it is, and also without encryption: one whose certificate has expired is there.
+
+    No password is sent.
+    """
+    given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # a fenced server is read-only
+    params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
     return any(
         pq.PGconn.ping(make_conninfo("", **{**params, **way}).encode()) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN)
     )
-
-
-def without_publisher(options: SwitchoverOptions, store: StateStore, sub: Subscription, entry: Entry) -> None:
-    """Check that the giving side is gone.
-
-    :raises StateForbids: it answers.
-    """
-    back = way_back_of(store, entry)
-    check_gone(options, sub.connection, *([] if back is None else [back.target]))
 
 
 def decline(
@@ -76,7 +83,7 @@ def decline(
 ) -> None:
     """Leave the taking side as it was: it never takes the right, and nothing leads back."""
     back = way_back_of(store, entry)
-    without_publisher(options, store, sub, entry)
+    check_publisher_gone(options, sub, back)
     right.decline(taking, entry)
     failpoints.point("switchover.declined")
     if entry.fence == fence.COMMAND:
@@ -84,8 +91,8 @@ def decline(
     drop_way_back(options, back, reporter)
     reporter.warning(
         "the publisher was not changed, which may still keep clients from writing",
-        f'Subscription "{sub.name}" follows it no more.',
-        f"To let clients write on the target, drop the subscription:\npgsub drop {word(sub.name)} --keep-slot --yes",
+        f'Subscription "{sub.name}" remains, and cannot go on.',
+        f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes",
     )
 
 

@@ -12,8 +12,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 
-_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE, journal.DECLINED)
-#: What a phase means, that of the taking side first where it is one of these.
+#: What a phase means; that of the taking side goes before, once it has taken the right or declined it.
 _SAID = {
     journal.PLANNED: "It was begun. Clients write on the publisher.",
     journal.PREPARED: "The target is fenced. Clients write on the publisher.",
@@ -79,7 +78,7 @@ def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None)
                 there = journal.of(giving, here.id)
         except TargetUnavailable:
             away = (journal.GIVING,)
-    if here.phase in _LATE:
+    if here.phase in (*journal.HAS_TAKEN, journal.DECLINED):
         said = _SAID[here.phase]
     elif away:
         said = _UNKNOWN[journal.GIVING]

@@ -39,9 +39,6 @@ SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (syst
  WHERE s.subid = %(subid)s AND o.subid <> s.subid ORDER BY 1
 """
 
-#: Phases in which clients may write on the target.
-_LATE = (journal.TAKEN, journal.PROMOTED, journal.DONE)
-
 
 def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     """Move the right to write to the target, or go on with what was begun.
@@ -93,7 +90,7 @@ class _Run:
     def go_on(self) -> Outcome:
         """Do what is left of it."""
         entry = under_way(self._taking, self._sub, self._store)
-        if entry is not None and entry.phase in _LATE:
+        if entry is not None and entry.phase in journal.HAS_TAKEN:
             return self._end(entry)
         if self._options.gone is not None:
             raise self._cannot_go_on(entry)
@@ -125,7 +122,7 @@ class _Run:
         check_command(entry, self._options)
         back, timing, lost = way_back_of(self._store, entry), Timing(), self._options.gone == PUBLISHER
         if lost:
-            gone.without_publisher(self._options, self._store, self._sub, entry)
+            gone.check_publisher_gone(self._options, self._sub, back)
         elif back is None:
             raise _no_way_back(
                 entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
