@@ -11,6 +11,7 @@ import os
 import shutil
 import site
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ _LOG_LIMIT = 10 * 2**20
 #: Bytes of a file that shows whether there is room.
 _SMALL = 4096
 _SOCKET_FOLDER = 103 - 42
+#: Seconds after which no JVM that was started is still to write the port of its gateway.
+_STARTING = 600.0
 
 #: The appender writes to standard error, which is the log file.
 _LOG4J = """rootLogger.level = warn
@@ -86,7 +89,7 @@ def start_jvm(
 def _connection_folder(run: Path) -> Iterator[None]:
     """Let pyspark exchange port and secret of the gateway in a file of the state folder.
 
-    It removes the file, unless this process is killed before: the next start does it then, as with other scratch files.
+    It removes the file, unless this process is killed before: a later start does it then, as with other scratch files.
     Where the state folder has no room, the file is where temporary files are: apply must begin all the same.
     """
     folder, before = run / f"gateway.{os.getpid()}", tempfile.tempdir
@@ -148,7 +151,9 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
-    for place in (*run.glob("sockets.*"), *run.glob("gateway.*")):
+    # a JVM that finds nowhere to write its port stays for ever; one that does ends with its standard input
+    starts = (place for place in run.glob("gateway.*") if time.time() - place.stat().st_mtime > _STARTING)
+    for place in (*run.glob("sockets.*"), *starts):
         try:
             os.kill(int(place.suffix[1:]), 0)
         except (OSError, ValueError):

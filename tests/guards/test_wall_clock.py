@@ -15,6 +15,7 @@ READ = {
     "cli/output/reporting.py": "times in the log",
     "commands/status/status.py": "the lag that is shown, never below 0",
     "spark/class_archive.py": "the age of files of a cache",
+    "spark/jvm_process.py": "the age of what a start that was killed has left",
 }
 
 

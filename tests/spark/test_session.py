@@ -25,7 +25,7 @@ from pgsub.common.errors import Directive, StateForbids
 from pgsub.spark import session, settings, training
 from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
-from pgsub.spark.jvm_process import environ
+from pgsub.spark.jvm_process import environ, log_file
 from pgsub.spark.session import alive, close_context, open_context
 
 ROOT = Path(__file__).parents[2]
@@ -277,22 +277,36 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
     assert "a task that prints" in (state_dir / "log" / "spark.log").read_text()
 
 
-def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with_the_next_start(
+def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with_a_later_start(
     tmp_path, state_dir, opened
 ):
+    """Not with one at once: a JVM that is still starting would find nowhere to write, and stay for ever."""
     program = "import pathlib, sys; from pgsub.spark.session import open_context; "
     program += "open_context(None, 2, pathlib.Path(sys.argv[1]))"
     temporary, run = tmp_path / "temporary", state_dir / "run"
     temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     starting = subprocess.Popen([sys.executable, "-c", program, str(state_dir)], env=environment)
-    until(lambda: list(run.glob("gateway.*/*")))  # the JVM is to write port and secret of the gateway there
+    [killed] = until(lambda: _machines(state_dir))  # it is to write port and secret of the gateway there
     starting.kill()
     starting.wait()
     assert list(temporary.iterdir()) == []
-    assert [path.stat().st_mode & 0o777 for path in run.glob("gateway.*")] == [0o700]
+    [left] = run.glob("gateway.*")
+    assert left.stat().st_mode & 0o777 == 0o700
     opened()
-    assert list(run.glob("gateway.*")) == []
+    until(lambda: killed not in _machines(state_dir))
+    os.utime(left, (0, 0))
+    log_file(state_dir)
+    assert not left.exists()
+
+
+def _machines(state_dir):
+    """JVMs of a state folder, by their command lines."""
+    wanted, found = f"-Dlog4j2.configurationFile={(state_dir / 'run' / 'log4j2.properties').as_uri()}".encode(), []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            found += [place.parent.name] if wanted in place.read_bytes().split(b"\0") else []
+    return found
 
 
 @only_thorough
