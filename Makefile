@@ -34,7 +34,7 @@ test: lint tests
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy --strict pgsub
+	$(PY) -m mypy --strict pgsub benchmarks
 	$(VENV)/bin/lint-imports
 
 # A run has a thousand processes of Python, which find what another one has compiled.

@@ -54,7 +54,7 @@ Figures = dict[str, tuple[float, str]]
 
 def _times(arena: Arena, pgsub: Pgsub, size: int) -> Figures:
     """Times of a comparison as a part of that of the copy."""
-    source, target = _fresh(arena, size)
+    source, target = _fresh(arena, pgsub, size)
     pgsub.serve()
     copy = _seconds(lambda: _create(pgsub, source.conninfo, target))
     verify = _seconds(lambda: pgsub.command("verify", pgsub.name))
@@ -71,7 +71,7 @@ def _times(arena: Arena, pgsub: Pgsub, size: int) -> Figures:
 
 def _bytes(arena: Arena, pgsub: Pgsub, size: int) -> Figures:
     """What the publisher sends once a copy was lost, as a part of what the whole table takes."""
-    source, target = _fresh(arena, size)
+    source, target = _fresh(arena, pgsub, size)
     with source.connection.cursor() as cursor, cursor.copy(f"COPY {_TABLE} TO STDOUT") as copy:
         whole = sum(len(block) for block in copy)
     pgsub.restart()
@@ -106,9 +106,9 @@ def _chunks_of(size: int) -> Iterator[None]:
         del os.environ["PGSUB_CHUNK_BYTES"]
 
 
-def _fresh(arena: Arena, size: int) -> tuple[Database, Database]:
-    source, targets = arena.fresh([Pgsub.name])
-    target = targets[Pgsub.name]
+def _fresh(arena: Arena, pgsub: Pgsub, size: int) -> tuple[Database, Database]:
+    source, targets = arena.fresh([pgsub.name])
+    target = targets[pgsub.name]
     case = Sync()
     for database in (source, target):
         case.schema(database, size)

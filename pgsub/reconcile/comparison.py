@@ -18,6 +18,7 @@ from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.equality import Equality
 from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
 from pgsub.reconcile.side import HASH_BITS, Piece, Side, Source
 
@@ -243,8 +244,8 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
             remote.oid,
             relation_of(remote.schema, remote.name, remote.relkind),
             filters,
-            tuple(here),
-            *expressions.hashes(here, table.key, in_utf8=in_utf8),
+            tuple(value.text for value in here),
+            *hashes(here, table.key, in_utf8=in_utf8),
             loose=table.loose,
             more=tuple(expressions.rewritten(table).values()) if as_sent else (),
         ),
@@ -252,8 +253,8 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
             target.oid,
             relation_of(target.schema, target.name, target.relkind),
             (),
-            tuple(there),
-            *expressions.hashes(there, table.key, in_utf8=in_utf8),
+            tuple(value.text for value in there),
+            *hashes(there, table.key, in_utf8=in_utf8),
             loose=table.loose,
             more=tuple(expressions.plain(table).values()) if as_sent else (),
         ),

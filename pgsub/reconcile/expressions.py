@@ -5,20 +5,16 @@ A value is compared in the text that the target's type gives it. On the publishe
 another modifier, is brought to the target's type by way of its text, as apply brings it there. What has several texts
 for one value gets one: numeric without trailing zeros, zero without a sign. Types with further ones (interval, citext,
 jsonb with numbers) are left to the target's equality, row by row (:mod:`pgsub.reconcile.rows`).
-
-Hashes are those of hash partitioning (hashtextextended and its like). They are the same on all versions from 11 on,
-for pg_upgrade relies on it. A row's is mixed once more in the end, because hash_array_extended is linear: sums over
-rows would not notice that two rows have exchanged a value. Servers of different encodings hash the bytes of UTF-8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg import sql
 
 from pgsub.publisher.tables import RemoteColumn, RemoteTable
+from pgsub.reconcile.hashes import Value
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 _NUMERIC, _FLOATS = 1700, (700, 701)
@@ -30,12 +26,7 @@ _BY_TEXT = frozenset(
 )
 _TEXT = sql.SQL("({})::pg_catalog.text")
 _OUTPUT = sql.SQL("CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END")
-_HASH = sql.SQL('pg_catalog.hashtextextended(({}) COLLATE pg_catalog."C", 0)')
-_IN_UTF8 = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
-_MIXED = sql.SQL(
-    "pg_catalog.hashint8extended(pg_catalog.hash_array_extended(ARRAY[{}]::pg_catalog.int8[], 0), {}::pg_catalog.int8)"
-)
-_ROW, _KEY = sql.Literal(1), sql.Literal(2)
+_NULL, _NULLS = sql.SQL("{} IS NULL"), sql.SQL("pg_catalog.num_nulls({}) = 1")
 _VARCHAR, _VARHDRSZ = 1043, 4
 #: An assignment cuts blanks, and nothing else.
 _FITTED = sql.SQL(
@@ -110,22 +101,39 @@ def output(column: str) -> sql.Composed:
     return _OUTPUT.format(sql.Identifier(column))
 
 
-def publisher_values(table: ComparedTable) -> list[sql.Composed]:
-    """Compose the text of each compared column on the publisher."""
+def publisher_values(table: ComparedTable) -> list[Value]:
+    """Compose the value of each compared column on the publisher."""
     sent = {column.name: column for column in table.remote.columns}
     return [_of_publisher(sent[column.name], column) for column in table.columns]
 
 
-def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
-    name = sql.Identifier(remote.name)
-    if column.type_oid == _VARCHAR and column.typmod not in (-1, remote.typmod) and remote.type_oid < FIRST_NORMAL:
-        return _FITTED.format(_OUTPUT.format(name), sql.Literal(column.typmod - _VARHDRSZ))
+def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> Value:
+    name, null = sql.Identifier(remote.name), _null(remote.name, remote.type_oid)
+    if _fitted(remote, column):
+        return Value(_FITTED.format(_OUTPUT.format(name), sql.Literal(column.typmod - _VARHDRSZ)), null)
     if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or column.type_oid in _CUT):
-        return _canonical(name, column.type_oid)
-    if column.type_oid >= FIRST_NORMAL or (remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name):
-        return _OUTPUT.format(name)
+        return Value(_canonical(name, column.type_oid), null, name, column.type_oid)
+    if not _typed(remote, column):
+        return Value(_OUTPUT.format(name), null)
     read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(_CUT.get(column.type_oid, column.full_type)))
-    return _canonical(read, column.type_oid)
+    return Value(_canonical(read, column.type_oid), null, read, column.type_oid)
+
+
+def _fitted(remote: RemoteColumn, column: TargetColumn) -> bool:
+    """Return whether the publisher cuts blanks of a value as an assignment on the target does."""
+    narrower = column.type_oid == _VARCHAR and column.typmod not in (-1, remote.typmod)
+    return narrower and remote.type_oid < FIRST_NORMAL
+
+
+def _typed(remote: RemoteColumn, column: TargetColumn) -> bool:
+    """Return whether the publisher has values of the target's type, and not their text alone."""
+    namesake = remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name
+    return column.type_oid < FIRST_NORMAL and not namesake and not _fitted(remote, column)
+
+
+def _null(column: str, type_oid: int) -> sql.Composed:
+    """Compose whether a column is null; IS NULL asks the fields of a composite value."""
+    return (_NULL if type_oid < FIRST_NORMAL else _NULLS).format(sql.Identifier(column))
 
 
 def rewritten(table: ComparedTable) -> dict[int, sql.Composed]:
@@ -140,9 +148,16 @@ def rewritten(table: ComparedTable) -> dict[int, sql.Composed]:
     }
 
 
-def target_values(table: ComparedTable) -> list[sql.Composed]:
-    """Compose the text of each compared column on the target."""
-    return [_canonical(sql.Identifier(column.name), column.type_oid) for column in table.columns]
+def target_values(table: ComparedTable) -> list[Value]:
+    """Compose the value of each compared column on the target."""
+    sent = {column.name: column for column in table.remote.columns}
+    return [_of_target(sent[column.name], column) for column in table.columns]
+
+
+def _of_target(remote: RemoteColumn, column: TargetColumn) -> Value:
+    name = sql.Identifier(column.name)
+    text, null = _canonical(name, column.type_oid), _null(column.name, column.type_oid)
+    return Value(text, null, name if _typed(remote, column) else None, column.type_oid)
 
 
 def plain(table: ComparedTable) -> dict[int, sql.Composed]:
@@ -154,8 +169,8 @@ def plain(table: ComparedTable) -> dict[int, sql.Composed]:
     }
 
 
-def exact_values(table: ComparedTable) -> tuple[list[sql.Composed], list[sql.Composed]]:
-    """Compose texts of each compared column on both sides that differ wherever a copy would bring another text.
+def exact_values(table: ComparedTable) -> tuple[list[Value], list[Value]]:
+    """Compose values of each compared column on both sides that differ wherever a copy would bring another text.
 
     :return: of the publisher and of the target. Columns of different types are compared by what the target would store.
     """
@@ -165,7 +180,7 @@ def exact_values(table: ComparedTable) -> tuple[list[sql.Composed], list[sql.Com
         if (column.type_oid, column.typmod) == (sent[column.name].type_oid, sent[column.name].typmod):
             name = sql.Identifier(column.name)
             text = _TEXT.format(name) if column.type_oid < FIRST_NORMAL else _OUTPUT.format(name)
-            here[position] = there[position] = text
+            here[position], there[position] = replace(here[position], text=text), replace(there[position], text=text)
     return here, there
 
 
@@ -178,17 +193,3 @@ def _canonical(value: sql.Composable, type_oid: int) -> sql.Composed:
     if type_oid >= FIRST_NORMAL:
         return _OUTPUT.format(value)
     return _TEXT.format(value)
-
-
-def hashes(values: Sequence[sql.Composable], key: Sequence[int], *, in_utf8: bool) -> tuple[sql.Composed, sql.Composed]:
-    """Compose the hash of a row's key and that of the row.
-
-    :param values: texts of its columns.
-    :param in_utf8: whether the other server has another encoding.
-    """
-    each = [_HASH.format(_IN_UTF8.format(value) if in_utf8 else value) for value in values]
-    return _MIXED.format(_listed([each[n] for n in key]), _KEY), _MIXED.format(_listed(each), _ROW)
-
-
-def _listed(parts: Sequence[sql.Composable]) -> sql.Composed:
-    return sql.SQL(", ").join(parts)

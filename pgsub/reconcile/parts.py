@@ -30,6 +30,7 @@ from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.comparison import Comparison, relation_of, row_filters
 from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.side import Piece, Side, Source
 
 #: Rows of a part that are brought or removed one by one; if they are more it is copied again.
@@ -88,8 +89,8 @@ class PartComparison:
         remote, target = table.remote, table.target
         here, there = expressions.exact_values(table)
         everything = range(len(table.columns))
-        _, hash_here = expressions.hashes(here, everything, in_utf8=in_utf8)
-        _, hash_there = expressions.hashes(there, everything, in_utf8=in_utf8)
+        _, hash_here = hashes(here, everything, in_utf8=in_utf8)
+        _, hash_there = hashes(there, everything, in_utf8=in_utf8)
         # rows come into buckets by their own hash
         self._here = Source(
             remote.oid,

@@ -21,6 +21,7 @@ from pgsub.protocol.reader import TEXT
 from pgsub.reconcile import expressions
 from pgsub.reconcile.equality import unnested
 from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.hashes import hashes
 
 _BATCH = 1000
 #: Changes of one table that are read; what goes beyond counts as not explained.
@@ -110,7 +111,7 @@ def _hashed(
     """Have the target hash keys as it hashes those of its rows; none where one of them does not fit its type."""
     columns = [table.columns[position] for position in table.key]
     values = [expressions.target_values(table)[position] for position in table.key]
-    hashed, _ = expressions.hashes(values, range(len(values)), in_utf8=in_utf8)
+    hashed, _ = hashes(values, range(len(values)), in_utf8=in_utf8)
     read = [
         sql.SQL("u.{}::{} AS {}").format(sql.Identifier(f"a{n}"), sql.SQL(c.full_type), sql.Identifier(c.name))
         for n, c in enumerate(columns)

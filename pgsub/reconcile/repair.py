@@ -162,7 +162,7 @@ class Repair:
         )
         texts = [expressions.output(name) for name in names]
         query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
-            _joined([*(values[n] for n in table.key), *texts]),
+            _joined([*(values[n].text for n in table.key), *texts]),
             source.relation,
             sql.SQL(" AND ").join([wanted, *source.conditions]),
         )

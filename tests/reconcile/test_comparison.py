@@ -15,9 +15,10 @@ from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
-from pgsub.reconcile import buckets, record, rows, side
+from pgsub.reconcile import buckets, expressions, record, rows, side
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
+from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.side import Side
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import schema
@@ -120,6 +121,41 @@ def test_an_exchange_of_a_value_between_two_rows_is_found(both: Compare) -> None
                        sub=f"INSERT INTO t VALUES (1, 'a'), (2, 'b'); {exchanged}")) == (0, 0, 2)  # fmt: skip
 
 
+_WIDE = 70  #: columns: more than are hashed in one go
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (1, _WIDE), (40, 41), (2, 40)])
+def test_an_exchange_of_values_between_two_columns_is_found(both: Compare, one: int, other: int) -> None:
+    columns = ", ".join(f"c{n} int NOT NULL DEFAULT 0" for n in range(1, _WIDE + 1))
+    table = f"CREATE TABLE t (id int PRIMARY KEY, {columns}); INSERT INTO t (id, c{{}}) VALUES (1, 7)"
+    assert counts(both(pub=table.format(one), sub=table.format(other))) == (0, 0, 1)
+
+
+def test_a_table_of_as_many_columns_as_there_can_be_is_compared(both: Compare) -> None:
+    columns = ", ".join(f"c{n} int" for n in range(1, 1600))
+    table = f"CREATE TABLE t (id int PRIMARY KEY, {columns}); INSERT INTO t (id) VALUES (1)"
+    assert counts(both(pub=table, sub=f"{table}; UPDATE t SET c1599 = 0")) == (0, 0, 1)
+
+
+def test_hashes_of_keys_and_rows_have_64_bits(pubdb: Database, subdb: Database, both: Compare) -> None:
+    filled = (
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text); INSERT INTO t SELECT g, 'row' FROM generate_series(1, {}) g"
+    )
+    table = both(filled.format(300_000)).table
+    for hashed in hashes(expressions.target_values(table), table.key, in_utf8=False):
+        different = f"SELECT count(DISTINCT {hashed.as_string(None)}) FROM t"
+        assert subdb.value(different) == pubdb.value(different) == 300_000  # of 32 bits some ten would be the same
+
+
+def test_a_type_of_the_publisher_that_has_the_name_of_a_built_in_one_is_compared_with_that(both: Compare) -> None:
+    result = both(
+        pub="CREATE DOMAIN public.int4 AS pg_catalog.int4; CREATE TABLE t (id int PRIMARY KEY, v public.int4);"
+        "INSERT INTO t VALUES (1, 1), (2, NULL), (3, 0)",
+        sub="CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1), (2, NULL), (3, NULL)",
+    )
+    assert counts(result) == (0, 0, 1)
+
+
 def test_null_is_not_the_empty_string(both: Compare) -> None:
     made = "CREATE TABLE t (id int PRIMARY KEY, v text, w text)"
     result = both(made, pub="INSERT INTO t VALUES (1, '', NULL)", sub="INSERT INTO t VALUES (1, NULL, '')")
@@ -182,6 +218,19 @@ _VALUES = (
     ('"char"', "'a'", "'b'", False),
     ("bit(3)", "B'101'", "B'100'", False),
     ("inet", "'10.0.0.1'", "'10.0.0.1/32'", True),
+    ("int2", "0", "NULL", False),
+    ("int4", "0", "NULL", False),
+    ("int8", "0", "NULL", False),
+    ("int8", "1", "4294967296", False),  # hashint8 takes them for the same
+    ("int8", "-1", "0", False),
+    ("oid", "0", "NULL", False),
+    ("bool", "false", "NULL", False),
+    ("text", "''", "NULL", False),
+    ("char(5)", "''", "NULL", False),
+    ("uuid", "'00000000-0000-0000-0000-000000000000'", "NULL", False),
+    ("uuid", "'00000000-0000-0000-0000-000000000001'", "'00000000-0000-0000-0000-000000000002'", False),
+    ("numeric", "5", "-5", False),  # hash_numeric takes them for the same
+    ("numeric", "'NaN'", "'Infinity'", False),
 )
 
 

@@ -180,7 +180,7 @@ def _run(way: Way, kinds: list[Kind], pubdb: Database, subdb: Database, cli: Cli
 
 def _verify(cli: Cli) -> dict[tuple[str, str], dict[str, Any]]:
     ended = cli("verify", "kinds", "--json")
-    assert ended.returncode in (0, 6), ended.stderr
+    assert ended.returncode in (0, 6), ended.stdout + ended.stderr
     return {(one["schemaname"], one["relname"]): one for one in valid("verify", ended.stdout)["tables"]}
 
 

@@ -1,0 +1,89 @@
+"""Hashes of keys and rows as SQL of either server, the same on both where the values are the same.
+
+NOTES
+The functions are those of hash partitioning (hashtextextended and its like). They give the same on all versions from 11
+on, for pg_upgrade relies on it. The hash of each column is the seed of the next one's, so that an exchange of values
+between columns or rows is noticed, and all 64 bits count.
+
+A value is hashed by its text, unless its type is one whose own function distinguishes all values and is cheaper.
+hashint8extended folds its value to 32 bits, hash_numeric_extended knows no sign, and hashfloat8extended takes zero for
+nothing: they are not used. Servers of different encodings hash the bytes of UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+#: Hash functions of types: of a value, the seed, and 1 where the value is null.
+_BY_TYPE = {
+    16: "pg_catalog.hashint4extended(coalesce({0}::pg_catalog.int4, 0), {1} # {2})",
+    20: "pg_catalog.hashint4extended({2}, {1} # coalesce({0}, 0))",
+    21: "pg_catalog.hashint4extended(coalesce({0}, 0), {1} # {2})",
+    23: "pg_catalog.hashint4extended(coalesce({0}, 0), {1} # {2})",
+    26: "pg_catalog.hashoidextended(coalesce({0}, 0), {1} # {2})",
+    2950: "pg_catalog.uuid_hash_extended("
+    "coalesce({0}, '00000000-0000-0000-0000-000000000000'::pg_catalog.uuid), {1} # {2})",
+}
+_BPCHAR = 1042
+_BLANKS = sql.SQL(
+    """pg_catalog.hashbpcharextended(coalesce({0}, ''::pg_catalog.bpchar) COLLATE pg_catalog."C", {1} # {2})"""
+)
+_TEXT = sql.SQL("""pg_catalog.hashtextextended(coalesce({0}, '') COLLATE pg_catalog."C", {1} # {2})""")
+_IN_UTF8 = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
+_NULL = sql.SQL("CASE WHEN {} THEN 1 ELSE 0 END")
+_MIXED = sql.SQL("pg_catalog.hashint4extended({}, {})")
+#: Columns whose hashes are nested in each other; the parser of a server has a limited stack.
+_NESTED = 32
+_ROW, _KEY = (sql.SQL(f"{number}::pg_catalog.int8") for number in (1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A column's value, as SQL.
+
+    :ivar text: its canonical text.
+    :ivar null: whether it is null.
+    :ivar typed: the value itself, of the type that the target has; None where only the text is the same on both sides.
+    """
+
+    text: sql.Composable
+    null: sql.Composable
+    typed: sql.Composable | None = None
+    type_oid: int = 0
+
+    def hashed(self, seed: sql.Composable, *, in_utf8: bool) -> sql.Composed:
+        """Compose its hash."""
+        null = _NULL.format(self.null)
+        if self.typed is not None and self.type_oid in _BY_TYPE:
+            return sql.SQL(_BY_TYPE[self.type_oid]).format(self.typed, seed, null)
+        if self.typed is not None and self.type_oid == _BPCHAR and not in_utf8:
+            return _BLANKS.format(self.typed, seed, null)
+        return _TEXT.format(_IN_UTF8.format(self.text) if in_utf8 else self.text, seed, null)
+
+
+def hashes(values: Sequence[Value], key: Sequence[int], *, in_utf8: bool) -> tuple[sql.Composed, sql.Composed]:
+    """Compose the hash of a row's key and that of the row.
+
+    :param values: of its columns.
+    :param in_utf8: whether the other server has another encoding.
+    """
+    return _chained([values[n] for n in key], _KEY, in_utf8), _chained(values, _ROW, in_utf8)
+
+
+def _chained(values: Sequence[Value], seed: sql.SQL, in_utf8: bool) -> sql.Composed:
+    starts = range(0, max(len(values), 1), _NESTED)
+    several = [_nested(values[at : at + _NESTED], seed, in_utf8) for at in starts]
+    if len(several) == 1:
+        return several[0]
+    numbered = [_MIXED.format(sql.Literal(number), one) for number, one in enumerate(several, 1)]
+    return _MIXED.format(sql.Literal(0), sql.SQL(" # ").join(numbered))
+
+
+def _nested(values: Sequence[Value], seed: sql.SQL, in_utf8: bool) -> sql.Composed:
+    found = sql.Composed([seed])
+    for value in values:
+        found = value.hashed(found, in_utf8=in_utf8)
+    return found
