@@ -63,10 +63,12 @@ def test_a_slot_that_was_invalidated_meanwhile_is_named_with_the_reason(source, 
     limited(source, setting, value)
     source.execute("INSERT INTO t VALUES (2)")
     query = "SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = %s"
-    for _ in range(100):
+
+    def given_up() -> bool:
         source.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal(); CHECKPOINT")
-        if source.value(query, followed.sub.slot_name) == reason:
-            break
+        return bool(source.value(query, followed.sub.slot_name) == reason)
+
+    until(given_up)
     error = refused(followed)
     assert isinstance(error, SlotLost)
     assert error.message == f'can no longer access replication slot "{followed.sub.slot_name}"'
