@@ -56,6 +56,10 @@ class JournalCatalog(ConflictCatalog):
         """Record that an action was done; nothing happens where its row is no longer kept."""
         self._amend(number, outcome="done")
 
+    def journal_more(self, number: int, **more: Any) -> None:
+        """Add to what an action's row tells; nothing happens where it is no longer kept."""
+        self._amend(number, **more)
+
     def _amend(self, number: int, **more: Any) -> None:
         with self._database.transaction():
             for (text,) in self._database.rows("SELECT detail FROM pgsub_journal WHERE id = ?", (number,)):

@@ -12,14 +12,17 @@ from typing import Protocol
 from pgsub.common.errors import Log, LogText
 from pgsub.common.text import line, printable
 
+#: States of a table that is compared.
+WAITING, COMPARING, COMPARED = "waiting", "comparing", "compared"
+
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """The progress of one table's synchronization. Sizes in bytes; None where the total is not known."""
+    """The progress of one table's synchronization or comparison. Sizes in bytes; None where no total is known."""
 
     schema: str
     name: str
-    state: str  #: srsubstate: i, d, f, s, r; live also w, c
+    state: str  #: srsubstate: i, d, f, s, r; live also w, c; where it is compared: waiting, comparing, compared
     bytes_done: int
     bytes_total: int | None
     rows_done: int
@@ -96,7 +99,7 @@ class Reporter(Protocol):
         """
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Show the present state of all tables that synchronize."""
+        """Show the present state of all tables that synchronize, or are compared."""
 
     def done(self) -> None:
         """End the progress: what was drawn is final."""

@@ -18,11 +18,10 @@ from psycopg import sql
 
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableRewritten, TargetUnavailable
+from pgsub.reconcile.load import MOST_BLOCKS
 from pgsub.target.query import scalar
 
 HASH_BITS = 64
-#: Blocks of a table that are read by one statement.
-PIECE_BLOCKS = 16384
 _MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
 
 #: So that a value has the same text on both servers.
@@ -67,11 +66,15 @@ class Piece:
 
     :ivar leaf: the table whose blocks they are, None for all of the source.
     :ivar until: the block after the last one, None for the end.
+    :ivar blocks: that there were when the table was divided; 0 where that is not known.
+    :ivar addresses: of its only rows, where not all of them are read.
     """
 
     leaf: sql.Composable | None = None
     first: int = 0
     until: int | None = None
+    blocks: int = 0
+    addresses: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ def _blocks(piece: Piece) -> Iterator[sql.Composed]:
         yield sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({piece.first},0)")
     if piece.until is not None:
         yield sql.SQL("ctid < {}::pg_catalog.tid").format(f"({piece.until},0)")
+    if piece.addresses is not None:
+        yield sql.SQL("ctid = ANY ({}::pg_catalog.tid[])").format(list(piece.addresses))
 
 
 def date_order(session: psycopg.Connection) -> str:
@@ -218,10 +223,12 @@ class Side:
             with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
                 yield from copy.rows()
 
-    def pieces(self, connection: psycopg.Connection, source: Source) -> list[Piece]:
+    def pieces(self, connection: psycopg.Connection, source: Source, most: int = MOST_BLOCKS) -> list[Piece]:
         """Divide a table, or each of its partitions; the last piece of each is open, for it may have grown.
 
         A partitioned table is one piece where a partition is foreign, or the session may not read it by itself.
+
+        :param most: blocks of a piece.
         """
         query = sql.SQL(_LEAVES).format(oid=source.oid)
         leaves = self.fetch(connection, query, "read the size of a table")
@@ -229,9 +236,13 @@ class Side:
             return [Piece()]
         pieces = []
         for schema, name, blocks, _ in leaves:
-            starts = list(range(0, min(max(blocks or 0, 1), _MOST_BLOCKS), PIECE_BLOCKS))
+            end = min(max(blocks or 0, 1), _MOST_BLOCKS)
+            starts = list(range(0, end, most))
             leaf = sql.SQL("ONLY {}").format(sql.Identifier(schema, name))
-            pieces += [Piece(leaf, at, end) for at, end in zip(starts, [*starts[1:], None], strict=True)]
+            pieces += [
+                Piece(leaf, at, until, (until or end) - at)
+                for at, until in zip(starts, [*starts[1:], None], strict=True)
+            ]
         return pieces
 
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
-from fix_program import Cli, one_error, valid
+from fix_program import Cli, one_error, until, valid
 from fix_servers import Database
 
 from pgsub.common.errors import StateForbids, ThreadDied
@@ -174,3 +176,80 @@ def test_a_launcher_of_its_own_that_ends_unexpectedly_is_told(
     failing = {"PGSUB_FAILPOINTS": "thread.verify=die"}
     one_error(cli("verify", "s", env=failing), ThreadDied.exit_code, '"verify" was ended', hint=False)
     reached("thread.verify")
+
+
+def test_an_amount_a_second_limits_what_is_read(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 4000) g")
+    begun = time.monotonic()
+    found = _verify(cli, name, "--table", "public.a", "--rate", "1MB")
+    assert found["equal"] and time.monotonic() - begun > 2  # of three megabytes the last is read after two seconds
+    _plant(tables[1], "UPDATE a SET t = 'y' WHERE id = 3999")
+    assert _table(_verify(cli, name, "--rate", "2MB", code=6), "a")["different"] == 1
+    one_error(cli("verify", name, "--rate", "fast"), 2, '"fast" is not a size')
+
+
+def test_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 4000) g")
+    said = cli("verify", name, "--table", "public.a", "--rate", "500kB").stderr
+    assert "compared 0 of 1 tables" in said and "compared 1 of 1 tables" in said, said
+    assert re.search(r"table public\.a: comparing, \d+% \(\d+ kB of \d+ kB\), \d+ kB/s, \d+ s left", said), said
+
+
+def test_a_comparison_that_is_killed_leaves_nothing_and_is_gone_on_with(
+    served: Served, tables: Tables, reached: Callable[[str], None]
+) -> None:
+    cli, name = served
+    before = _verify(cli, name)
+    killed = cli("verify", name, env={"PGSUB_FAILPOINTS": "verify.at_point=kill"})
+    assert killed.returncode in (-9, 137), killed.stdout + killed.stderr
+    reached("verify.at_point")
+    killed = cli("verify", name, env={"PGSUB_FAILPOINTS": "verify.table_compared=kill"})
+    assert killed.returncode in (-9, 137), killed.stdout + killed.stderr
+    reached("verify.table_compared")
+    assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+    until(lambda: tables[0].value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0)
+    tables[0].execute("INSERT INTO a VALUES (900, 'behind what was compared')")
+    found = _verify(cli, name, "--resume")
+    first, *others = found["tables"]
+    assert found["equal"] and first["lsn"] != found["lsn"] and first["publisher_rows"] is None
+    assert others and all(one["lsn"] == found["lsn"] and one["publisher_rows"] is not None for one in others)
+    assert [one["relname"] for one in found["tables"]] == [one["relname"] for one in before["tables"]]
+    again = _verify(cli, name, "--resume")
+    assert all(one["lsn"] == again["lsn"] for one in again["tables"])  # that one ended
+
+
+def test_what_a_comparison_that_broke_off_did_not_find_equal_is_compared_again(
+    served: Served, tables: Tables, reached: Callable[[str], None]
+) -> None:
+    cli, name = served
+    _plant(tables[1], "UPDATE a SET t = 'y' WHERE id = 5")
+    killed = cli("verify", name, env={"PGSUB_FAILPOINTS": "verify.table_compared=kill@2"})
+    assert killed.returncode in (-9, 137)
+    reached("verify.table_compared")
+    assert _table(_verify(cli, name, "--resume", code=6), "a")["different"] == 1
+    one_error(cli("verify", name, "--resume", "--repair", "--yes"), 2, "--resume and --repair exclude each other")
+
+
+def test_a_sample_that_broke_off_says_nothing_of_all_keys(
+    served: Served, tables: Tables, reached: Callable[[str], None]
+) -> None:
+    cli, name = served
+    killed = cli("verify", name, "--sample", "50%", env={"PGSUB_FAILPOINTS": "verify.table_compared=kill"})
+    assert killed.returncode in (-9, 137)
+    reached("verify.table_compared")
+    found = _verify(cli, name, "--resume")
+    assert all(one["lsn"] == found["lsn"] for one in found["tables"])
+
+
+def test_a_comparison_that_served_itself_and_is_killed_is_run_again(
+    cli: Cli, tables: Tables, reached: Callable[[str], None]
+) -> None:
+    assert cli.create("s").returncode == 0
+    killed = cli("verify", "s", env={"PGSUB_FAILPOINTS": "verify.at_point=kill"})
+    assert killed.returncode in (-9, 137), killed.stdout + killed.stderr
+    reached("verify.at_point")
+    tables[0].execute("INSERT INTO a VALUES (900, 'written while nothing ran')")
+    assert _verify(cli, "s", "--resume")["equal"]
+    assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0

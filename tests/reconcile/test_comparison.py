@@ -15,11 +15,11 @@ from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
-from pgsub.reconcile import buckets, expressions, record, rows, side
+from pgsub.reconcile import buckets, comparison, expressions, load, record, rows
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Side
+from pgsub.reconcile.side import Side, Source
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import schema
 from pgsub.target.session import connect as target
@@ -323,7 +323,7 @@ _LEAVES = (
 
 
 def test_partitions_are_read_in_pieces_of_their_own(both: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side, "PIECE_BLOCKS", 2)
+    monkeypatch.setattr(load, "MOST_BLOCKS", 2)
     seen: list[int] = []
     result = both(
         _LEAVES,
@@ -338,7 +338,7 @@ def test_partitions_are_read_in_pieces_of_their_own(both: Compare, monkeypatch: 
 def test_a_partition_that_may_not_be_read_by_itself_is_read_through_its_table(
     both: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side, "PIECE_BLOCKS", 2)
+    monkeypatch.setattr(load, "MOST_BLOCKS", 2)
     seen: list[int] = []
     result = both(
         _LEAVES,
@@ -347,7 +347,7 @@ def test_a_partition_that_may_not_be_read_by_itself_is_read_through_its_table(
         sub="ALTER TABLE mid1 ENABLE ROW LEVEL SECURITY; DELETE FROM t WHERE id = 1500",
         progress=lambda done, total: seen.append(total),
     )
-    assert counts(result) == (1, 0, 0) and seen[0] == 2
+    assert counts(result) == (1, 0, 0) and seen[0] == 0  # how much it is, its partitions do not tell
 
 
 def test_children_by_inheritance_are_tables_of_their_own(both: Compare) -> None:
@@ -359,7 +359,7 @@ def test_children_by_inheritance_are_tables_of_their_own(both: Compare) -> None:
 def test_a_large_table_is_read_in_pieces_and_divided_until_few_rows_are_left(
     both: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side, "PIECE_BLOCKS", 3)
+    monkeypatch.setattr(load, "MOST_BLOCKS", 3)
     monkeypatch.setattr(buckets, "MANY_ROWS", 2)
     monkeypatch.setattr(buckets, "BITS", 4)
     monkeypatch.setattr(buckets, "_worth", lambda count, rows: 4)
@@ -379,6 +379,21 @@ def test_all_rows_that_differ_are_counted_and_a_bounded_number_is_listed(both: C
     result = both(TABLE, pub=ROWS, sub=f"{FILL} FROM generate_series(1, 3500) g; UPDATE t SET v = 'x' WHERE id < 2900")
     assert counts(result) == (0, 500, 2899)
     assert len(result.differences.listed) == rows.LISTED
+
+
+def test_more_rows_than_addresses_are_kept_of_are_read_in_one_go(
+    both: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST_HASHES", 100)
+    result = both(TABLE, pub=ROWS, sub=f"{FILL} FROM generate_series(1, 3500) g; UPDATE t SET v = 'x' WHERE id < 2900")
+    assert counts(result) == (0, 500, 2899)
+
+
+def test_one_row_too_many_of_very_many_equal_ones_is_found(both: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_HASHES", 100)
+    monkeypatch.setattr(buckets, "MANY_ROWS", 50)
+    filled = "CREATE TABLE t (v text); INSERT INTO t SELECT 'same' FROM generate_series(1, {}) g"
+    assert counts(both(pub=filled.format(2000), sub=filled.format(2001))) == (0, 1, 0)
 
 
 def test_a_sample_takes_the_same_keys_on_both_sides(both: Compare) -> None:
@@ -521,9 +536,9 @@ def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_
         one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), name, faults.translate)
         session = stack.enter_context(contextlib.closing(one.connect()))
         nothing = sql.SQL("")
-        source = side.Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
+        source = Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
         pieces = one.pieces(session, source)
-    assert len(pieces) == (1 << 32) // side.PIECE_BLOCKS and pieces[-1].until is None
+    assert len(pieces) == (1 << 32) // load.MOST_BLOCKS and pieces[-1].until is None
 
 
 def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Database) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import stat
 from pathlib import Path
 
 from pgsub.common.errors import SparkUnusable, SpoolFailed, UsageError
+from pgsub.common.size import parse_size
 
 #: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
 #: it is looked at again.
 SPARE, SPARE_PART, _CHECK = 1 << 30, 20, 1 << 20
-_UNITS = {None: 0, "kB": 10, "MB": 20, "GB": 30, "TB": 40}
 
 
 def limit() -> int:
@@ -22,12 +21,12 @@ def limit() -> int:
     :raises UsageError: it is no size.
     """
     text = os.environ.get("PGSUB_SPOOL_LIMIT", "0")
-    found = re.fullmatch(r"\s*(\d+)\s*(kB|MB|GB|TB)?\s*", text)
+    found = parse_size(text)
     if found is None:
         raise UsageError(
             f'"{text}" is no size', detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB."
         )
-    return int(found[1]) << _UNITS[found[2]]
+    return found
 
 
 def refuse_exchangeable(folder: Path) -> None:

@@ -15,9 +15,10 @@ from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
+from pgsub.common.size import parse_size
 
 if TYPE_CHECKING:
-    from pgsub.commands.verify import Verification
+    from pgsub.commands.verify.result import Verification
 
 _SHOWN = 10  #: differing rows of a table that are printed
 
@@ -48,7 +49,11 @@ where a conflict stops apply, or a table does not fit any more.
 
 --sample compares this share of the keys. The tables are still read as a whole. Where keys with different texts may be
 equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how many parts of a table
-are read at the same time, on both servers together.
+are read at the same time, on both servers together, and --rate how much of it is read in a second on each server: 20MB,
+say. Where some thousand rows of a table differ, it is read up to twice more without that limit.
+
+With --resume, tables are left out that the last verify had found equal, if it was killed or failed. They are shown with
+the position at which they were equal. A table that it had not finished is compared from its beginning.
 
 --repair brings rows that differ without a known reason to the publisher's state, then compares again; the exit code is
 that of the last comparison. Up to 500 rows at a time are read again on both servers while apply stands still at one
@@ -68,6 +73,7 @@ With --dry-run nothing is changed. Without a terminal to ask on, --yes is needed
             "pgsub verify sales --repair --dry-run\npgsub verify sales --repair",
         ),
         ("Look at one key in a hundred.", "pgsub verify sales --sample 1%"),
+        ("Go on where a comparison broke off, and spare the disks.", "pgsub verify sales --resume --rate 20MB"),
     ),
 )
 
@@ -88,6 +94,14 @@ def parse_percent(text: str | float) -> float:
 _TABLE = typer.Option("--table", metavar="SCHEMA.TABLE", help="Compare only this table; may be repeated.")
 
 
+def parse_rate(text: str | int) -> int:
+    """Read ``20MB``."""
+    size = text if isinstance(text, int) else parse_size(text)
+    if not size:
+        raise typer.BadParameter(f'"{text}" is not a size: expected a number and a unit as in 500kB, 20MB or 1GB')
+    return size
+
+
 @command("verify", PAGE, connects=True)
 def verify(
     name: Name,
@@ -96,6 +110,11 @@ def verify(
         float | None, typer.Option("--sample", metavar="P%", parser=parse_percent, help="Compare this share of keys.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts read at the same time.")] = 4,
+    rate: Annotated[
+        int | None,
+        typer.Option("--rate", metavar="SIZE", parser=parse_rate, help="Read this much a second, each side."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a verify that broke off.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
     timeout: Timeout = None,
     repair: Annotated[bool, typer.Option("--repair", help="Bring what differs to the publisher's state.")] = False,
@@ -106,16 +125,19 @@ def verify(
     """Compare, and repair what differs."""
     if (dry_run or yes) and not repair:
         raise UsageError(f"{'--dry-run' if dry_run else '--yes'} needs --repair")
+    if repair and resume:
+        raise UsageError("--resume and --repair exclude each other", hint="Run a repair that broke off again.")
     if repair and not dry_run and not yes:
         words = ["pgsub", "verify", name, *(word for table in tables or () for word in ("--table", table)), "--repair"]
         introduction = "To see what differs, and then:"
         require_terminal("repairing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands import repair as repairs
-    from pgsub.commands.verify import VerifyOptions, document
-    from pgsub.commands.verify import verify as compare
+    from pgsub.commands.verify import repair as repairs
+    from pgsub.commands.verify.result import document
+    from pgsub.commands.verify.verify import VerifyOptions
+    from pgsub.commands.verify.verify import verify as compare
 
-    options = VerifyOptions(name, current.state_dir, tuple(tables or ()), sample, jobs, timeout)
+    options = VerifyOptions(name, current.state_dir, tuple(tables or ()), sample, jobs, timeout, rate, resume)
     if repair:
         ask = agreed if yes else _ask
         done = repairs.repair(options, reporter=ConsoleReporter(), confirm=ask, dry_run=dry_run)
@@ -150,6 +172,8 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
     columns = ["table", "outcome", "publisher_rows", "target_rows", "missing", "extra", "different", "explained"]
     emit(render.rows(columns, tables))
     for one in tables:
+        if one["lsn"] != found["lsn"]:
+            emit(console.line(f"{one['table']} was equal at {one['lsn']}, before a verify broke off"))
         if one["reason"]:
             emit(console.line(f"{one['table']} was not compared: {one['reason']}"))
         for difference in one["differences"][:_SHOWN]:

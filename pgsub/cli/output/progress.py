@@ -1,4 +1,4 @@
-"""How far the synchronization of tables is: bars on a terminal, else a few lines every few seconds.
+"""How far the synchronization or comparison of tables is: bars on a terminal, else a few lines every few seconds.
 
 Mirrors ``progress_report`` in ``src/bin/pg_basebackup/pg_basebackup.c``, which makes the same choice.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pgsub.cli.output import console
 from pgsub.cli.settings import current
-from pgsub.commands.reporter import TableProgress
+from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, TableProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,6 +29,9 @@ _WORDS = {
     "r": "ready",
 }
 _AT_MOST = 8  #: tables that are shown one by one
+_READY = ("s", "r", COMPARED)
+_AT_WORK = (COMPARING, "d", "f", "w", "c", "i")
+_READ = ("d", COMPARING)  #: with amounts
 
 
 def choose() -> Bars | Lines:
@@ -63,7 +66,7 @@ def duration(seconds: int) -> str:
 
 def portion(row: TableProgress) -> float | None:
     """Return how much of the copy is done, 0 to 1; None where no total is known."""
-    if row.state not in "id":
+    if row.state not in ("i", "d", WAITING, COMPARING):
         return 1.0
     for done, total in ((row.bytes_done, row.bytes_total), (row.rows_done, row.rows_total)):
         if total:
@@ -101,20 +104,20 @@ class Lines:
 
 def summary(rows: Sequence[TableProgress]) -> str:
     """Format the total: ``synchronized 12 of 40 tables``."""
-    return f"synchronized {sum(row.state in 'sr' for row in rows)} of {len(rows)} tables"
+    done = "compared" if any(row.state in (WAITING, COMPARING, COMPARED) for row in rows) else "synchronized"
+    return f"{done} {sum(row.state in _READY for row in rows)} of {len(rows)} tables"
 
 
 def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
-    """Return the tables worth a line of their own, those that copy first."""
-    order = "dfwci"
-    return sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))[:_AT_MOST]
+    """Return the tables worth a line of their own, those that are read first."""
+    return sorted((row for row in rows if row.state in _AT_WORK), key=lambda row: _AT_WORK.index(row.state))[:_AT_MOST]
 
 
 def line(row: TableProgress) -> str:
     """Format ``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
     done = portion(row)
     parts = [_WORDS.get(row.state, row.state)]
-    if row.state == "d":
+    if row.state in _READ:
         amounts = ", ".join(_amounts(row))
         parts.append(amounts if done is None else f"{done:.0%} ({amounts})")
         if row.chunks_total > 1:
@@ -159,7 +162,7 @@ class Bars:
 
     def show(self, rows: Sequence[TableProgress]) -> None:
         """Move the bars."""
-        ready = sum(row.state in "sr" for row in rows)
+        ready = sum(row.state in _READY for row in rows)
         note = f"{ready} of {len(rows)}, {duration(int(time.monotonic() - self._began))}"
         self._progress.update(self._whole, total=len(rows) or None, completed=ready, note=note)
         busy = {(row.schema, row.name): row for row in at_work(rows)}
@@ -178,5 +181,5 @@ class Bars:
             self._tasks[key] = self._progress.add_task(name, total=None, note="")
         done = portion(row)
         busy = [_amounts(row)[0], *_speed(row)]
-        note = ", ".join(busy) if row.state == "d" else _WORDS.get(row.state, row.state)
+        note = ", ".join(busy) if row.state in _READ else _WORDS.get(row.state, row.state)
         self._progress.update(self._tasks[key], total=None if done is None else 1.0, completed=done or 0.0, note=note)

@@ -14,7 +14,8 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, connect_target
 from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.commands.verify import Verification, VerifyOptions, compare_at
+from pgsub.commands.verify.result import Verification
+from pgsub.commands.verify.verify import VerifyOptions, compare_at
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position

@@ -19,7 +19,7 @@ from pgsub.commands.switchover.outcome import REHEARSED, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
 from pgsub.commands.switchover.right import Timing
 from pgsub.commands.switchover.steps import APPROACH
-from pgsub.commands.verify import served
+from pgsub.commands.verify.apply_to_point import served
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn

@@ -25,7 +25,9 @@ from pgsub.commands.switchover.parties import (
 from pgsub.commands.switchover.right import Timing
 from pgsub.commands.switchover.turn import SILENT, Turn
 from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
-from pgsub.commands.verify import EQUAL, VerifyOptions, served, verify
+from pgsub.commands.verify.apply_to_point import served
+from pgsub.commands.verify.result import EQUAL
+from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, SubscriptionExists, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word

@@ -16,19 +16,11 @@ from typing import Any
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.verify import (
-    TIMEOUT,
-    UNEQUAL,
-    TableVerdict,
-    Verification,
-    VerifyOptions,
-    caught_up,
-    publisher_side,
-    served,
-    told_apart,
-    verify,
-)
-from pgsub.commands.verify import document as verification_document
+from pgsub.commands.verify.apply_to_point import caught_up, served
+from pgsub.commands.verify.result import UNEQUAL, TableVerdict, Verification, told_apart
+from pgsub.commands.verify.result import document as verification_document
+from pgsub.commands.verify.table_comparisons import publisher_side
+from pgsub.commands.verify.verify import TIMEOUT, VerifyOptions, verify
 from pgsub.common import failpoints
 from pgsub.reconcile.comparison import TableResult, sources
 from pgsub.reconcile.point import Standing, while_standing
@@ -75,7 +67,7 @@ def repair(
     """Compare, and bring what differs without a known reason.
 
     :param confirm: called before anything is changed; raises where the answer is no.
-    :raises PgsubError: as of :func:`pgsub.commands.verify.verify`; what was brought before stays.
+    :raises PgsubError: as of :func:`pgsub.commands.verify.verify.verify`; what was brought before stays.
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)
@@ -145,7 +137,7 @@ def _pieces(keys: list[Key]) -> Iterator[list[Key]]:
 def document(found: Reparation, *, rows: bool = False) -> dict[str, Any]:
     """Make the JSON object of a result: the last comparison, and what was done before it.
 
-    :param rows: as of :func:`pgsub.commands.verify.document`.
+    :param rows: as of :func:`pgsub.commands.verify.result.document`.
     """
     return {
         **verification_document(found.after, rows=rows),

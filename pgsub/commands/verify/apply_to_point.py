@@ -1,0 +1,74 @@
+"""What makes apply go to a point: somebody who serves the subscription, and a wait that ends with what stops apply."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.status.status import serving
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.common.errors import StateForbids, TimeoutExpired
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import SupervisedThread
+from pgsub.protocol.lsn import MAX_LSN
+from pgsub.publisher.position import committed_position
+
+
+@contextlib.contextmanager
+def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> Iterator[Callable[[], None]]:
+    """Have the subscription served: by who does it already, else by a launcher of this process for so long.
+
+    :return: raises what ended the latter.
+    """
+    if serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None:
+        yield lambda: None
+        return
+    # here and not above: where somebody else serves it, Spark need not be loaded
+    from pgsub.launcher.launcher import Launcher
+
+    stop = threading.Event()
+
+    def serve() -> None:
+        with StateStore.open(folder, create=False) as own:
+            Launcher(own, folder, reporter.log, names=(sub.name,)).run(stop)
+
+    thread = SupervisedThread("verify", "verify", serve)
+
+    def alive() -> None:
+        if not thread.is_alive():
+            raise thread.fatal_error or StateForbids(f'subscription "{sub.name}" is not served any more')
+
+    thread.start()
+    try:
+        while not serving(store, folder, sub.subid):
+            alive()
+            time.sleep(0.05)
+        yield alive
+    finally:
+        stop.set()
+        thread.join()
+
+
+def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]) -> Callable[[], None]:
+    """Wait until apply is where the publisher is now.
+
+    :param alive: raises what ended it.
+    :return: the check of what keeps it from going on.
+    """
+
+    def reach(position: int, seconds: float) -> None:
+        wait(WaitOptions(sub.name, folder, "lsn", position, seconds, even_if_stopped=False))
+
+    def check() -> None:
+        alive()
+        with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
+            reach(MAX_LSN, 0.0)
+
+    reach(committed_position(sub.connection, sub.name), max(0.0, deadline - time.monotonic()))
+    return check

@@ -1,0 +1,131 @@
+"""The result of ``pgsub verify``, for programs and as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids
+from pgsub.protocol.lsn import format_lsn
+from pgsub.reconcile.comparison import TableResult
+from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference
+
+EQUAL, UNEQUAL, NOT_COMPARED = "equal", "different", "not compared"
+
+
+@dataclass(slots=True)
+class TableVerdict:
+    """Outcome for one table.
+
+    :ivar outcome: equal, different (in what has no known reason), or not compared.
+    :ivar lsn: the position at which it was compared: an earlier one where a verify that broke off had done it.
+    :ivar reason: why it was not compared; ``error`` where something failed.
+    """
+
+    schemaname: str
+    relname: str
+    outcome: str
+    lsn: int
+    result: TableResult | None = None
+    reason: str | None = None
+    error: PgsubError | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        return f"{self.schemaname}.{self.relname}"
+
+
+@dataclass(slots=True)
+class Verification:
+    """The result of ``verify``.
+
+    :ivar lsn: the position that was compared; ``pause`` seconds for which apply stood still there.
+    """
+
+    name: str
+    lsn: int
+    pause: float
+    sample: float | None
+    tables: list[TableVerdict] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether no table has a difference without a known reason."""
+        return all(table.outcome != UNEQUAL for table in self.tables)
+
+    @property
+    def error(self) -> PgsubError | None:
+        """The first error that kept a table from being compared."""
+        return next((table.error for table in self.tables if table.error is not None), None)
+
+
+def no_difference(error: PgsubError) -> PgsubError:
+    """Return an error that does not end as a difference does."""
+    if not isinstance(error, ApplyError):
+        return error
+    return StateForbids(
+        error.message, detail=error.detail, hint=error.hint, context=error.context, sqlstate=error.sqlstate
+    )
+
+
+@contextlib.contextmanager
+def told_apart() -> Iterator[None]:
+    """Let no error end as a difference does."""
+    try:
+        yield
+    except ApplyError as error:  # whoever reads exit code 6 is to know that rows differ
+        raise no_difference(error) from None
+
+
+def document(found: Verification, *, rows: bool = False) -> dict[str, Any]:
+    """Make the JSON object of a result.
+
+    :param rows: with both versions of the rows that differ, not their keys alone.
+    """
+    return {
+        "subscription": found.name,
+        "lsn": format_lsn(found.lsn),
+        "pause": round(found.pause, 6),
+        "sample": found.sample,
+        "equal": found.equal,
+        "tables": [_table(table, rows=rows) for table in found.tables],
+    }
+
+
+def _table(verdict: TableVerdict, *, rows: bool) -> dict[str, Any]:
+    result = verdict.result
+    counts = dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0) if result is None else result.differences.counts
+    explained = 0 if result is None else sum(result.differences.explained.values())
+    return {
+        "schemaname": verdict.schemaname,
+        "relname": verdict.relname,
+        "outcome": verdict.outcome,
+        "lsn": format_lsn(verdict.lsn),
+        "reason": verdict.reason,
+        "publisher_rows": None if result is None else result.publisher_rows,
+        "target_rows": None if result is None else result.target_rows,
+        **counts,
+        "explained": explained,
+        "differences": []
+        if result is None
+        else [_difference(result.table, one, rows=rows) for one in result.differences.listed],
+    }
+
+
+def _difference(table: ComparedTable, one: Difference, *, rows: bool) -> dict[str, Any]:
+    present = one.publisher if one.publisher is not None else one.target
+    assert present is not None
+    names = [column.name for column in table.columns]
+    found: dict[str, Any] = {
+        "kind": one.kind,
+        "explained": one.explained,
+        "key": {names[position]: present[position] for position in table.key} if table.keyed else None,
+    }
+    if rows or not table.keyed:
+        sides = (("publisher", one.publisher), ("target", one.target))
+        found |= {side: None if values is None else dict(zip(names, values, strict=True)) for side, values in sides}
+    return found

@@ -1,0 +1,153 @@
+"""The comparison of a subscription's tables: what each has on both servers, and which rows the record explains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog import conflicts as history
+from pgsub.catalog.store import StateStore
+from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference
+from pgsub.common.errors import PgsubError, SchemaFault
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import faults, publication
+from pgsub.publisher.connect import connect
+from pgsub.publisher.tables import RemoteTable, describe_tables
+from pgsub.reconcile import record
+from pgsub.reconcile.comparison import Comparison, sources
+from pgsub.reconcile.expressions import ComparedTable, compared
+from pgsub.reconcile.point import Point
+from pgsub.reconcile.rows import left_by
+from pgsub.reconcile.sessions import Progress
+from pgsub.reconcile.side import Side, date_order
+from pgsub.target.catalog.lookup import name_of
+from pgsub.target.catalog.relation import describe
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.query import scalar
+from pgsub.target.session.connect import SessionName, must_use_password, translate
+from pgsub.target.session.connect import connect as connect_to_target
+
+#: The reason for a difference where the publication leaves out what made it.
+UNPUBLISHED = "unpublished"
+
+
+def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
+    """Make the publisher's side of a comparison.
+
+    :param session: on the target.
+    """
+    password = must_use_password(session, sub)
+
+    def publisher() -> psycopg.Connection:
+        return connect(sub.connection, application_name=sub.name, must_use_password=password)
+
+    return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
+
+
+class TableComparisons:
+    """The comparisons of one subscription's tables at a point; parameters as of :func:`~.verify.compare_at`."""
+
+    def __init__(self, session: psycopg.Connection, sub: Subscription, point: Point, store: StateStore) -> None:
+        self._sub = sub
+        self._store = store
+        self._lsn = point.lsn
+        order = date_order(session)
+
+        def target() -> psycopg.Connection:
+            return connect_to_target(sub.target, SessionName(sub.subid, "launcher", 0), views=False)
+
+        self.sides = (
+            publisher_side(session, sub, point.publisher),
+            Side("target", target, point.target, translate, order),
+        )
+        self._in_utf8 = self._encoding(self.sides[0]) != self._encoding(self.sides[1])
+        self._unpublished = self._operations()
+
+    def _encoding(self, side: Side) -> str:
+        with contextlib.closing(side.connect()) as connection, side.translating("read the encoding"):
+            return str(scalar(connection, "SHOW server_encoding"))
+
+    def _operations(self) -> dict[tuple[str, str], list[str]]:
+        """Find tables of which not all is published: what was done there is not on the target."""
+        with contextlib.closing(self.sides[0].connect()) as connection:
+            return publication.unpublished_operations(connection, self._sub.publications)
+
+    def _not_sent(self, state: RelationState) -> set[str]:
+        """Return the kinds of differences that changes leave which are not published."""
+        return left_by(self._unpublished.get((state.schemaname, state.relname), ()))
+
+    def verdict(self, comparison: Comparison, state: RelationState, progress: Progress) -> TableVerdict:
+        """Compare one table, or say why it is not."""
+        verdict = TableVerdict(state.schemaname, state.relname, NOT_COMPARED, self._lsn)
+        if state.srsubstate != "r":
+            verdict.reason = f"it is still being synchronized (state {state.srsubstate})"
+        else:
+            try:
+                self._compare(verdict, comparison, state, progress)
+            except PgsubError as error:
+                verdict.error = error
+        if verdict.error is not None:
+            verdict.error = no_difference(verdict.error)
+            verdict.outcome, verdict.reason = NOT_COMPARED, verdict.error.message
+        return verdict
+
+    def _compare(
+        self,
+        verdict: TableVerdict,
+        comparison: Comparison,
+        state: RelationState,
+        progress: Progress,
+    ) -> None:
+        table, explained = self._described(comparison, state)
+        unpublished = self._not_sent(state)
+        result = comparison.compare(
+            table,
+            sources(table, in_utf8=self._in_utf8),
+            lambda key, kind: explained.get(key) or (UNPUBLISHED if kind in unpublished else None),
+            progress,
+        )
+        verdict.result, verdict.error = result, result.error
+        verdict.outcome = UNEQUAL if result.differences.unexplained else EQUAL
+
+    def _described(self, comparison: Comparison, state: RelationState) -> tuple[ComparedTable, dict[int, str]]:
+        """Describe a table as both servers have it, and what the record explains of its rows."""
+        publisher, target = self.sides
+        remote = comparison.on(publisher, partial(self._remote, state))
+        return comparison.on(target, partial(self._local, state, remote))
+
+    def _remote(self, state: RelationState, connection: psycopg.Connection) -> RemoteTable:
+        name = (state.schemaname, state.relname)
+        with self.sides[0].seeing(connection, "describe a table"):
+            found = describe_tables(connection, [name], self._sub.publications)
+        if name in found.faults:
+            raise found.faults[name]
+        return found.tables[name]
+
+    def _local(
+        self, state: RelationState, remote: RemoteTable, connection: psycopg.Connection
+    ) -> tuple[ComparedTable, dict[int, str]]:
+        known_as = (state.schemaname, state.relname)
+        with self.sides[1].seeing(connection, "describe a table"):
+            name = name_of(connection, state.srrelid) or known_as
+            local = describe(connection, *name)
+            if local is None:
+                raise SchemaFault(f'table "{".".join(name)}" does not exist on the target')
+            table = compared(remote, local)
+            absent = [c.name for c in remote.columns if c.name not in {d.name for d in table.columns}]
+            if absent:
+                raise SchemaFault(f'table "{table.name}" lacks published columns: {", ".join(absent)}')
+            conflicts = self._conflicts(".".join(known_as))
+            subid, in_utf8 = self._sub.subid, self._in_utf8
+            explained = record.explained(connection, subid, table, conflicts, known_as=known_as, in_utf8=in_utf8)
+        return table, explained
+
+    def _conflicts(self, table: str) -> Iterator[dict[str, Any]]:
+        """Yield rows of conflicts whose change was not made."""
+        for action in (history.SKIPPED, history.KEPT):
+            for row in self._store.conflicts(self._sub.subid, table=table, action=action):
+                if row.replayed_at is None:
+                    yield from (one for one in (row.remote_tuple, row.replica_identity, row.local_tuple) if one)

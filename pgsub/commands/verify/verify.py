@@ -1,0 +1,146 @@
+"""``pgsub verify``: whether the target holds the publisher's rows, compared at one point while replication runs.
+
+What the server offers for this is to stop all writes and count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
+from pgsub.commands.verify.apply_to_point import caught_up, served
+from pgsub.commands.verify.broken_off import EqualTables, found_equal
+from pgsub.commands.verify.result import EQUAL, TableVerdict, Verification, told_apart
+from pgsub.commands.verify.shown_progress import ShownProgress
+from pgsub.commands.verify.table_comparisons import TableComparisons
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.reconcile.comparison import Comparison
+from pgsub.reconcile.point import Point, one_point
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
+
+#: Seconds in which apply must come to the point, where nothing else is asked for.
+TIMEOUT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The options of ``verify``.
+
+    :ivar tables: schema.name of each; none for all.
+    :ivar sample: percent of the keys that are compared, None for all.
+    :ivar jobs: pieces of tables that are read at the same time.
+    :ivar rate: bytes a second that are read of the tables of each server; None for no limit.
+    :ivar resume: tables are left out that the last verify found equal, if it broke off.
+    :ivar timeout: seconds in which apply must come to the point.
+    """
+
+    name: str
+    state_dir: Path
+    tables: tuple[str, ...] = ()
+    sample: float | None = None
+    jobs: int = 4
+    timeout: float | None = None
+    rate: int | None = None
+    resume: bool = False
+
+
+def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
+    """Compare the tables of a subscription with the publisher's.
+
+    A launcher that serves the subscription goes on; where there is none, one runs until the point is found.
+
+    :raises SubscriptionNotFound: there is none of this name.
+    :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not its own.
+    :raises TimeoutExpired: apply did not come to the point in time.
+    :raises PgsubError: what keeps apply from getting there, or a server cannot be reached.
+    """
+    deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
+    with told_apart(), contextlib.ExitStack() as stack:
+        store = stack.enter_context(StateStore.open(options.state_dir, create=False))
+        sub = store.subscription(options.name)
+        session = stack.enter_context(ledger_session(sub))
+        wanted = _wanted(subscriptions.relations(session, sub.subid), options)
+        if not sub.enabled:
+            raise StateForbids(
+                f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
+            )
+        verify_publisher(session, sub, sub.connection)
+        known = found_equal(store, sub, options.sample) if options.resume else {}
+        attempt = stack.enter_context(store.journal_attempt("verify", sub, {"sample": options.sample}))
+        with served(store, options.state_dir, sub, reporter) as alive:
+            check = caught_up(sub, options.state_dir, deadline, alive)
+            holder = stack.enter_context(connect_target(sub))
+            opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
+            point = stack.enter_context(opened)
+        failpoints.point("verify.at_point")
+        equal = EqualTables(store, attempt)
+        found = compare_at(point, session, store, sub, wanted, options, reporter=reporter, known=known, told=equal.add)
+        equal.write()
+        store.journal_done(attempt)
+        return found
+
+
+def compare_at(
+    point: Point,
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    wanted: Sequence[RelationState],
+    options: VerifyOptions,
+    *,
+    reporter: Reporter | None = None,
+    known: Mapping[str, int] | None = None,
+    told: Callable[[TableVerdict], None] = lambda verdict: None,
+) -> Verification:
+    """Compare tables at a point.
+
+    :param session: on the target.
+    :param known: tables that are known to be equal at a position, by name.
+    :param told: called with the verdict of each table.
+    """
+    found = Verification(sub.name, point.lsn, point.pause, options.sample)
+    progress = ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
+    tables = TableComparisons(session, sub, point, store)
+    with Comparison(tables.sides, jobs=options.jobs, sample=options.sample, rate=options.rate) as comparison:
+        for number, state in enumerate(wanted):
+            before = (known or {}).get(_name(state))
+            progress.begin(number)
+            if before is not None:
+                verdict = TableVerdict(state.schemaname, state.relname, EQUAL, before)
+            else:
+                verdict = tables.verdict(comparison, state, partial(progress.read, number))
+            progress.end(number)
+            found.tables.append(verdict)
+            told(verdict)
+            failpoints.point("verify.table_compared")
+    if reporter is not None:
+        reporter.done()
+    return found
+
+
+def _name(state: RelationState) -> str:
+    return f"{state.schemaname}.{state.relname}"
+
+
+def _wanted(states: Sequence[RelationState], options: VerifyOptions) -> list[RelationState]:
+    known = {_name(state): state for state in states}
+    unknown = [name for name in options.tables if name not in known]
+    if unknown:
+        raise StateForbids(
+            f'table "{unknown[0]}" is not part of subscription "{options.name}"',
+            hint="Name tables as schema.name, as pgsub status shows them.",
+        )
+    return [known[name] for name in dict.fromkeys(options.tables or sorted(known))]

@@ -1,0 +1,45 @@
+"""The load that a comparison puts on a server: how much of a table is read by one statement, and how fast in all."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+#: Bytes of a block, for what need not be exact.
+BLOCK = 8192
+#: Blocks of a table that are read by one statement, at most and at least.
+MOST_BLOCKS, LEAST_BLOCKS = 16384, 128
+
+
+class RateLimit:
+    """A limit of what is read of one server's tables.
+
+    :param rate: bytes a second; None for no limit.
+    """
+
+    def __init__(self, rate: int | None) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free = time.monotonic()  #: when the next piece may be read
+        self._over = threading.Event()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that one statement reads: what may be read in a second, for it is read without a pause."""
+        return MOST_BLOCKS if self._rate is None else min(max(self._rate // BLOCK, LEAST_BLOCKS), MOST_BLOCKS)
+
+    def wait(self, blocks: int) -> None:
+        """Wait until so many blocks may be read.
+
+        :param blocks: 0 where that is not known.
+        """
+        if self._rate is None:
+            return
+        with self._lock:
+            begin = max(self._free, time.monotonic())
+            self._free = begin + blocks * BLOCK / self._rate
+        self._over.wait(begin - time.monotonic())
+
+    def end(self) -> None:
+        """Let nobody wait any longer."""
+        self._over.set()

@@ -1,0 +1,124 @@
+"""Sessions on both servers that see the two snapshots, and threads that read pieces of tables with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any, Self, TypeVar
+
+import psycopg
+
+from pgsub.reconcile.load import RateLimit
+from pgsub.reconcile.side import Piece, Side
+
+Result = TypeVar("Result")
+#: A session, and on which side it is.
+Session = tuple[Side, psycopg.Connection]
+#: Told blocks of a table that are read on both servers, and how many there are to be read.
+Progress = Callable[[int, int], None]
+
+
+class Reading:
+    """The blocks of one table that are read, and that are to be read as far as that is known."""
+
+    def __init__(self, told: Progress) -> None:
+        self._told = told
+        self._done = self._total = 0
+
+    def begin(self, blocks: int) -> None:
+        """Add blocks that are to be read."""
+        self._total += blocks
+
+    def add(self, blocks: int) -> None:
+        """Add blocks that are read."""
+        self._done += blocks
+        self._told(self._done, self._total)
+
+
+class Sessions:
+    """Sessions on both servers, each used by one thread at a time.
+
+    :param sides: publisher and target.
+    :param jobs: pieces that are read at the same time, each with a session on one server.
+    :param rate: bytes a second that are read of the tables of each server; None for no limit.
+    """
+
+    def __init__(self, sides: tuple[Side, Side], *, jobs: int, rate: int | None = None) -> None:
+        self._sides = sides
+        self._limits = {side.name: RateLimit(rate) for side in sides}
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compare")
+        self._free: dict[str, list[psycopg.Connection]] = {side.name: [] for side in sides}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for limit in self._limits.values():
+            limit.end()
+        self._pool.shutdown(cancel_futures=True)
+        for free in self._free.values():
+            for connection in free:
+                connection.close()
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Publisher and target."""
+        return self._sides
+
+    def on(self, side: Side, work: Callable[[psycopg.Connection], Result]) -> Result:
+        """Work with a session that nobody else has; one that failed is not used again."""
+        with self._lock:
+            free = self._free[side.name]
+            connection = free.pop() if free else None
+        connection = side.connect() if connection is None else connection
+        try:
+            done = work(connection)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._free[side.name].append(connection)
+        return done
+
+    def on_both(self, work: Callable[[Session, Session], Result]) -> Result:
+        """Work with a session on each side."""
+        publisher, target = self._sides
+        return self.on(
+            publisher,
+            lambda here: self.on(target, lambda there: work((publisher, here), (target, there))),
+        )
+
+    def each(self, work: Sequence[Callable[[], None]]) -> None:
+        """Do pieces of work, some at a time; the first error ends all that have not begun."""
+        for _ in _completed([self._pool.submit(one) for one in work]):
+            pass
+
+    def blocks(self, side: Side) -> int:
+        """Return how many blocks of a table one statement is to read."""
+        return self._limits[side.name].blocks
+
+    def read(self, work: Sequence[tuple[Side, Piece, Callable[[], None]]], reading: Reading) -> None:
+        """Read pieces as :meth:`each` works, no faster than is wanted."""
+        reading.begin(sum(piece.blocks for _, piece, _ in work))
+        for blocks in _completed([self._pool.submit(self._read, *one) for one in work]):
+            reading.add(sum(blocks))
+
+    def _read(self, side: Side, piece: Piece, work: Callable[[], None]) -> int:
+        self._limits[side.name].wait(piece.blocks)
+        work()
+        return piece.blocks
+
+
+def _completed(work: Sequence[Future[Any]]) -> Iterator[list[Any]]:
+    """Yield results as they come; the first error ends all that have not begun."""
+    left = set(work)
+    try:
+        while left:
+            done, left = wait(left, return_when=FIRST_EXCEPTION, timeout=0.2)
+            yield [one.result() for one in done]
+    finally:
+        for one in left:
+            one.cancel()
+        wait(left)
