@@ -11,6 +11,7 @@ import time
 import patience
 import pytest
 from fix_program import nothing_created, one_error, until
+from fix_servers import embedded_version
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -234,6 +235,61 @@ def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served,
     pubdb.execute("INSERT INTO b VALUES (2, 1)")
     subdb.wait("SELECT count(*) FROM b", value=2)
     assert pubdb.value(worker, name) == again
+
+
+def _origins(count):
+    """The setting, where it is not that of slots too."""
+    return {"max_active_replication_origins": count} if int(embedded_version()) >= 18 else {}
+
+
+def test_more_sessions_that_apply_than_the_target_has_room_for_are_a_warning(make_cli, own_pair):
+    pair = own_pair(target={"max_connections": 8, **_origins(5)})
+    for database in (pair.pubdb, pair.subdb):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    pair.pubdb.execute("CREATE PUBLICATION p FOR TABLE a")
+    cli = make_cli(pair.pubdb.conninfo, pair.subdb.conninfo)
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+
+    def altered(*words):
+        ended = cli("alter", "s", *words)
+        return ended, definition(cli, "pgsub_apply_workers")[0]
+
+    ended, stored = altered("--apply-workers", "4")
+    assert (ended.returncode, ended.stderr, stored) == (0, "", 4)
+    ended, stored = altered("--apply-workers", "16", "--strict")
+    assert (ended.returncode, stored) == (3, 4)
+    for words in (("--apply-workers", "16"), ("--apply-workers", "15", "--slot-name", "s2")):
+        assert altered("--apply-workers", "4")[1] == 4
+        ended, stored = altered(*words)
+        assert (ended.returncode, str(stored)) == (0, words[1])
+        found = " ".join(ended.stderr.split())
+        assert "sessions are free for this role on the target" in found
+        assert f"The subscription may take {stored + 1} of them at once" in found
+        assert "Use a smaller --apply-workers, or raise the limit (max_connections is 8" in found
+        assert ("only 5 replication origins are free on the target" in found) is bool(_origins(5))
+    ended, stored = altered("--apply-workers", "12")  # fewer take nothing
+    assert (ended.returncode, ended.stderr, stored) == (0, "", 12)
+    pair.target.stop()
+    ended, stored = altered("--apply-workers", "13")
+    assert (ended.returncode, stored) == (0, 13)
+    assert "could not check whether the target has room for more sessions" in ended.stderr
+    pair.target.start()
+
+
+def test_sessions_that_the_subscription_has_already_are_room_for_those_that_apply(make_cli, own_pair):
+    pair = own_pair(target={"max_connections": 5, **_origins(4)})
+    for database in (pair.pubdb, pair.subdb):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        database.connection.close()
+    with pair.pubdb.connect() as session:
+        session.execute("CREATE PUBLICATION p FOR TABLE a")
+    cli = make_cli(pair.pubdb.conninfo, pair.subdb.conninfo)
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+    running = cli.launcher()
+    assert cli("wait", "s", "--for", "synced", "--timeout", "100s").returncode == 0
+    ended = cli("alter", "s", "--apply-workers", "4")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert cli.stop(running) == 0
 
 
 def test_what_changes_nothing_waits_for_no_worker_of_a_running_launcher(served, tables):

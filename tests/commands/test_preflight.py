@@ -390,11 +390,17 @@ def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, 
     sessions = [message for message in found if "sessions are free for this role" in message]
     assert [message.rpartition(" ")[2] for message in sessions] == ["publisher", "target"]
     assert [w["message"] for w in _plan(cli, "--max-sync-workers", "8", "--no-copy-data")[0]["warnings"]] == []
+    pair.pubdb.rows("SELECT pg_create_logical_replication_slot('there', 'pgoutput')")
+    there = ("--no-copy-data", "--no-create-slot", "--slot-name", "there", "--apply-workers", "16")
+    [applying] = _plan(cli, *there)[0]["warnings"]
+    assert "free for this role on the target" in applying["message"] and "take 17 " in applying["detail"]
+    assert applying["hint"].startswith("Use a smaller --apply-workers, or raise")
+    pair.pubdb.rows("SELECT pg_drop_replication_slot('there')")
     for database in (pair.pubdb, pair.subdb):
         database.execute("INSERT INTO t0 VALUES (1)")
     compared = _plan(cli, "--adopt", "--max-sync-workers", "1", "--copy-workers", "8")[0]["warnings"]
     [sessions] = [w for w in compared if w["message"].endswith("free for this role on the target")]
-    assert "take 13;" in sessions["detail"]
+    assert "take 13 " in sessions["detail"]
     few = _plan(cli, "--adopt", "--max-sync-workers", "1", "--copy-workers", "1")[0]["warnings"]
     assert [w["message"] for w in few if "sessions" in w["message"]] == []
 

@@ -152,7 +152,8 @@ class Parameters:
             metavar="N",
             min=1,
             max=MOST_WRITERS,
-            help="Sessions of the target that apply at once where apply waits for it; commits keep their order.",
+            help="Sessions of the target that apply at once where apply waits for it, each with a replication origin of"
+            " its own; commits keep their order.",
         ),
     ] = 1
     max_parallel_apply_workers: Annotated[

@@ -66,6 +66,7 @@ def check_room(
     syncing = min(sub.max_sync_workers, len(tables))
     needed = syncing + (0 if with_slot else 1)
     if needed == 0:
+        yield from check_writers(session, sub) if sub.apply_workers > 1 else ()
         return
     # small tables share a slot, and get a copy of it each in turn where apply went past it
     shared = syncing if len(tables) > syncing else 0
@@ -75,17 +76,26 @@ def check_room(
     each = 1 + copying
     if any(table.mode == "adopt" for table in tables):  # sessions that compare, and one that holds the snapshot
         each = max(each, 3 + sub.copy_workers)
-    for server, asked, applying in (("publisher", connection, 1), ("target", session, sub.apply_workers)):
-        yield from _sessions(asked, server, 1 + applying + syncing * each)
-    yield from check_origins(session, sub.apply_workers + syncing)
+    yield from _sessions(connection, "publisher", 2 + syncing * each, _COPYING)
+    yield from check_writers(session, sub, syncing, each)
 
 
-def check_origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
-    """Check that enough replication origins are free.
+def check_writers(session: psycopg.Connection, sub: Subscription, syncing: int = 0, each: int = 0) -> Iterator[Caution]:
+    """Check that the target has room for the sessions that apply at once, whichever of them are there already.
+
+    :param syncing: tables that synchronize beside them, with so many sessions ``each``.
+    """
+    options = (("--apply-workers",) if sub.apply_workers > 1 else ()) + (_COPYING if syncing else ())
+    yield from _sessions(session, "target", 1 + sub.apply_workers + syncing * each, options, sub.subid)
+    yield from check_origins(session, sub.apply_workers + syncing, sub.subid)
+
+
+def check_origins(session: psycopg.Connection, needed: int, subid: int = 0) -> Iterator[Caution]:
+    """Check that enough replication origins are free, or the subscription's already.
 
     Each session that applies, and each table that synchronizes, writes with one that stays the subscription's.
     """
-    left = origins.free(session) if origins.allowed(session) else None
+    left = origins.free(session, subid) if origins.allowed(session) else None
     if left is not None and left < needed:
         yield Caution(
             f"only {left} replication origins are free on the target",
@@ -123,31 +133,41 @@ def delays(connection: publisher.Connection) -> Iterator[Caution]:
 
 
 # Reserved connections are not for everybody, and a role and a database have limits of their own. What the role may not
-# see of others counts as a client's.
+# see of others counts as a client's; what the subscription has already is counted among those that it may take.
 _SESSIONS = """
 SELECT least(
        current_setting('max_connections')::bigint - CASE WHEN r.rolsuper THEN 0 ELSE
            current_setting('superuser_reserved_connections')::bigint
            + coalesce(current_setting('reserved_connections', true)::bigint, 0) END - a.clients,
        CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
-       CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END),
+       CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END) + a.present,
        current_setting('max_connections')
   FROM pg_catalog.pg_roles r, pg_catalog.pg_database d,
        (SELECT count(*), count(*) FILTER (WHERE usename = current_user),
-               count(*) FILTER (WHERE datname = current_database())
+               count(*) FILTER (WHERE datname = current_database()),
+               count(*) FILTER (WHERE usename = current_user AND datname = current_database()
+                                  AND application_name LIKE %s)
           FROM pg_catalog.pg_stat_activity
          WHERE datid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend'
-       ) AS a (clients, ours, here)
+       ) AS a (clients, ours, here, present)
  WHERE r.rolname = current_user AND d.datname = current_database()
 """
+_COPYING = ("--max-sync-workers", "--copy-workers")
 
 
-def _sessions(connection: psycopg.Connection, server: str, needed: int) -> Iterator[Caution]:
-    row = connection.execute(_SESSIONS.encode()).fetchone()
+def _sessions(
+    connection: psycopg.Connection, server: str, needed: int, options: Sequence[str], subid: int = 0
+) -> Iterator[Caution]:
+    """Check that the role may open so many sessions.
+
+    :param options: that say how many.
+    :param subid: of the subscription whose sessions there are counted among those needed; 0 for none.
+    """
+    row = connection.execute(_SESSIONS.encode(), (f"pgsub {subid} %",)).fetchone()
     if row is not None and row[0] < needed:
+        smaller = f"Use a smaller {' or '.join(options)}, or raise" if options else "Raise"
         yield Caution(
             f"only {max(row[0], 0)} sessions are free for this role on the {server}",
-            f"Tables and chunks that are copied at once may take {needed}; those that find none are retried.",
-            f"Use a smaller --max-sync-workers or --copy-workers, or raise the limit (max_connections is {row[1]}, or"
-            " CONNECTION LIMIT of role or database).",
+            f"The subscription may take {needed} of them at once; what finds none is tried again.",
+            f"{smaller} the limit (max_connections is {row[1]}, or CONNECTION LIMIT of role or database).",
         )

@@ -142,21 +142,28 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
     )
 
 
-def free(connection: psycopg.Connection) -> int | None:
+def free(connection: psycopg.Connection, subid: int = 0) -> int | None:
     """Count the replication origins that sessions of new names can have on this server.
 
     One that a session has had once counts as taken until it is dropped (replorigin_session_setup).
 
+    :param subid: of the subscription whose own do not count as taken; 0 for none.
     :return: None where the role may not see it.
     """
     function = "'pg_catalog.pg_show_replication_origin_status()'"
     if not scalar(connection, f"SELECT pg_catalog.has_function_privilege({function}, 'EXECUTE')"):
         return None
     query = """
-        SELECT s.setting::int - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_show_replication_origin_status())
+        SELECT s.setting::int - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_show_replication_origin_status() o
+                                  WHERE o.external_id IS NULL OR o.external_id !~ %s)
           FROM pg_catalog.pg_settings s WHERE s.name IN ('max_active_replication_origins', 'max_replication_slots')
          ORDER BY s.name LIMIT 1"""
-    return max(int(scalar(connection, query)), 0)
+    return max(int(scalar(connection, query, (_names(subid),))), 0)
+
+
+def _names(subid: int) -> str:
+    """Return the names of a subscription's origins as a regular expression."""
+    return f"^pgsub_{subid}(_[0-9]+)?$"
 
 
 def drop_all(connection: psycopg.Connection, subid: int) -> None:
@@ -165,7 +172,7 @@ def drop_all(connection: psycopg.Connection, subid: int) -> None:
         connection.execute(
             "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
             " WHERE roname ~ %s",
-            (f"^pgsub_{subid}(_[0-9]+)?$",),
+            (_names(subid),),
         )
 
 

@@ -1,0 +1,30 @@
+"""``alter --apply-workers`` while a launcher serves the subscription, in the middle of what waits to be applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from counted import SESSIONS, Counted
+from fix_faults import Site, until
+
+
+def test_more_and_fewer_sessions_apply_as_soon_as_that_is_asked_for_and_nothing_comes_twice(
+    site: Callable[[], Site],
+) -> None:
+    case = site()
+    counted = Counted(case, "--apply-mode", "transactional")
+    process = case.run("--timeout", "200s")
+    counted.write(50)
+    counted.applied()
+    for number in ("4", "1", "4", "2"):
+        epoch, seen = case.epoch(), 0
+        counted.write(60)
+        case.end(case.start("alter", case.name, "--apply-workers", number))
+        until(lambda before=epoch: case.epoch() > before, "no worker with the new number")
+        while seen < int(number) or counted.waiting():
+            if not counted.waiting():
+                counted.write(150)
+            seen = max(seen, len(case.subdb.rows(SESSIONS)))
+            assert seen <= int(number)
+    case.terminate(process)
+    counted.check()
