@@ -50,11 +50,12 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
  WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
 """
 # Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
+# Who may read some columns of a table may not read addresses of its rows.
 _LEAVES = f"""{_MEMBERS}
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, (pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
-       c.relkind = 'r' AND (c.oid = {{oid}}::pg_catalog.oid OR NOT c.relrowsecurity
-           AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
+       c.relkind = 'r' AND (c.oid = {{oid}}::pg_catalog.oid OR NOT c.relrowsecurity)
+           AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
   FROM member m JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind <> 'p' ORDER BY c.oid
 """
