@@ -68,6 +68,19 @@ class SupervisedThread(threading.Thread):
         return ThreadDied(f'thread "{self.name}" was ended by {type(self._death).__name__}: {self._death}')
 
 
+class SignalEvent(threading.Event):
+    """An event that the handler of a signal may set.
+
+    A handler runs between two instructions of the main thread, which may be inside a wait for this very event and hold
+    its lock: the lock of a plain event would never come free. A signal that comes just before the main thread falls
+    asleep does not wake it, so it waits for moments only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
+
+
 class CallTimedOut(Exception):
     """The call has not ended in time, or one before it has not."""
 

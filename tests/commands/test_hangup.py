@@ -1,4 +1,4 @@
-"""SIGHUP: a terminal that is closed ends a launcher, log rotation does not, and nohup is respected."""
+"""Signals that stop a launcher whatever it does; SIGHUP of a terminal only, and nohup is respected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import io
 import os
 import signal
 import sys
+import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -48,6 +51,49 @@ def test_a_launcher_under_nohup_goes_on_ignoring_hangups(monkeypatch):
             assert not stop.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+class AtInstruction:
+    """A trace function that sends SIGTERM at one instruction of what :mod:`threading` does.
+
+    :param number: of the instruction.
+    :ivar sent: whether there was one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.sent = False
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        """Follow a frame."""
+        if frame.f_code.co_filename != threading.__file__ or self.sent:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and (left := self._left) >= 0:
+            self._left -= 1
+            if not left:
+                self.sent = True
+                signal.raise_signal(signal.SIGTERM)
+        return self
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_at_any_instruction_of_a_wait_stops_a_launcher():
+    """The thread that runs the handler may hold the lock of what it waits for at that moment."""
+    number, before = 0, sys.gettrace()
+    while True:
+        with stopping_by_signal(Quiet()) as stop:
+            tracing = AtInstruction(number)
+            sys.settrace(tracing)
+            try:
+                stop.wait(0.001)
+            finally:
+                sys.settrace(before)
+            if not tracing.sent:
+                break
+            assert stop.is_set(), number
+        number += 1
+    assert number > 50
 
 
 def test_the_manual_names_every_signal_that_a_launcher_handles():

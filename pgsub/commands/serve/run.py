@@ -19,7 +19,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.common.errors import PgsubError, StateForbids, log_text
 from pgsub.common.quoting import word
-from pgsub.common.threads import SupervisedThread
+from pgsub.common.threads import SignalEvent, SupervisedThread
 
 if TYPE_CHECKING:
     from pgsub.launcher.launcher import Ended
@@ -111,7 +111,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
     SIGHUP means that the terminal was closed, and stops the run as well. Elsewhere it is only logged: a log file that
     was moved is created anew at the next record in any case.
     """
-    event = threading.Event()
+    event = SignalEvent()
     if threading.current_thread() is not threading.main_thread():
         yield event  # a program that uses pgsub.commands from a thread deals with signals itself
         return
