@@ -14,7 +14,7 @@ import psycopg
 
 from benchmarks.arena import PUBLICATION, BenchmarkFailed, Database
 from pgsub.publisher import connect
-from pgsub.publisher.walsender import WalSender, start_options
+from pgsub.publisher.stream.walsender import WalSender, start_options
 
 _SLOT = "floor"
 _POLL = 0.005  #: seconds between two looks at how far the walsender is

@@ -16,7 +16,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.target.ledger import definitions, schema, subscription_tables, subscriptions
+from pgsub.target.ledger import definitions, schema, subscriptions
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password

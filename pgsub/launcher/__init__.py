@@ -2,5 +2,6 @@
 
 Nothing here prints. Entry points: :class:`~pgsub.launcher.launcher.Launcher` (all subscriptions of a state store),
 :class:`~pgsub.launcher.runner.Runner` (one of them, over all its sessions), :class:`~pgsub.launcher.service.Service`
-(while one session lasts). What goes into the state store lives in ``mirror``.
+(while one session lasts). What starts and watches workers lives in ``workers``, what goes into the state store in
+``mirror``.
 """

@@ -8,10 +8,10 @@ import psycopg
 
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.mirror.mirror import Mirror
-from pgsub.launcher.sequence_worker import SequenceWorker
-from pgsub.launcher.sync_workers import SyncWorkers
+from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
+from pgsub.launcher.workers.sequence_worker import SequenceWorker
+from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.target.ledger import two_phase, worker_takeover

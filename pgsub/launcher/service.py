@@ -26,7 +26,6 @@ from pgsub.catalog.subscriptions import options
 from pgsub.common.errors import Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.goal import GoalCheck, Outcome
 from pgsub.launcher.mirror.backlog import Backlog
@@ -34,9 +33,10 @@ from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
-from pgsub.launcher.sequence_worker import SequenceWorker
 from pgsub.launcher.spark_driver import Engine
-from pgsub.launcher.sync_workers import SyncWorkers
+from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
+from pgsub.launcher.workers.sequence_worker import SequenceWorker
+from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import definitions, worker_takeover
 

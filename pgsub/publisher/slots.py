@@ -21,7 +21,7 @@ from pgsub.common.errors import PgsubError, SlotLost, StateForbids, UsageError
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
 from pgsub.publisher.faults import translate, translating
-from pgsub.publisher.walsender import quote_identifier
+from pgsub.publisher.stream.walsender import quote_identifier
 
 _NAME_LENGTH = 63  # NAMEDATALEN - 1
 _RESERVED = "pg_conflict_detection"

@@ -22,7 +22,7 @@ from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
-from pgsub.publisher.walsender import quote_identifier
+from pgsub.publisher.stream.walsender import quote_identifier
 
 # The catalog is read as of the snapshot, the functions answer as of now.
 _REWRITTEN = """

@@ -40,8 +40,9 @@ from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point import Standing
 from pgsub.reconcile.side import Side, Source
-from pgsub.target.ledger import barrier, events, held_tables
+from pgsub.target.ledger import barrier, events
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
+from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName

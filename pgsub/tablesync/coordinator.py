@@ -26,8 +26,9 @@ from pgsub.tablesync.copy.preparation import Prepared
 from pgsub.tablesync.copy.task import Piece
 from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import states, subscriptions, worker_takeover
+from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import connect as target

@@ -12,7 +12,8 @@ from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import task
 from pgsub.tablesync.copy.task import CopyResult, CopySpec, Piece
-from pgsub.target.ledger import chunks, worker_takeover
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.tables import chunks
 
 _POLL = 0.02
 #: Tries of one piece while the snapshot lives.

@@ -19,8 +19,9 @@ from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import chunks, states, worker_takeover
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import chunks, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.transactions import durable
 

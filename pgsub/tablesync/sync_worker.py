@@ -34,9 +34,10 @@ from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common import failpoints
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger import states, subscriptions
+from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
+from pgsub.target.ledger.tables import states
 
 #: Chase freely while apply is further ahead than this, and for so many attempts; then claim.
 NEAR_BYTES = 16 << 20

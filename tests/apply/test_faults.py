@@ -16,7 +16,7 @@ from pgsub.apply.worker import batch_limits
 from pgsub.common.errors import ApplyError, Directive, PermissionMissing, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher.walsender import WalSender
+from pgsub.publisher.stream.walsender import WalSender
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 

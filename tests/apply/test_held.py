@@ -13,7 +13,8 @@ from fix_pair import MakePair, Pair
 
 from pgsub.apply.worker import held_release
 from pgsub.common.errors import ApplyError, PgsubError
-from pgsub.target.ledger import held_tables, skip, states
+from pgsub.target.ledger import skip
+from pgsub.target.ledger.tables import held_tables, states
 
 TWO = "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)"
 

@@ -14,8 +14,8 @@ from pgsub.apply.conflicts import conflict_text
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.common.errors import StateForbids
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import held_tables, states
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
+from pgsub.target.ledger.tables import held_tables, states
 
 MB = 1 << 20
 

@@ -21,7 +21,7 @@ from pgsub.apply.worker import feedback, start
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.walsender import WalSender, start_options
+from pgsub.publisher.stream.walsender import WalSender, start_options
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL"
 #: Both ends give up after two seconds of silence: more than a busy machine keeps a thread waiting.

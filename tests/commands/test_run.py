@@ -12,7 +12,7 @@ from fix_program import one_error, until
 from thorough import only_thorough, thorough
 
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import walsender
+from pgsub.publisher.stream import walsender
 
 _POSITION = "SELECT pg_current_wal_flush_lsn()"
 

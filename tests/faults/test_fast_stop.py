@@ -28,7 +28,8 @@ from pgsub.apply.stream import publisher_shutdown, receiver
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.target.ledger import held_tables, states, subscriptions
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.tables import held_tables, states
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)"
 SETTINGS = {"max_prepared_transactions": 5, "wal_sender_timeout": "1h", "wal_receiver_status_interval": "1h"}

@@ -11,7 +11,8 @@ from fix_faults import Site, until
 from fix_servers import Database
 
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import states, subscriptions
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.tables import states
 from pgsub.target.session import transactions
 
 Make = Callable[[], Site]

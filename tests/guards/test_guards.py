@@ -20,7 +20,8 @@ from fix_servers import Database, Pair
 from pgsub.apply.worker import worker
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
-from pgsub.target.ledger import states, subscriptions
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.tables import states
 
 Make = Callable[..., Subscriber]
 

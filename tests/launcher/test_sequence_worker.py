@@ -15,10 +15,10 @@ from fix_servers import Database
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PublisherUnavailable, SchemaFault, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import sequence_worker
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.recorder import Recorder
-from pgsub.launcher.sequence_worker import SequenceWorker
+from pgsub.launcher.workers import sequence_worker
+from pgsub.launcher.workers.sequence_worker import SequenceWorker
 
 Make = Callable[..., SequenceWorker]
 

@@ -14,12 +14,12 @@ from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError, TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher import sync_workers
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.service import Shared
 from pgsub.launcher.spark_driver import Engine
-from pgsub.launcher.sync_workers import SyncWorkers
+from pgsub.launcher.workers import sync_workers
+from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger.subscriptions import RelationState
 

@@ -13,7 +13,7 @@ from embedded import Server
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.walsender_messages import XLogData, parse
 from pgsub.publisher.connect import connect
-from pgsub.publisher.walsender import WalSender, start_options
+from pgsub.publisher.stream.walsender import WalSender, start_options
 
 Flush = Callable[[], object]
 #: Every message type of pgoutput.

@@ -23,11 +23,11 @@ import pytest
 from hostile import frame, header
 
 from pgsub.common.errors import PgsubError, ProtocolViolation
-from pgsub.publisher import openssl
-from pgsub.publisher.channel import Refused, poll
-from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.transport import PlainTransport, over, reachable
+from pgsub.publisher.stream import openssl
+from pgsub.publisher.stream.channel import Refused, poll
+from pgsub.publisher.stream.channel_socket import SocketChannel
+from pgsub.publisher.stream.transport import PlainTransport, over, reachable
 
 _BEGIN = frame(b"W", b"\0\0\0")
 _DATA = frame(b"d", b"w" + bytes(24) + b"message")
@@ -181,7 +181,7 @@ with open("/proc/self/maps") as maps:
 if other is None:
     sys.exit(77)
 ctypes.CDLL(other, mode=ctypes.RTLD_GLOBAL)
-from pgsub.publisher import openssl
+from pgsub.publisher.stream import openssl
 sys.exit(openssl.loaded() is not None)
 """
 

@@ -13,7 +13,7 @@ from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLos
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slots import create_slot, drop_slot, free_slots, slot_state, sync_slot_name, valid_slot_name
 from pgsub.publisher.snapshot import SlotSnapshot, use_snapshot
-from pgsub.publisher.walsender import WalSender, start_options
+from pgsub.publisher.stream.walsender import WalSender, start_options
 
 
 @contextlib.contextmanager

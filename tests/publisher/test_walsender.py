@@ -14,13 +14,13 @@ from embedded import Server
 from pgsub.common.errors import ApplyError, InternalError, PublisherUnavailable, ReplicationBroken, SlotLost
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.walsender_messages import Keepalive, parse, standby_status
-from pgsub.publisher import walsender
-from pgsub.publisher.channel_libpq import LibpqChannel
-from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slots import create_slot, drop_slot, slot_state
-from pgsub.publisher.transport import over
-from pgsub.publisher.walsender import WalSender, quote_literal, start_options
+from pgsub.publisher.stream import walsender
+from pgsub.publisher.stream.channel_libpq import LibpqChannel
+from pgsub.publisher.stream.channel_socket import SocketChannel
+from pgsub.publisher.stream.transport import over
+from pgsub.publisher.stream.walsender import WalSender, quote_literal, start_options
 
 
 @pytest.fixture(params=["socket", "tls", "libpq", "libpq over tls"])

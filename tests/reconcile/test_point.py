@@ -23,7 +23,8 @@ from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
 from pgsub.reconcile.point import Point
-from pgsub.target.ledger import barrier, held_tables, states
+from pgsub.target.ledger import barrier
+from pgsub.target.ledger.tables import held_tables, states
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 _ROWS = "SELECT t::text FROM t ORDER BY id"

@@ -19,7 +19,7 @@ from pgsub.tablesync import copy_pool, sync_slots, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import subscription_tables
+from pgsub.target.ledger.tables import subscription_tables
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"

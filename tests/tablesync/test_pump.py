@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.transport import PlainTransport, reachable
+from pgsub.publisher.stream.transport import PlainTransport, reachable
 from pgsub.tablesync.copy import stream as copy_stream
 from pgsub.tablesync.copy.passthrough import Passthrough
 from pgsub.target.session import connect as target

@@ -30,7 +30,8 @@ from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import states, subscriptions, worker_takeover
+from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger.tables import states
 
 #: By position; ``key`` has a primary key, ``log`` nothing, ``full`` a replica identity of all columns.
 KINDS = ("key", "log", "full", "key", "log")

@@ -11,7 +11,8 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema, states, subscriptions, worker_takeover
+from pgsub.target.ledger import schema, subscriptions, worker_takeover
+from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins, transactions

@@ -6,9 +6,10 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, LockHeld, StateForbids
-from pgsub.target.ledger import states, subscription_tables, subscriptions, worker_takeover
-from pgsub.target.ledger.subscription_tables import Change, Renamed
+from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import states, subscription_tables
+from pgsub.target.ledger.tables.subscription_tables import Change, Renamed
 from pgsub.target.session import advisory_locks
 from pgsub.target.sql import resync_truncate
 

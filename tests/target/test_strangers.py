@@ -20,7 +20,8 @@ from pgsub.common.errors import LockHeld
 from pgsub.launcher import runner
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.runner import Runner
-from pgsub.target.ledger import schema, subscription_tables, worker_takeover
+from pgsub.target.ledger import schema, worker_takeover
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import advisory_locks, ledger_privileges, origins
 
 if TYPE_CHECKING:

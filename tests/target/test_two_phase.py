@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
-from pgsub.target.ledger import prepared_xacts, states, subscription_tables, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import prepared_xacts, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Found
-from pgsub.target.ledger.subscription_tables import Change
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import states, subscription_tables
+from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import APPLY
 from pgsub.target.session import ledger_privileges, transactions
 

@@ -18,8 +18,8 @@ from pgsub.protocol import encoder
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
 from pgsub.protocol.parse_changes import relid_of
-from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import HeldChanges
+from pgsub.target.ledger.tables import held_tables
+from pgsub.target.ledger.tables.held_tables import HeldChanges
 from pgsub.target.sql.pipeline import StatementFailed
 
 #: Bytes of messages in one row of the ledger, and bytes and messages that are written together.

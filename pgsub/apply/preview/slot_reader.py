@@ -24,7 +24,8 @@ from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Commit, Message, Prepare
 from pgsub.protocol.walsender_messages import Keepalive
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher import identity, slots
+from pgsub.publisher.stream import walsender
 from pgsub.target.ledger.subscriptions import Identity
 
 #: Seconds between requests for the position, and between answers that keep the walsender patient.

@@ -13,7 +13,7 @@ from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.identity import PublisherIdentity
-from pgsub.publisher.walsender import WalSender
+from pgsub.publisher.stream.walsender import WalSender
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity
 from pgsub.target.ledger.worker_takeover import Claim

@@ -23,7 +23,7 @@ from pgsub.protocol import frames, walsender_messages
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.walsender_messages import Keepalive, XLogData
-from pgsub.publisher.walsender import WalSender
+from pgsub.publisher.stream.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and

@@ -28,9 +28,9 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.lookup import name_of
-from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import HeldChanges
 from pgsub.target.ledger.skip import Skip
+from pgsub.target.ledger.tables import held_tables
+from pgsub.target.ledger.tables.held_tables import HeldChanges
 
 #: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0

@@ -23,8 +23,9 @@ from pgsub.common.errors import PublisherUnavailable, log_text
 from pgsub.common.subscription import Subscription, receiver_timeout
 from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher import identity, slots
 from pgsub.publisher.faults import translate
+from pgsub.publisher.stream import walsender
 from pgsub.target.ledger import events, reconciliation, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity, Publisher

@@ -21,10 +21,10 @@ from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common.errors import ApplyError, PgsubError, SchemaFault, StreamsMustRestart
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger import held_tables, states
 from pgsub.target.ledger.progress import Control, table_states
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables, states
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0

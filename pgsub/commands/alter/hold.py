@@ -22,8 +22,9 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.target.ledger import events, held_tables, states, subscription_tables, subscriptions
+from pgsub.target.ledger import events, subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables, states, subscription_tables
 
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 

@@ -10,7 +10,7 @@ import psycopg
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common.errors import StateForbids
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import transport
+from pgsub.publisher.stream import transport
 
 # A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
 _DATABASE = """

@@ -18,9 +18,10 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.target.ledger import held_tables, subscriptions, two_phase
-from pgsub.target.ledger.subscription_tables import Renamed
+from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables
+from pgsub.target.ledger.tables.subscription_tables import Renamed
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql import resync_truncate

@@ -27,8 +27,9 @@ from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, log_text
 from pgsub.common.quoting import word
 from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
-from pgsub.target.ledger import states, subscription_tables, subscriptions, worker_takeover
-from pgsub.target.ledger.subscription_tables import Change
+from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger.tables import states, subscription_tables
+from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.sql import resync_truncate
 

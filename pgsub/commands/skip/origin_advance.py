@@ -31,8 +31,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.ledger.origin_advance import Position, advance, position
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import origins
 

@@ -33,8 +33,9 @@ from pgsub.common.errors import ApplyError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import skipped_changes, subscription_tables
+from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
 
 

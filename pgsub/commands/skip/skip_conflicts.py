@@ -20,7 +20,8 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import skip, subscription_tables, subscriptions
+from pgsub.target.ledger import skip, subscriptions
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 

@@ -25,8 +25,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import held_tables, skip, subscription_tables, subscriptions
+from pgsub.target.ledger import skip, subscriptions
 from pgsub.target.ledger.skip import WHOLE, Skip
+from pgsub.target.ledger.tables import held_tables, subscription_tables
 from pgsub.target.session import transactions
 
 

@@ -23,7 +23,6 @@ from pgsub.launcher.mirror import held_stats
 from pgsub.switchover import journal
 from pgsub.target.ledger import (
     definitions,
-    held_tables,
     prepared_xacts,
     schema,
     skipped_changes,
@@ -34,6 +33,7 @@ from pgsub.target.ledger import (
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.skipped_changes import Usage
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
 

@@ -35,16 +35,8 @@ from pgsub.launcher.mirror import held_stats
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.target.ledger import (
-    definitions,
-    held_tables,
-    schema,
-    skipped_changes,
-    subscription_tables,
-    subscriptions,
-    two_phase,
-    worker_takeover,
-)
+from pgsub.target.ledger import definitions, schema, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger.tables import held_tables, subscription_tables
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 

@@ -35,7 +35,8 @@ from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.limit import PauseLimit
-from pgsub.target.ledger import held_tables, subscriptions
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.tables import held_tables
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 

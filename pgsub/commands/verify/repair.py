@@ -26,7 +26,7 @@ from pgsub.reconcile.comparison import TableResult, sources
 from pgsub.reconcile.point import Standing, while_standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import Difference
-from pgsub.target.ledger import subscription_tables
+from pgsub.target.ledger.tables import subscription_tables
 
 #: Tables with the keys of rows that are to be brought, by name.
 Wanted = dict[str, tuple[TableVerdict, list[Key]]]

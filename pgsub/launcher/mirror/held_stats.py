@@ -8,9 +8,9 @@ import psycopg
 
 from pgsub.catalog.rows import HeldRow
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
-from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import HeldTable
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables
+from pgsub.target.ledger.tables.held_tables import HeldTable
 
 
 class HeldTableStats:

@@ -47,8 +47,9 @@ from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differen
 from pgsub.reconcile.side import Side, date_order
 from pgsub.tablesync.copy.replaced_rows import ReplacedRows
 from pgsub.tablesync.copy.spool import Spool
-from pgsub.target.ledger import events, states, worker_takeover
-from pgsub.target.ledger.chunks import ChunkKey
+from pgsub.target.ledger import events, worker_takeover
+from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.query import scalar
 from pgsub.target.session import advisory_locks
 from pgsub.target.session import connect as target

@@ -10,8 +10,8 @@ import psycopg
 from psycopg import pq
 
 from pgsub.common import server_words
-from pgsub.publisher.channel import poll
-from pgsub.publisher.transport import Transport
+from pgsub.publisher.stream.channel import poll
+from pgsub.publisher.stream.transport import Transport
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
 #: Called again and again with the bytes moved so far.

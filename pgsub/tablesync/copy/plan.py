@@ -15,7 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher.copy_statements import copy_statement
 from pgsub.publisher.tables import Leaf, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger.chunks import Part
+from pgsub.target.ledger.tables.chunks import Part
 from pgsub.target.query import scalar
 from pgsub.target.session import roles
 from pgsub.target.sql import statements

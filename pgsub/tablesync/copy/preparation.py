@@ -26,9 +26,10 @@ from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
 from pgsub.target.catalog.relation import TargetRelation, describe_many
-from pgsub.target.ledger import chunks, worker_takeover
-from pgsub.target.ledger.chunks import ChunkKey, Part
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import chunks
+from pgsub.target.ledger.tables.chunks import ChunkKey, Part
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import roles

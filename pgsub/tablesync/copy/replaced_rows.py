@@ -13,8 +13,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.rows import EXTRA, Difference
-from pgsub.target.ledger import states
-from pgsub.target.ledger.chunks import ChunkKey
+from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables.chunks import ChunkKey
 
 
 class ReplacedRows:

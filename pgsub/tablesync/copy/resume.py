@@ -33,8 +33,9 @@ from pgsub.reconcile.parts import PartComparison, PartResult
 from pgsub.tablesync.copy import cleanup, plan
 from pgsub.tablesync.copy.adoption import Adopter
 from pgsub.tablesync.copy.spool import Spool
-from pgsub.target.ledger import chunks, events
-from pgsub.target.ledger.chunks import Brought, ChunkKey, Part
+from pgsub.target.ledger import events
+from pgsub.target.ledger.tables import chunks
+from pgsub.target.ledger.tables.chunks import Brought, ChunkKey, Part
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name

@@ -22,7 +22,7 @@ from psycopg import pq
 
 from pgsub.common import failpoints, server_words
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.transport import over
+from pgsub.publisher.stream.transport import over
 from pgsub.tablesync.copy.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
 
 __all__ = ["SourceError", "move"]
@@ -38,7 +38,7 @@ def move(
 
     After an error neither connection is good for anything but closing.
 
-    :param direct: both are :func:`~pgsub.publisher.transport.reachable`.
+    :param direct: both are :func:`~pgsub.publisher.stream.transport.reachable`.
     :return: rows stored on the target, and bytes of the rows.
     :raises SourceError: the publisher failed.
     :raises psycopg.Error: the target failed.

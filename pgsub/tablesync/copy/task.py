@@ -20,7 +20,7 @@ from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, Heartbeat
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
-from pgsub.publisher.transport import reachable
+from pgsub.publisher.stream.transport import reachable
 from pgsub.tablesync.copy import conflict, row_by_row, stream
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
 from pgsub.tablesync.copy.passthrough import Moved
@@ -28,8 +28,8 @@ from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.resume import Resumed, Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import ddl_hints
-from pgsub.target.ledger import chunks
-from pgsub.target.ledger.chunks import ChunkKey
+from pgsub.target.ledger.tables import chunks
+from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins, roles
 from pgsub.target.session.connect import SessionName, must_use_password

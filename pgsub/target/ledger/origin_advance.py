@@ -8,7 +8,8 @@ import psycopg
 
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import events, states, subscriptions, worker_takeover
+from pgsub.target.ledger import events, subscriptions, worker_takeover
+from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row
 

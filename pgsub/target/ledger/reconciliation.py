@@ -16,8 +16,9 @@ import psycopg
 from pgsub.common.errors import SlotLost, log_text
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import events, states, subscriptions, worker_takeover
+from pgsub.target.ledger import events, subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import Identity, Publisher
+from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.transactions import durable
 

@@ -152,7 +152,7 @@ CREATE TABLE pgsub.skipped_change (
 -- tables whose changes are held, and the changes: one row a stretch of one transaction's messages for one table, as
 -- pgoutput sent them, each behind its length, in the order of id. No foreign key: the rows may be part of a prepared
 -- transaction, which would hold its lock until the publisher decides. releasing: what is held is being applied.
--- drained_lsn: where apply was when all that could be seen was applied (target/ledger/held_tables.py)
+-- drained_lsn: where apply was when all that could be seen was applied (target/ledger/tables/held_tables.py)
 CREATE TABLE pgsub.held_table (
     subid integer NOT NULL,
     srrelid oid NOT NULL,

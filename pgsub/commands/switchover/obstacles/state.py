@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pgsub.commands.switchover.obstacles.obstacle import BOTH, ERROR, TAKING, Obstacle, Sides, several
 from pgsub.common.quoting import word
-from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import held_tables
 
 
 def find(sides: Sides, relations: Sequence[RelationState]) -> Iterator[Obstacle]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import psycopg
 
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import states, worker_takeover
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 

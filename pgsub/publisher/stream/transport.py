@@ -23,8 +23,8 @@ import psycopg
 from psycopg import pq
 
 from pgsub.common.errors import InternalError
-from pgsub.publisher import openssl
-from pgsub.publisher.openssl import Library
+from pgsub.publisher.stream import openssl
+from pgsub.publisher.stream.openssl import Library
 
 _ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
 #: A BIO_f_buffer reads so much into a buffer of its own where less is asked for (DEFAULT_BUFFER_SIZE, bf_buff.c).

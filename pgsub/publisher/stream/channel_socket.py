@@ -18,10 +18,10 @@ import psycopg
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
-from pgsub.publisher.transport import Transport
+from pgsub.publisher.stream.channel import START_SECONDS, Refused, poll, unanswered, unread
+from pgsub.publisher.stream.transport import Transport
 
 _BUFFER = 1 << 20
 #: Little space is not worth a system call.
@@ -32,7 +32,7 @@ _LOST = "server closed the connection unexpectedly"
 
 
 class SocketChannel:
-    """A :class:`~pgsub.publisher.channel.Channel` over a transport."""
+    """A :class:`~pgsub.publisher.stream.channel.Channel` over a transport."""
 
     def __init__(self, connection: Connection, transport: Transport, send_timeout: float) -> None:
         self._transport = transport

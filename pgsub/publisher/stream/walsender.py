@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher.channel import ENDED, Channel, Refused, poll
-from pgsub.publisher.channel_libpq import LibpqChannel
-from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import classify, translating
-from pgsub.publisher.transport import over, reachable
+from pgsub.publisher.stream.channel import ENDED, Channel, Refused, poll
+from pgsub.publisher.stream.channel_libpq import LibpqChannel
+from pgsub.publisher.stream.channel_socket import SocketChannel
+from pgsub.publisher.stream.transport import over, reachable
 
 _START = "start WAL streaming"
 _RECEIVE = "receive data from WAL stream"

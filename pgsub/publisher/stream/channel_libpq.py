@@ -10,15 +10,15 @@ from psycopg import pq
 
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
+from pgsub.publisher.stream.channel import START_SECONDS, Refused, poll, unanswered, unread
 
 _HEADER = struct.Struct(">cI")
 
 
 class LibpqChannel:
-    """A :class:`~pgsub.publisher.channel.Channel` through libpq."""
+    """A :class:`~pgsub.publisher.stream.channel.Channel` through libpq."""
 
     def __init__(self, connection: Connection, send_timeout: float) -> None:
         self._connection = connection

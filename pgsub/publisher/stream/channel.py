@@ -1,4 +1,4 @@
-"""The transport of a walsender's stream, as :mod:`pgsub.publisher.walsender` uses either of the two."""
+"""The transport of a walsender's stream, as :mod:`pgsub.publisher.stream.walsender` uses either of the two."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced
-from pgsub.target.ledger import chunks, held_tables, states, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.tables import chunks, held_tables, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import advisory_locks
 
