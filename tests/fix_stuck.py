@@ -22,7 +22,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli import main
-from pgsub.cli.settings import current
+from pgsub.cli.general_options import current
 from pgsub.common.errors import PgsubError
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import worker_takeover

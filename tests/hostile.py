@@ -29,7 +29,7 @@ from embedded import Server
 from fix_servers import Database
 
 from pgsub.common.errors import PgsubError
-from pgsub.tablesync.copy import stream as copy_stream
+from pgsub.tablesync.copy import copy_to_copy as copy_stream
 
 CANARY = "CREATE TABLE canary (what text); CREATE TABLE t (id int, v text)"
 _SQL = b"ROLLBACK; INSERT INTO public.canary SELECT pg_catalog.current_user();\0"

@@ -12,10 +12,10 @@ from typer.main import get_command
 from pgsub import __version__
 from pgsub.cli.command_tree.command import COMMANDS
 from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn  # noqa: F401
+from pgsub.cli.general_options import SHARED, remember
 from pgsub.cli.operate import completion, config, demo, metrics, run, status, switchover, verify, version, wait  # noqa: F401
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import PAGES
-from pgsub.cli.settings import SHARED, remember
 from pgsub.cli.subscription import alter, create, drop, reconcile, refresh, toggles  # noqa: F401
 
 SUMMARY = "PostgreSQL logical-replication subscriber outside the server"

@@ -14,9 +14,9 @@ from typing import NoReturn
 
 import typer
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents
 from pgsub.cli.pages import PAGES
-from pgsub.cli.settings import current
 from pgsub.common.errors import InternalError, PgsubError, UsageError
 
 _LIKE = re.compile(r": (--?\S+) \((?:Possible options: |Did you mean )(.*?)\??\)")

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
-from pgsub.reconcile.load import RateLimit
+from pgsub.reconcile.read_rate import RateLimit
 from pgsub.reconcile.side import Piece, Side
 
 Result = TypeVar("Result")

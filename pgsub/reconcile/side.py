@@ -18,7 +18,7 @@ from psycopg import sql
 
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableRewritten, TargetUnavailable
-from pgsub.reconcile.load import MOST_BLOCKS
+from pgsub.reconcile.read_rate import MOST_BLOCKS
 from pgsub.target.query import scalar
 
 HASH_BITS = 64

@@ -25,8 +25,8 @@ import time
 import psycopg
 
 from pgsub.apply.rows.relation_map import local_name
-from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.rows.table_state_filter import Decision, Filter
+from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions, WorkerPolicy

@@ -17,8 +17,8 @@ from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.execute import savepoints
 from pgsub.apply.parallel.leader import ParallelLeader
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.rows.table_state_filter import Decision
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import start

@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator
 from pgsub.catalog.locks import Lock, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
+from pgsub.cli.general_options import Settings, current
 from pgsub.cli.main import run
-from pgsub.cli.settings import Settings, current
 from pgsub.common.subscription import Subscription
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ import pexpect
 import pytest
 
 from pgsub.catalog.locks import troubles
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents, progress, reporting
 from pgsub.cli.output.reporting import ConsoleReporter, LogReporter, record
-from pgsub.cli.settings import current
 from pgsub.commands.reporter import CallbackReporter, Reporter, TableProgress
 from pgsub.common.errors import PgsubError, log_text, one_line
 

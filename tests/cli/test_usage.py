@@ -147,7 +147,7 @@ def test_a_usage_error_shows_no_password_of_a_forgotten_quote(pgsub):
     ("text", "seconds"), [("500ms", 0.5), ("30s", 30.0), ("5m", 300.0), ("2h", 7200.0), ("1.5s", 1.5), ("1d", 86400.0)]
 )
 def test_durations_have_units(text, seconds):
-    from pgsub.cli.command_tree.values import parse_duration
+    from pgsub.cli.command_tree.option_values import parse_duration
 
     assert parse_duration(text) == pytest.approx(seconds)
 

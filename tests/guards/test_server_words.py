@@ -15,7 +15,7 @@ from pgsub.common import server_words
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError
 from pgsub.launcher.error_counters import internal_error
 from pgsub.publisher.faults import ServerError, classify
-from pgsub.tablesync.copy.passthrough import SourceError
+from pgsub.tablesync.copy.below_libpq import SourceError
 from pgsub.target.session.connect import translate
 from pgsub.target.sql.pipeline import StatementFailed
 

@@ -13,9 +13,9 @@ from psycopg import sql
 import pgsub
 from pgsub.apply.worker import missing_partition
 from pgsub.cli import app
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
-from pgsub.cli.settings import current
 from pgsub.commands.status.next_steps import _hinted
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
 from pgsub.common.quoting import statement, value, word

@@ -15,8 +15,8 @@ import pytest
 from fix_faults import Site, until
 
 from pgsub.catalog.store import StateStore
+from pgsub.cli.general_options import Settings, current
 from pgsub.cli.main import run
-from pgsub.cli.settings import Settings, current
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 
 ROOT = Path(__file__).parents[2]

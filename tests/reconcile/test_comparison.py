@@ -15,7 +15,7 @@ from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
-from pgsub.reconcile import buckets, comparison, expressions, load, record, rows
+from pgsub.reconcile import buckets, comparison, expressions, read_rate, record, rows
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
 from pgsub.reconcile.hashes import hashes
@@ -323,7 +323,7 @@ _LEAVES = (
 
 
 def test_partitions_are_read_in_pieces_of_their_own(both: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(read_rate, "MOST_BLOCKS", 2)
     seen: list[int] = []
     result = both(
         _LEAVES,
@@ -338,7 +338,7 @@ def test_partitions_are_read_in_pieces_of_their_own(both: Compare, monkeypatch: 
 def test_a_partition_that_may_not_be_read_by_itself_is_read_through_its_table(
     both: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(read_rate, "MOST_BLOCKS", 2)
     seen: list[int] = []
     result = both(
         _LEAVES,
@@ -359,7 +359,7 @@ def test_children_by_inheritance_are_tables_of_their_own(both: Compare) -> None:
 def test_a_large_table_is_read_in_pieces_and_divided_until_few_rows_are_left(
     both: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(read_rate, "MOST_BLOCKS", 3)
     monkeypatch.setattr(buckets, "MANY_ROWS", 2)
     monkeypatch.setattr(buckets, "BITS", 4)
     monkeypatch.setattr(buckets, "_worth", lambda count, rows: 4)
@@ -538,7 +538,7 @@ def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_
         nothing = sql.SQL("")
         source = Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
         pieces = one.pieces(session, source)
-    assert len(pieces) == (1 << 32) // load.MOST_BLOCKS and pieces[-1].until is None
+    assert len(pieces) == (1 << 32) // read_rate.MOST_BLOCKS and pieces[-1].until is None
 
 
 def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Database) -> None:

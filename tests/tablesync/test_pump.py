@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.stream.transport import PlainTransport, reachable
-from pgsub.tablesync.copy import stream as copy_stream
-from pgsub.tablesync.copy.passthrough import Passthrough
+from pgsub.tablesync.copy import copy_to_copy as copy_stream
+from pgsub.tablesync.copy.below_libpq import Passthrough
 from pgsub.target.session import connect as target
 
 _SIDES = "pubdb", "subdb"

@@ -23,7 +23,7 @@ from pgsub.apply.commit.skipped_writer import SkippedChanges
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Record, ResolvedConflict
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import LogText, StreamsMustRestart, log_text

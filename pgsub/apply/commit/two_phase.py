@@ -17,7 +17,7 @@ from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
-from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common import failpoints, quoting
 from pgsub.common.errors import ApplyError

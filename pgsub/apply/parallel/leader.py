@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pgsub.apply.parallel.worker import ParallelWorker
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.rows.table_state_filter import Filter
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.assembler import StreamWatch
 from pgsub.apply.stream.spool import SpooledTransaction
 

@@ -26,8 +26,8 @@ import psycopg
 from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.rows.table_state_filter import Filter
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints

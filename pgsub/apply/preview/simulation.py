@@ -14,8 +14,8 @@ import psycopg
 
 from pgsub.apply.commit.skipped_writer import changed
 from pgsub.apply.conflicts import schema_fault
-from pgsub.apply.preview.prediction import Existing, Finding, Outcome, differences
-from pgsub.apply.preview.simulated_rows import Done, Table, Version
+from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences
+from pgsub.apply.preview.row_versions import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name

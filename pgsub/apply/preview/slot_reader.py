@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgsub.apply.rows.session import recorded_publisher
+from pgsub.apply.rows.worker_sessions import recorded_publisher
 from pgsub.apply.stream.receiver import now
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.subscription import Subscription

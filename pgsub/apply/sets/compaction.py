@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pgsub.apply.sets.change_set import ChangeSet, Updates
-from pgsub.apply.sets.columns import RowMessages, rows_at, taken
 from pgsub.apply.sets.keys import Keys
+from pgsub.apply.sets.row_messages import RowMessages, rows_at, taken
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import PAD, Changes, Flags, Offsets, Rows
 from pgsub.protocol.reader import BINARY, TEXT, UNCHANGED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
 from pgsub.common import failpoints
 from pgsub.protocol.lsn import covered

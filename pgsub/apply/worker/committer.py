@@ -17,7 +17,7 @@ from pgsub.apply.commit.two_phase import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
-from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.rows.writer import SetFallback
 from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch

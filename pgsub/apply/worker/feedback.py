@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.rows.session import WorkerStreams
+from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.common import failpoints
 

@@ -13,8 +13,8 @@ from itertools import groupby
 import psycopg
 
 from pgsub.apply.rows.relation_map import local_name
-from pgsub.apply.rows.session import TargetSession, WorkerStreams
 from pgsub.apply.rows.table_state_filter import Decision
+from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.committer import Committer

@@ -17,7 +17,7 @@ import psycopg
 from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.parallel.worker import ParallelWorker
-from pgsub.apply.rows.session import WorkerStreams
+from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction

@@ -12,7 +12,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.rows.session import TargetSession, WorkerStreams, recorded_publisher, target_session
+from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams, recorded_publisher, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import Spool

@@ -8,8 +8,8 @@ import time
 import psycopg
 
 from pgsub.apply.rows.relation_map import NEVER, local_name
-from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.rows.table_state_filter import Decision, Filter
+from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import missing_partition, rolled_back

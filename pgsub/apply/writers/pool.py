@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.rows.table_state_filter import Filter
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.writers.balance import Balance
 from pgsub.apply.writers.dependencies import Dependencies, Together

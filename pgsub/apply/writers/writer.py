@@ -18,7 +18,7 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.writers.unit import Abandoned, Unit, Units
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StreamsMustRestart

@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from typer.core import TyperCommand
 
 from pgsub.cli.command_tree import tree
+from pgsub.cli.general_options import SHARED, current, remember
 from pgsub.cli.pages import PAGES, Page
-from pgsub.cli.settings import SHARED, current, remember
 
 Function = TypeVar("Function", bound=Callable[..., None])
 

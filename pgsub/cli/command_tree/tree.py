@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
+from pgsub.cli.general_options import SHARED
 from pgsub.cli.pages import PAGES, Page
-from pgsub.cli.settings import SHARED
 
 _WORD = re.compile(r"[a-z][a-z_-]*")
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
-from pgsub.cli.command_tree.values import AsJson, Name, parse_duration
+from pgsub.cli.command_tree.option_values import AsJson, Name, parse_duration
 from pgsub.cli.conflicts import prune, replay
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError, field, one_line
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import AsJson, Name, Yes, parse_lsn
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, parse_lsn
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.progress import size
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError
 from pgsub.common.plural import counted
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit_document
 from pgsub.cli.output.progress import size
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
-from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError
 from pgsub.common.plural import counted
 

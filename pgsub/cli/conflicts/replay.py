@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.command_tree.option_values import parse_lsn
 from pgsub.cli.conflicts.skip_lsn import LISTED, change_rows
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
-from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output.documents import emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
-from pgsub.cli.settings import current
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import AsJson, Name, Yes, parse_lsn
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, parse_lsn
 from pgsub.cli.conflicts import skip_conflicts
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 
@@ -175,7 +175,7 @@ def _preview(options: Any, as_json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from pgsub.apply.preview.prediction import Outcome
+    from pgsub.apply.preview.finding import Outcome
 
     one = found["transaction"]
     emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))

@@ -10,10 +10,10 @@ import typer
 
 from pgsub.cli.command_tree.command import command
 from pgsub.cli.configuration import SETTINGS, Setting, configuration
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError
 from pgsub.common.subscription import SECRETS
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 
 PAGE = Page(
     summary="Try pgsub on two throw-away PostgreSQL servers",

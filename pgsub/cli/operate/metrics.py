@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.general_options import current
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError
 
 if TYPE_CHECKING:

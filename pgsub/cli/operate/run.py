@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import (
+from pgsub.cli.command_tree.option_values import (
     Conf,
     Connection,
     Master,
@@ -19,9 +19,9 @@ from pgsub.cli.command_tree.values import (
     repeatable,
     take_conninfos,
 )
+from pgsub.cli.general_options import current
 from pgsub.cli.operate.metrics import Address, listen, parse_address
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 
 PAGE = Page(
     summary="Serve subscriptions: synchronize tables and apply changes",

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
-from pgsub.cli.command_tree.values import parse_duration, parse_seconds
+from pgsub.cli.command_tree.option_values import parse_duration, parse_seconds
+from pgsub.cli.general_options import current
 from pgsub.cli.operate import status_tables
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import PAGES, Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError
 
 _EVERY = "2"  #: seconds, for --watch without a value

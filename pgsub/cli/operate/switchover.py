@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import AsJson, Name, Timeout, Yes
+from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout, Yes
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.prompts import confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import StateForbids, UsageError
 
 if TYPE_CHECKING:

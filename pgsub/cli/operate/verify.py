@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import AsJson, Name, Timeout
+from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.size import parse_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import AsJson
+from pgsub.cli.command_tree.option_values import AsJson
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 

@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Name, Timeout, parse_lsn
+from pgsub.cli.command_tree.option_values import Name, Timeout, parse_lsn
+from pgsub.cli.general_options import current
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 
 
 class Awaited(NamedTuple):

@@ -9,8 +9,8 @@ import re
 import shlex
 import sys
 
+from pgsub.cli.general_options import current
 from pgsub.cli.pages import PAGES
-from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError, field, one_line
 from pgsub.common.subscription import SECRETS
 from pgsub.common.text import line as line

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
-from pgsub.cli.settings import current
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, TableProgress
 
 if TYPE_CHECKING:

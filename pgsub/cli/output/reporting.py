@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pgsub.catalog.locks import UNLOGGED, TroubleFlag
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.progress import Bars, Lines, choose
-from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
 from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
 from pgsub.common.threads import CallTimedOut, TimedExecutor

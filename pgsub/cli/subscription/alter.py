@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import collected
+from pgsub.cli.command_tree.option_values import collected
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options
 

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Name, Yes
+from pgsub.cli.command_tree.option_values import Name, Yes
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.prompts import require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError
 from pgsub.common.plural import counted
 

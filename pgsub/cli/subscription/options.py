@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pgsub.cli.command_tree.values import (
+from pgsub.cli.command_tree.option_values import (
     PUBLISHER,
     Conf,
     Connection,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import AsJson, Name, Yes, collected
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, collected
 from pgsub.cli.output.documents import emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page

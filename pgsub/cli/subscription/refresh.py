@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import Name, Yes, collected, repeatable
+from pgsub.cli.command_tree.option_values import Name, Yes, collected, repeatable
 from pgsub.cli.output.progress import size
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Name
+from pgsub.cli.command_tree.option_values import Name
+from pgsub.cli.general_options import current
 from pgsub.cli.output.reporting import ConsoleReporter
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError
 
 ENABLE = Page(

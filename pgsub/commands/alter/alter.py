@@ -21,7 +21,7 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options as stored_options
-from pgsub.commands import ledger_copy
+from pgsub.commands import definition_change
 from pgsub.commands.alter import connections, upgraded_publisher, writers
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
@@ -86,7 +86,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             writers.check_room(sub, fields, reporter, strict=options.strict)
             write = partial(_store, store, sub, fields)
-            ledger_copy.change(store, sub, write, reporter=reporter)
+            definition_change.change(store, sub, write, reporter=reporter)
             return
         _alter_with_servers(options, store, sub, fields, reporter)
 

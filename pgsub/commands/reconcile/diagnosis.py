@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.rows.session import recorded_publisher
+from pgsub.apply.rows.worker_sessions import recorded_publisher
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.preview.prediction import Finding, Outcome
+from pgsub.apply.preview.finding import Finding, Outcome
 from pgsub.apply.preview.simulation import Admits, Simulation
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_text import KEPT
-from pgsub.apply.preview.prediction import Outcome
+from pgsub.apply.preview.finding import Outcome
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.skip.replay import ReplayFilter, ReplayRequest, replay
 from pgsub.apply.skip.skipped_reader import SkippedReader

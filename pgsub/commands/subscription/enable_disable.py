@@ -10,7 +10,7 @@ from typing import Any
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
-from pgsub.commands import ledger_copy
+from pgsub.commands import definition_change
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import serving
 from pgsub.common.errors import StateForbids
@@ -78,7 +78,7 @@ def _set(
             store.alter(sub.subid, **fields)
             store.journal(action, sub.subid, sub.name, shown)
 
-    ledger_copy.change(store, sub, write, reporter=reporter)
+    definition_change.change(store, sub, write, reporter=reporter)
 
 
 def require_disabled(sub: Subscription, message: str) -> None:

@@ -1,6 +1,6 @@
 """A copy whose conflicts are resolved by rules: rows come one by one and go as inserts of apply, many at a time.
 
-Slower than :mod:`pgsub.tablesync.copy.stream`, where no value is decoded; it is the way of tables that have such
+Slower than :mod:`pgsub.tablesync.copy.copy_to_copy`, where no value is decoded; it is the way of tables that have such
 rules. All of it is one transaction, as there. The server has no such copy: its copy_table (tablesync.c) fails.
 """
 
@@ -17,8 +17,8 @@ from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.rows.table_state_filter import Decision
+from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ProtocolViolation
@@ -29,7 +29,7 @@ from pgsub.protocol.reader import NULL, TEXT
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.copy_statements import selection
 from pgsub.publisher.tables import RemoteTable
-from pgsub.tablesync.copy.passthrough import Moved, SourceError
+from pgsub.tablesync.copy.below_libpq import Moved, SourceError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import Claim

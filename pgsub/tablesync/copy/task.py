@@ -21,9 +21,9 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.publisher.stream.transport import reachable
-from pgsub.tablesync.copy import conflict, row_by_row, stream
+from pgsub.tablesync.copy import conflict, copy_to_copy, row_by_row
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
-from pgsub.tablesync.copy.passthrough import Moved
+from pgsub.tablesync.copy.below_libpq import Moved
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.resume import Resumed, Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
@@ -150,7 +150,7 @@ class _CopySessions:
             if piece.resumption is not None:
                 return self._resume(piece, piece.resumption)
             return self._copy(piece) if piece.adoption is None else self._adopt(piece, piece.adoption)
-        except stream.SourceError as failure:
+        except copy_to_copy.SourceError as failure:
             doing = "copy the table from the publisher"
             raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
         except psycopg.Error as error:
@@ -198,7 +198,7 @@ class _CopySessions:
             rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
         else:
             with roles.acting(self._session, table.acts_as):
-                rows, size = stream.move(
+                rows, size = copy_to_copy.move(
                     self._source, self._session, copy_out, table.copy_in, moved, direct=self._direct
                 )
         # guard: chunks of a rewritten table are not mixed

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
-from pgsub.cli.settings import current
 from pgsub.common.errors import StateForbids, UsageError
 
 if TYPE_CHECKING:

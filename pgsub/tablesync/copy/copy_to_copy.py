@@ -1,7 +1,7 @@
 """Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
 
 NOTES
-Rows go from connection to connection below libpq (:mod:`pgsub.tablesync.copy.passthrough`), and a row of any size
+Rows go from connection to connection below libpq (:mod:`pgsub.tablesync.copy.below_libpq`), and a row of any size
 passes through one small buffer. libpq would make an object of every row and copy each several times; it remains for
 connections that only it can read, as those that GSSAPI encrypts. Either way the target is sent messages made here, and
 no header of the publisher's: nothing that a publisher sends can end the COPY on the target and begin a query there.
@@ -23,7 +23,7 @@ from psycopg import pq
 from pgsub.common import failpoints, server_words
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.stream.transport import over
-from pgsub.tablesync.copy.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
+from pgsub.tablesync.copy.below_libpq import Moved, Passthrough, SourceError, TargetSpoke, wait
 
 __all__ = ["SourceError", "move"]
 
