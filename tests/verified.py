@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fix_pair import Pair
+from fix_servers import Database
 
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
@@ -55,3 +57,39 @@ def results(p: Pair, names: Sequence[tuple[str, str]]) -> Iterator[TableResult]:
                 assert local is not None
                 both = compared(described.tables[name], local)
                 yield comparison.compare(both, sources(both, in_utf8=in_utf8))
+
+
+def exported(database: Database, stack: contextlib.ExitStack) -> str:
+    """Export a snapshot of a database as it is now."""
+    holder = stack.enter_context(contextlib.closing(database.connect()))
+    holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    [(name,)] = holder.execute("SELECT pg_export_snapshot()").fetchall()
+    return str(name)
+
+
+def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) -> TableResult:
+    """Compare a table of schema public as it is now."""
+    meanwhile = options.pop("meanwhile", lambda: None)
+    in_utf8 = pubdb.value("SHOW server_encoding") != subdb.value("SHOW server_encoding")
+    with contextlib.ExitStack() as stack:
+        sides = (
+            Side(
+                "publisher",
+                lambda: publisher.connect(pubdb.conninfo, application_name="verify"),
+                exported(pubdb, stack),
+                faults.translate,
+            ),
+            Side("target", lambda: target.connect(subdb.conninfo, "verify"), exported(subdb, stack), target.translate),
+        )
+        meanwhile()
+        with contextlib.closing(sides[0].connect()) as session:
+            remote = describe_tables(session, [("public", table)], ["p"]).tables["public", table]
+        with contextlib.closing(sides[1].connect()) as session:
+            local = describe(session, "public", table)
+        assert local is not None
+        both = compared(remote, local)
+        with Comparison(sides, jobs=2, sample=options.pop("sample", None)) as comparison:
+            result = comparison.compare(both, sources(both, in_utf8=in_utf8), **options)
+    if result.error is not None:
+        raise result.error
+    return result

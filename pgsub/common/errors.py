@@ -132,7 +132,7 @@ class StateForbids(PgsubError):
 
 
 class TableRewritten(StateForbids):
-    """A table that was truncated or rewritten while it was compared: a snapshot does not show it any more."""
+    """A table that was truncated, rewritten or renamed while it was compared: a snapshot does not show it any more."""
 
     directive = Directive.RETRY
 

@@ -219,6 +219,7 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
     return (
         Source(
             remote.oid,
+            (remote.schema, remote.name),
             relation_of(remote.schema, remote.name, remote.relkind),
             filters,
             tuple(value.text for value in here),
@@ -228,6 +229,7 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tu
         ),
         Source(
             target.oid,
+            (target.schema, target.name),
             relation_of(target.schema, target.name, target.relkind),
             (),
             tuple(value.text for value in there),

@@ -67,4 +67,4 @@ class Equality:
 
 
 def _typed(column: TargetColumn, name: str) -> sql.Composed:
-    return column.collated(sql.SQL("u.{}::{}").format(sql.Identifier(name), sql.SQL(column.full_type)))
+    return column.collated(sql.SQL("u.{}::{}").format(sql.Identifier(name), sql.SQL(column.uncut or column.full_type)))

@@ -28,21 +28,13 @@ _TEXT = sql.SQL("({})::pg_catalog.text")
 _OUTPUT = sql.SQL("CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END")
 _NULL, _NULLS = sql.SQL("{} IS NULL"), sql.SQL("pg_catalog.num_nulls({}) = 1")
 _VARCHAR, _VARHDRSZ = 1043, 4
+_WHOLE = frozenset({20, 21, 23})
+_INT8 = sql.Composed([sql.SQL("pg_catalog.int8")])
 #: An assignment cuts blanks, and nothing else.
 _FITTED = sql.SQL(
     '(SELECT CASE WHEN pg_catalog.char_length(pg_catalog.rtrim(t)) <= {1} THEN pg_catalog."left"(t, {1}) ELSE t END'
     " FROM (SELECT {0} AS t) AS x)"
 )
-#: Types of which an explicit cast to a length cuts what an assignment refuses, without their length.
-_CUT = {
-    1014: "pg_catalog.bpchar[]",
-    1015: "pg_catalog.varchar[]",
-    1042: "pg_catalog.bpchar",
-    1560: 'pg_catalog."bit"',
-    1561: 'pg_catalog."bit"[]',
-    1562: "pg_catalog.varbit",
-    1563: "pg_catalog.varbit[]",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +103,11 @@ def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> Value:
     name, null = sql.Identifier(remote.name), _null(remote.name, remote.type_oid)
     if _fitted(remote, column):
         return Value(_FITTED.format(_OUTPUT.format(name), sql.Literal(column.typmod - _VARHDRSZ)), null)
-    if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or column.type_oid in _CUT):
+    if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or column.uncut):
         return Value(_canonical(name, column.type_oid), null, name, column.type_oid)
     if not _typed(remote, column):
         return Value(_OUTPUT.format(name), null)
-    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(_CUT.get(column.type_oid, column.full_type)))
+    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.uncut or column.full_type))
     return Value(_canonical(read, column.type_oid), null, read, column.type_oid)
 
 
@@ -129,6 +121,19 @@ def _typed(remote: RemoteColumn, column: TargetColumn) -> bool:
     """Return whether the publisher has values of the target's type, and not their text alone."""
     namesake = remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name
     return column.type_oid < FIRST_NORMAL and not namesake and not _fitted(remote, column)
+
+
+def found_again(remote: RemoteColumn, column: TargetColumn) -> sql.Composed | None:
+    """Compose the type in which the publisher reads a text of the target and finds the value that apply made this of.
+
+    :return: None where it may not: the target's type cuts or rounds, or has values that the publisher's has not.
+    """
+    if {remote.type_oid, column.type_oid} <= _WHOLE:
+        return _INT8  # whose values are those of all of them, and the same index finds them
+    wider = column.type_oid == _VARCHAR and column.typmod >= remote.typmod > 0
+    if remote.type_oid != column.type_oid or not (column.typmod in (-1, remote.typmod) or wider):
+        return None
+    return sql.Composed([sql.Identifier(remote.type_schema, remote.type_name)])
 
 
 def _null(column: str, type_oid: int) -> sql.Composed:

@@ -8,10 +8,14 @@ between columns or rows is noticed, and all 64 bits count.
 A value is hashed by its text, unless its type is one whose own function distinguishes all values and is cheaper.
 hashint8extended folds its value to 32 bits, hash_numeric_extended knows no sign, and hashfloat8extended takes zero for
 nothing: they are not used. Servers of different encodings hash the bytes of UTF-8.
+
+The functions are no cryptographic ones. The first seeds are this process's own, so that nobody can give a row other
+values that are known to have the same hash.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +41,7 @@ _NULL = sql.SQL("CASE WHEN {} THEN 1 ELSE 0 END")
 _MIXED = sql.SQL("pg_catalog.hashint4extended({}, {})")
 #: Columns whose hashes are nested in each other; the parser of a server has a limited stack.
 _NESTED = 32
-_ROW, _KEY = (sql.SQL(f"{number}::pg_catalog.int8") for number in (1, 2))
+_ROW, _KEY = (sql.SQL(f"{secrets.randbits(63)}::pg_catalog.int8") for _ in range(2))
 
 
 @dataclass(frozen=True, slots=True)

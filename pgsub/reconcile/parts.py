@@ -94,6 +94,7 @@ class PartComparison:
         # rows come into buckets by their own hash
         self._here = Source(
             remote.oid,
+            (remote.schema, remote.name),
             relation_of(remote.schema, remote.name, remote.relkind),
             row_filters(remote),
             (_CTID,),
@@ -102,6 +103,7 @@ class PartComparison:
         )
         self._there = Source(
             target.oid,
+            (target.schema, target.name),
             relation_of(target.schema, target.name, target.relkind),
             (),
             (_XMIN, _TABLE, _CTID),

@@ -113,7 +113,9 @@ def _hashed(
     values = [expressions.target_values(table)[position] for position in table.key]
     hashed, _ = hashes(values, range(len(values)), in_utf8=in_utf8)
     read = [
-        sql.SQL("u.{}::{} AS {}").format(sql.Identifier(f"a{n}"), sql.SQL(c.full_type), sql.Identifier(c.name))
+        sql.SQL("u.{}::{} AS {}").format(
+            sql.Identifier(f"a{n}"), sql.SQL(c.uncut or c.full_type), sql.Identifier(c.name)
+        )
         for n, c in enumerate(columns)
     ]
     names = [sql.Identifier(f"a{n}") for n in range(len(columns))]

@@ -143,23 +143,16 @@ class Repair:
         """Read rows by their keys, with the texts that their own server gives."""
         table = self.table
         names = [column.name for column in table.columns]
-        types = {c.name: sql.Identifier(c.type_schema, c.type_name) for c in table.remote.columns}
         values = expressions.publisher_values(table) if of_publisher else expressions.target_values(table)
-        read = [
-            sql.SQL("u.{}::{}").format(
-                sql.Identifier(f"a{n}"),
-                types[names[n]] if of_publisher else sql.SQL(table.columns[n].full_type),
-            )
-            for n in table.key
-        ]
+        sought = [self._sought(n, f"a{at}", values[n].text, of_publisher) for at, n in enumerate(table.key)]
         wanted = sql.SQL("({}) IN (SELECT {} FROM ROWS FROM ({}) AS u ({}))").format(
-            _joined(sql.Identifier(names[n]) for n in table.key),
-            _joined(read),
+            _joined(found for found, _ in sought),
+            _joined(text for _, text in sought),
             _joined(
                 sql.SQL("pg_catalog.unnest({}::pg_catalog.text[])").format(list(column))
                 for column in zip(*self.keys, strict=True)
             ),
-            _joined(sql.Identifier(f"a{n}") for n in table.key),
+            _joined(sql.Identifier(f"a{at}") for at in range(len(sought))),
         )
         texts = [expressions.output(name) for name in names]
         query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
@@ -170,6 +163,25 @@ class Repair:
         size = len(table.key)
         rows = connection.execute(query).fetchall()
         return {tuple(row[:size]): dict(zip(names, row[size:], strict=True)) for row in rows}
+
+    def _sought(
+        self, number: int, text: str, canonical: sql.Composable, of_publisher: bool
+    ) -> tuple[sql.Composable, sql.Composable]:
+        """Compose both sides of an equation that finds a key again, in a column of it.
+
+        :param text: name of the key's text, which is that of the target's type.
+        :param canonical: what would be the same text of a row.
+        """
+        column = self.table.columns[number]
+        name, given = sql.Identifier(column.name), sql.SQL("u.{}").format(sql.Identifier(text))
+        read: sql.Composable | None = sql.SQL(column.full_type)
+        if of_publisher:
+            remote = next(one for one in self.table.remote.columns if one.name == column.name)
+            read = expressions.found_again(remote, column)
+        # guard: a row that the target has in another form is not taken for one that the publisher has deleted
+        if read is None:
+            return sql.SQL('({}) COLLATE pg_catalog."C"').format(canonical), given
+        return name, sql.SQL("{}::{}").format(given, read)
 
     def _bring(self, session: TargetSession, lsn: int, there: dict[Key, Row]) -> RepairedRows:
         connection, local = session.connection, self.table.target

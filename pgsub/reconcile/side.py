@@ -3,7 +3,8 @@
 NOTES
 Each statement has a transaction of its own that imports the snapshot: so no lock is held for longer than one piece of a
 table takes, and TRUNCATE or ALTER TABLE waits no longer. What they did is noticed at the end: a table that has other
-files than in the snapshot was emptied or rewritten, which a snapshot does not show.
+files than in the snapshot was emptied or rewritten, which a snapshot does not show. One that has another name may have
+given its old one to a table that was read in its place.
 """
 
 from __future__ import annotations
@@ -44,10 +45,14 @@ WITH RECURSIVE member AS (
      SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
 """
-# The catalog is read as of the snapshot, the function answers as of now.
+# The catalog is read as of the snapshot, functions answer as of now.
 _REWRITTEN = f"""{_MEMBERS}
 SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (oid)
+  LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+    OR c.oid::pg_catalog.regclass::pg_catalog.text
+       IS DISTINCT FROM pg_catalog.format('%I.%I', n.nspname, c.relname)
+    OR c.oid = {{oid}}::pg_catalog.oid AND (n.nspname, c.relname) <> ({{schema}}, {{name}})
 """
 # Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
 # Who may read some columns of a table may not read addresses of its rows.
@@ -84,6 +89,7 @@ class Source:
 
     :ivar oid: there.
     :ivar relation: as SQL, with ONLY where it is no partitioned table.
+    :ivar name: schema and name that ``relation`` has.
     :ivar conditions: which of its rows are compared.
     :ivar values: texts of the compared columns.
     :ivar key_hash: of a row; ``row_hash`` likewise.
@@ -92,6 +98,7 @@ class Source:
     """
 
     oid: int
+    name: tuple[str, str]
     relation: sql.Composable
     conditions: tuple[sql.Composable, ...]
     values: tuple[sql.Composable, ...]
@@ -256,12 +263,13 @@ class Side:
 
     def refuse_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
         """Do what :meth:`check_not_rewritten` does in an open transaction that sees the snapshot."""
-        query = sql.SQL(_REWRITTEN).format(oid=source.oid)
+        schema, known_as = map(sql.Literal, source.name)
+        query = sql.SQL(_REWRITTEN).format(oid=source.oid, schema=schema, name=known_as)
         [(changed,)] = connection.execute(query).fetchall()
         # guard: a table that was rewritten while it was compared is not judged
         if changed:
             raise TableRewritten(
-                f'table "{name}" was truncated or rewritten on the {self.name} while it was compared',
+                f'table "{name}" was truncated, rewritten or renamed on the {self.name} while it was compared',
                 hint="Compare it again.",
             )
 

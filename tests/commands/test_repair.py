@@ -173,6 +173,41 @@ def test_rows_of_other_columns_types_and_partitions_are_brought_as_apply_brings_
     assert tables[1].rows("SELECT mine, two FROM r WHERE id IN (3, 7) ORDER BY id") == [("mine", 6), ("kept", 14)]
 
 
+#: Keys that the target's type has otherwise than the publisher's, and what the target makes of them.
+_REWRITTEN_KEYS = {
+    "narrower": ("numeric(10,4)", "numeric(10,2)", "1.006", "1.01"),
+    "seconds": ("timestamptz", "timestamptz(0)", "2026-01-01 00:00:00.4+00", "2026-01-01 00:00:00+00"),
+    "number": ("text", "int", "01", "1"),
+    "wider": ("int", "bigint", "1", "1"),
+    "blanks": ("varchar(10)", "varchar(3)", "abc  ", "abc"),
+    "float": ("float8", "float4", "0.30000000000000004", "0.3"),
+}
+#: Keys that only the target's type can have.
+_FOREIGN_KEYS = {"number": "7", "wider": "5000000000", "blanks": "x"}
+
+
+@pytest.mark.parametrize("kind", _REWRITTEN_KEYS)
+def test_rows_whose_key_the_target_has_in_another_form_are_found_again_on_the_publisher(
+    served: Served, tables: Tables, kind: str
+) -> None:
+    cli, name = served
+    there, here, sent, kept = _REWRITTEN_KEYS[kind]
+    tables[0].execute(f"CREATE TABLE w (k {there} PRIMARY KEY, v text); INSERT INTO w VALUES ('{sent}', 'right')")
+    tables[1].execute(f"CREATE TABLE w (k {here} PRIMARY KEY, v text)")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE w")
+    assert cli("refresh", name).returncode == 0
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    assert tables[1].value("SELECT k::text FROM w") == kept or "2026" in kept
+    _plant(tables[1], "UPDATE w SET v = 'wrong'")
+    if kind in _FOREIGN_KEYS:
+        _plant(tables[1], f"INSERT INTO w VALUES ('{_FOREIGN_KEYS[kind]}', 'extra')")
+    assert _repair(cli, name, "--yes", "--table", "public.w")["equal"]
+    assert tables[1].rows(f"SELECT k = '{kept}', v FROM w") == [(True, "right")]
+    _plant(tables[1], "DELETE FROM w")
+    assert _repair(cli, name, "--yes", "--table", "public.w")["equal"]
+    assert tables[1].rows(f"SELECT k = '{kept}', v FROM w") == [(True, "right")]
+
+
 _EVIL = (
     "CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE FUNCTION called(mood) RETURNS text LANGUAGE plpgsql AS"
     " $$ BEGIN RAISE EXCEPTION 'code of the owner of a type ran'; END $$;"

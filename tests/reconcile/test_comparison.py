@@ -10,56 +10,19 @@ from typing import Any
 import pytest
 from fix_servers import Database, Servers, other_servers
 from psycopg import sql
+from verified import compare, exported
 
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
-from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile import buckets, comparison, expressions, read_rate, record, rows
-from pgsub.reconcile.comparison import Comparison, TableResult, sources
-from pgsub.reconcile.expressions import compared
+from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.side import Side, Source
-from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import schema
 from pgsub.target.session import connect as target
 
 Compare = Callable[..., TableResult]
-
-
-def _snapshot(database: Database, stack: contextlib.ExitStack) -> str:
-    holder = stack.enter_context(contextlib.closing(database.connect()))
-    holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    [(name,)] = holder.execute("SELECT pg_export_snapshot()").fetchall()
-    return str(name)
-
-
-def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) -> TableResult:
-    """Compare a table of schema public as it is now."""
-    meanwhile = options.pop("meanwhile", lambda: None)
-    in_utf8 = pubdb.value("SHOW server_encoding") != subdb.value("SHOW server_encoding")
-    with contextlib.ExitStack() as stack:
-        sides = (
-            Side(
-                "publisher",
-                lambda: publisher.connect(pubdb.conninfo, application_name="verify"),
-                _snapshot(pubdb, stack),
-                faults.translate,
-            ),
-            Side("target", lambda: target.connect(subdb.conninfo, "verify"), _snapshot(subdb, stack), target.translate),
-        )
-        meanwhile()
-        with contextlib.closing(sides[0].connect()) as session:
-            remote = describe_tables(session, [("public", table)], ["p"]).tables["public", table]
-        with contextlib.closing(sides[1].connect()) as session:
-            local = describe(session, "public", table)
-        assert local is not None
-        both = compared(remote, local)
-        with Comparison(sides, jobs=2, sample=options.pop("sample", None)) as comparison:
-            result = comparison.compare(both, sources(both, in_utf8=in_utf8), **options)
-    if result.error is not None:
-        raise result.error
-    return result
 
 
 @pytest.fixture
@@ -145,6 +108,14 @@ def test_hashes_of_keys_and_rows_have_64_bits(pubdb: Database, subdb: Database, 
     for hashed in hashes(expressions.target_values(table), table.key, in_utf8=False):
         different = f"SELECT count(DISTINCT {hashed.as_string(None)}) FROM t"
         assert subdb.value(different) == pubdb.value(different) == 300_000  # of 32 bits some ten would be the same
+
+
+def test_nobody_can_choose_values_that_give_a_row_the_same_hash(both: Compare) -> None:
+    after = "pg_catalog.hashint4extended(0, pg_catalog.hashint4extended(id, 1) # {}::bigint)"  # were the first seed 1
+    made = "CREATE TABLE t (id int PRIMARY KEY, a bigint, b bigint)"
+    made += "; INSERT INTO t SELECT g, g, g FROM generate_series(1, 9) g"
+    forged = f"UPDATE t SET a = 1000, b = b # {after.format('a')} # {after.format(1000)}"
+    assert counts(both(made, sub=forged)) == (0, 0, 9)
 
 
 def test_a_type_of_the_publisher_that_has_the_name_of_a_built_in_one_is_compared_with_that(both: Compare) -> None:
@@ -288,6 +259,28 @@ def test_other_types_on_the_target_hold_what_apply_makes_of_the_values(both: Com
     assert counts(both(sub="UPDATE t SET b = 'true'")) == (0, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "sent", "cut"),
+    [
+        ("text", "code", "abcdef", "abcd"),
+        ("varchar(8)[]", "varchar(4)[]", "{abcdef}", "{abcd}"),
+        ("bit(8)", "bits", "11110000", "1111"),
+        ("code", "code", "abcdef", "abcd"),
+    ],
+)
+def test_what_somebody_cut_to_a_narrower_column_is_different(
+    both: Compare, there: str, here: str, sent: str, cut: str
+) -> None:
+    domains = (
+        "CREATE DOMAIN code AS varchar({}); CREATE DOMAIN bits AS varbit(4); CREATE TABLE t (id int PRIMARY KEY, v {})"
+    )
+    row = "INSERT INTO t VALUES (1, '{}'), (2, NULL)"
+    result = both(
+        pub=f"{domains.format(8, there)}; {row.format(sent)}", sub=f"{domains.format(4, here)}; {row.format(cut)}"
+    )
+    assert counts(result) == (0, 0, 1)
+
+
 def test_row_filters_and_column_lists_decide_what_is_compared(both: Compare) -> None:
     result = both(
         "CREATE TABLE t (id int PRIMARY KEY, v text, secret text)",
@@ -424,8 +417,22 @@ def test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged(
     both: Compare, pubdb: Database, subdb: Database, where: str, what: str
 ) -> None:
     changed = pubdb if where == "publisher" else subdb
-    with pytest.raises(StateForbids, match=f"was truncated or rewritten on the {where}"):
+    with pytest.raises(StateForbids, match=f"was truncated, rewritten or renamed on the {where}"):
         both(TABLE, pub=ROWS, sub=ROWS, meanwhile=lambda: changed.execute(what))
+
+
+def test_a_table_that_gives_its_name_to_another_meanwhile_is_not_judged(both: Compare, subdb: Database) -> None:
+    other = "CREATE TABLE s (LIKE t INCLUDING ALL); INSERT INTO s SELECT * FROM t; DELETE FROM t WHERE id = 7"
+    exchange = ["ALTER TABLE t RENAME TO u; ALTER TABLE s RENAME TO t"]
+
+    def meanwhile(done: int, total: int) -> None:
+        for statement in exchange:
+            subdb.execute(statement)
+        exchange.clear()
+
+    with pytest.raises(StateForbids, match="was truncated, rewritten or renamed on the target"):
+        both(TABLE, pub=ROWS, sub=f"{ROWS}; {other}", progress=meanwhile)
+    assert not exchange
 
 
 def test_rows_that_change_after_the_point_are_not_seen(both: Compare, pubdb: Database) -> None:
@@ -532,11 +539,13 @@ def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_
             "CREATE OR REPLACE FUNCTION pg_catalog.pg_relation_size(regclass) RETURNS bigint LANGUAGE sql"
             f" AS 'SELECT {1 << 47}::bigint'"
         )
-        name = _snapshot(pubdb, stack)
+        name = exported(pubdb, stack)
         one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), name, faults.translate)
         session = stack.enter_context(contextlib.closing(one.connect()))
         nothing = sql.SQL("")
-        source = Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
+        source = Source(
+            pubdb.value("SELECT 't'::regclass::oid"), ("public", "t"), nothing, (), (), nothing, nothing, True
+        )
         pieces = one.pieces(session, source)
     assert len(pieces) == (1 << 32) // read_rate.MOST_BLOCKS and pieces[-1].until is None
 

@@ -41,16 +41,17 @@ change of a held table, or a conflict whose change was not made. Where update or
 the target has, or has in another version, are explained too. Explained rows are counted apart; a table that is equal
 but for them is shown as explained, and as equal in the JSON document.
 
-Tables that still synchronize are named and not compared, nor are those that are truncated or rewritten meanwhile.
+Tables that still synchronize are named and not compared, nor are those that are truncated, rewritten or renamed
+meanwhile.
 
 The exit code is 0 if all tables that were compared are equal but for what is explained, and 6 if rows differ, and only
 then. If a table could not be compared because of an error, and no other differs, it is that of the error: 3
 where a conflict stops apply, or a table does not fit any more.
 
---sample compares this share of the keys. The tables are still read as a whole. Where keys with different texts may be
-equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how many parts of a table
-are read at the same time, on both servers together, and --rate how much of it is read in a second on each server: 20MB,
-say. Where some thousand rows of a table differ, it is read up to twice more without that limit.
+--sample compares this share of the keys, others each time. The tables are still read as a whole. Where keys with
+different texts may be equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how
+many parts of a table are read at the same time, on both servers together, and --rate how much of it is read in a second
+on each server: 20MB, say. Where some thousand rows of a table differ, it is read up to twice more without that limit.
 
 With --resume, tables are left out that the last verify had found equal, if it was killed or failed. They are shown with
 the position at which they were equal. A table that it had not finished is compared from its beginning.

@@ -62,7 +62,8 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
 # to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
 # An explicit cast from text is the type's input function where pg_cast has none, or where the bytes stay and input is
 # that of text (citext); but not for domains: theirs shortens silently what is too long. What has a modifier is brought
-# to it on assignment by the type's cast to itself.
+# to it on assignment by the type's cast to itself. An explicit cast to a length of char, varchar, bit and varbit, their
+# arrays and domains of them cuts what an assignment refuses.
 _COLUMNS = """
 WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a
@@ -75,6 +76,8 @@ class AS MATERIALIZED (
       WHERE k.opcdefault),
 kind AS MATERIALIZED (
      SELECT d.atttypid, eq.operator, own.typarray,
+            CASE WHEN t.oid IN (1014, 1015, 1042, 1043, 1560, 1561, 1562, 1563)
+                 THEN pg_catalog.format_type(t.oid, -1) END AS uncut,
             own.typtype <> 'd' AND (own.oid IN (25, 1042, 1043) OR NOT EXISTS (
                 SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 25 AND c.casttarget = own.oid
                    AND (c.castmethod <> 'b' OR own.input <> 'textin'))) AS from_text,
@@ -120,7 +123,7 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
             SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
               FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
              WHERE l.oid = a.attcollation) END,
-       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> ''
+       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '', k.uncut
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -163,6 +166,7 @@ class TargetColumn:
     quoted: str = ""  #: its name as SQL, as messages of the server have it
     collation: str | None = None  #: as SQL, where it is not the database's
     defaulted: bool = False  #: it has a default, or an identity
+    uncut: str | None = None  #: as SQL, the type without length whose values it has, where a cast to the length cuts
 
     def collated(self, value: sql.Composable) -> sql.Composed:
         """Compose a value that constraints and indexes compare as they compare the column's."""
