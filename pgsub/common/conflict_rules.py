@@ -13,6 +13,8 @@ from pgsub.common.errors import UsageError
 
 RESOLUTIONS = ("error", "skip", "apply_remote", "keep_local", "last_update_wins")
 ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS = RESOLUTIONS
+#: Those that compare when both rows were written: a copy asks the publisher for its times.
+BY_TIME = frozenset((LAST_UPDATE_WINS,))
 DEFAULT = "default"
 IDENTICAL = "identical"
 
@@ -62,7 +64,7 @@ class Rule:
     def needs_times(self) -> bool:
         """Whether the target must know who wrote a row last, and when."""
         differs = self.conflict.endswith("_origin_differs") and self.resolution != APPLY_REMOTE
-        return differs or self.resolution == LAST_UPDATE_WINS
+        return differs or self.resolution in BY_TIME
 
 
 def parse(text: str) -> Rule:

@@ -48,11 +48,11 @@ _unpack_int32 = INT32.unpack_from
 def message_xid(payload: bytes) -> int:
     """Read the xid of a message from inside a stream block without decoding the rest.
 
-    :param payload: one of R Y I U D T M.
+    :param payload: one of :data:`~pgsub.protocol.parse_changes.CHANGES`.
     :return: the (sub)transaction that made the change.
     :raises ProtocolViolation: another type, too short, or xid 0.
     """
-    if payload[:1] not in (b"R", b"Y", b"I", b"U", b"D", b"T", b"M") or len(payload) < 5:
+    if len(payload) < 5 or payload[0] not in parse_changes.CHANGES:
         raise ProtocolViolation("message carries no transaction ID")
     xid: int = _unpack_int32(payload, 1)[0]
     if xid == 0:

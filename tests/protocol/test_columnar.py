@@ -22,7 +22,7 @@ from protocol.test_hostile_bytes import mutate
 from psycopg import pq
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol import columnar
+from pgsub.protocol import columnar, parse_changes
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.protocol.columnar_copy import array_parameter, copy_stream, formats
 from pgsub.protocol.decoder import decode_change
@@ -186,7 +186,7 @@ def test_recorded_streams_mean_the_same_to_both(streams: list[Stream]) -> None:
         in_stream, blocks = False, {False: list[bytes](), True: list[bytes]()}
         for payload in stream.payloads():
             in_stream = (in_stream or payload[0] == ord("S")) and payload[0] != ord("E")
-            if payload[:1] in (b"R", b"Y", b"I", b"U", b"D", b"T", b"M"):
+            if payload[0] in parse_changes.CHANGES:
                 blocks[in_stream].append(payload)
         for inside, payloads in blocks.items():
             assert _outcome(payloads, inside, columns=True) == [decode_change(one, inside) for one in payloads]

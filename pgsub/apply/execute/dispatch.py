@@ -62,6 +62,8 @@ class Dispatch:
                 self._truncate(transaction, message)
             case LogicalMessage():
                 self._rows.record(LoggedMessage.of(message, transaction.xid))
+            case _:
+                raise TypeError(f"{type(message).__name__} cannot be applied")
         self._dealt()
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate) -> None:

@@ -34,13 +34,13 @@ from pgsub.common.errors import PgsubError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Relation
+from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
 
-_ROWS = frozenset(b"IUD")
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
-_STRETCH = re.compile(rb"[RYTM]|[^RYTM]+")
+_STRETCH = re.compile(b"[%b]|[^%b]+" % (BETWEEN_ROWS, BETWEEN_ROWS))
 #: Rows and bytes of a block: bounds memory, and the replay of a block that cannot be a set.
 BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
@@ -161,7 +161,7 @@ class Executor:
             for segment in segments:
                 for match in _STRETCH.finditer(segment.codes):
                     stretch = segment.frames.range(segment.start + match.start(), segment.start + match.end())
-                    if segment.codes[match.start()] in b"RYTM":
+                    if segment.codes[match.start()] in BETWEEN_ROWS:
                         self._other(item, stretch)
                     else:
                         self._add(item, stretch)
@@ -262,7 +262,7 @@ class Executor:
         """
         if self._held.keep(transaction, payload):
             return
-        if self._resolves and payload[0] in _ROWS:
+        if self._resolves and payload[0] in ROW_CHANGES:
             self._resolver.run([(transaction, payload)], lambda: None)
         else:
             self._dispatch.row(transaction, payload)

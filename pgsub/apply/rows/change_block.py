@@ -12,10 +12,10 @@ from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.columnar import PAD, Messages, Offsets
 from pgsub.protocol.frames import ENVELOPE, Segment
-from pgsub.protocol.parse_changes import RELID_AT
+from pgsub.protocol.parse_changes import RELID_AT, ROW_CHANGES
 
 _IS_ROW = np.zeros(256, np.bool_)
-_IS_ROW[list(b"IUD")] = True
+_IS_ROW[list(ROW_CHANGES)] = True
 
 
 class ChangeBlock:

@@ -28,6 +28,7 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
+from pgsub.protocol.parse_changes import ROW_CHANGES
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.pipeline import DEALLOCATED
@@ -35,7 +36,6 @@ from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
 #: The value fits into no row of the target, or its type has no hash, which aborts a transaction.
 _NO_KEY = (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InFailedSqlTransaction)
-_ROWS = frozenset(b"IUD")
 _Key = tuple[int, tuple[bytes | str | None, ...]]
 
 
@@ -57,7 +57,7 @@ class PartialSkip:
         self._transaction = transaction
         self._executor.begin(should_apply)
         with self._executor.row_by_row():
-            for is_row, group in groupby(transaction.payloads(), lambda payload: payload[0] in _ROWS):
+            for is_row, group in groupby(transaction.payloads(), lambda payload: payload[0] in ROW_CHANGES):
                 while payloads := list(islice(group, TOGETHER if is_row else 1)):
                     self._try(payloads)
             self._ledger_commit.record(self._executor.finish())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pgsub.apply.stream.batch import CHANGES, RUN_FROM, RunBounds, TransactionRun
+from pgsub.apply.stream.batch import RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
@@ -31,7 +31,7 @@ from pgsub.protocol.messages import (
     StreamStart,
     StreamStop,
 )
-from pgsub.protocol.parse_changes import relid_of
+from pgsub.protocol.parse_changes import CHANGES, relid_of
 from pgsub.protocol.walsender_messages import Keepalive
 
 _CHANGES = re.compile(b"[" + CHANGES + b"]+")

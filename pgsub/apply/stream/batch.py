@@ -17,12 +17,11 @@ from pgsub.protocol import frames
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Origin
+from pgsub.protocol.parse_changes import CHANGES
 
 #: From so many transactions on it pays to read their ends together.
 RUN_FROM = 16
 
-#: Changes and what describes them, by their types: part of the transaction that they stand in.
-CHANGES = b"IUDRYTM"
 _BEGIN, _COMMIT, _ORIGIN = b"BCO"
 _BEGIN_SIZE = frames.ENVELOPE + 1 + 8 + 8 + 4
 _COMMIT_SIZE = frames.ENVELOPE + 1 + 1 + 8 + 8 + 8

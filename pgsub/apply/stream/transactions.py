@@ -12,9 +12,8 @@ from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Begin, BeginPrepare, CommitPrepared, Message, Relation, RollbackPrepared, Truncate
-from pgsub.protocol.parse_changes import relid_of
+from pgsub.protocol.parse_changes import ROW_CHANGES, relid_of
 
-_ROWS = frozenset(b"IUD")
 _DECODED = frozenset(b"RT")
 
 
@@ -89,7 +88,7 @@ class RemoteTransaction:
             found: set[int] = set()
             described: set[Relation] = set()
             for payload in self.payloads():
-                if payload[0] in _ROWS:
+                if payload[0] in ROW_CHANGES:
                     found.add(relid_of(payload, in_stream=self.in_stream))
                 elif payload[0] in _DECODED:
                     message = decode_change(payload, self.in_stream)

@@ -13,12 +13,10 @@ from pgsub.apply.stream.transactions import Kind
 from pgsub.apply.writers.balance import WORTH
 from pgsub.apply.writers.dependencies import Dependencies
 from pgsub.protocol.columnar import Offsets
+from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 
 #: Units for each session, from few to many: the more, the fewer keys two have in common, and the less is folded.
 _CUTS = (1, 4, 16)
-#: Messages that a unit does not have: what describes relations or types, TRUNCATE, messages for the log.
-_APART = b"RYTM"
-_ROWS = b"I", b"U", b"D"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Part:
 def count_changes(batch: Batch) -> int:
     """Count the changes of rows of a batch."""
     codes = [segment.codes for item in batch.items for segment in item.segments()]
-    return sum(one.count(row) for one in codes for row in _ROWS)
+    return sum(one.count(row) for one in codes for row in ROW_CHANGES)
 
 
 def plain(batch: Batch) -> int:
@@ -45,13 +43,13 @@ def plain(batch: Batch) -> int:
     for item in batch.items:
         if isinstance(item, TransactionRun):
             codes = np.frombuffer(item.segment.codes, np.uint8)
-            apart = np.flatnonzero(np.isin(codes, list(_APART)))
+            apart = np.flatnonzero(np.isin(codes, list(BETWEEN_ROWS)))
             if len(apart):
                 return count + int(item.numbers_of(apart[:1] + item.segment.start)[0])
             count += len(item)
             continue
         whole = item.kind is Kind.COMMIT and item.spooled is None and not item.leaves and not item.in_stream
-        if not whole or any(code in segment.codes for segment in item.segments() for code in _APART):
+        if not whole or any(code in segment.codes for segment in item.segments() for code in BETWEEN_ROWS):
             return count
         count += 1
     return count

@@ -101,7 +101,7 @@ def make(
     names = [c.name for c in remote.columns]
     rules = rules_of(sub, target)
     binary = not rules and binary_copy(sub, remote, target, publisher_version)
-    times = any(resolution == conflict_rules.LAST_UPDATE_WINS for _, resolution in rules)
+    times = any(resolution in conflict_rules.BY_TIME for _, resolution in rules)
     copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
     copy_out = partial(copy_statement, remote, columns=names, binary=binary, times=times)
     if atomic:
