@@ -18,6 +18,7 @@ WRITERS_MINUTES ?= 10
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml
+	@echo "Install pgsub, PostgreSQL and Java into $(VENV): one to three minutes, the first time only."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pgsub needs Python 3.11 or newer: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -115,8 +116,9 @@ dist:
 	git archive HEAD | tar -x -C build/dist-source
 	$(PYTHON) -m venv build/dist-env
 	build/dist-env/bin/pip install --quiet build
-	build/dist-env/bin/python -m build --outdir dist build/dist-source
+	build/dist-env/bin/python -m build --outdir dist build/dist-source >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
 	rm -rf build/dist-env build/dist-source
+	@ls dist/*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

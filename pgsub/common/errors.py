@@ -131,6 +131,12 @@ class StateForbids(PgsubError):
     meaning = "subscription or configuration state forbids it"
 
 
+class PublicationMissing(StateForbids):
+    """A publication of the subscription is not there: the publisher leaves its changes out and goes on."""
+
+    directive = Directive.RETRY
+
+
 class TableRewritten(StateForbids):
     """A table that was truncated, rewritten or renamed while it was compared: a snapshot does not show it any more."""
 

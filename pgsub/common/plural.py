@@ -1,5 +1,7 @@
 """Numbers of things in messages, as ``ngettext`` has them for the server."""
 
+from collections.abc import Sequence
+
 
 def counted(number: int, what: str, verb: tuple[str, str] | None = None) -> str:
     """Format ``1 change``, ``2 changes``; with ``("was", "were")`` the verb too.
@@ -8,3 +10,9 @@ def counted(number: int, what: str, verb: tuple[str, str] | None = None) -> str:
     """
     text = f"{number} {what}{'' if number == 1 else 's'}"
     return text if verb is None else f"{text} {verb[number != 1]}"
+
+
+def some(names: Sequence[str], most: int = 20) -> str:
+    """Return names for a sentence, quoted; only the first ones where they are many."""
+    listed = ", ".join(f'"{name}"' for name in names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"

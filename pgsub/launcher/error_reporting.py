@@ -21,7 +21,7 @@ from pgsub.common.errors import (
     log_text,
     shortened,
 )
-from pgsub.common.quoting import named
+from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_counters
 from pgsub.launcher.recorder import Recorder
@@ -29,6 +29,7 @@ from pgsub.protocol.lsn import MAX_LSN
 
 APPLY = "apply"  #: the apply worker in the record of errors
 SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
+PUBLICATIONS = "publications"  #: likewise what looks whether the publications are there
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
 #: Seconds after which an error that goes on is logged with all its fields again.
@@ -96,7 +97,7 @@ class ErrorReporter:
     ) -> None:
         """Report the error that ended a worker.
 
-        :param worker: :data:`APPLY`, :data:`SEQUENCES` or :func:`sync_name`.
+        :param worker: :data:`APPLY`, :data:`SEQUENCES`, :data:`PUBLICATIONS` or :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
         :param position: of apply in the ledger, None if unknown.
         :param repeats: whether every attempt with the same error is logged.
@@ -161,6 +162,8 @@ class ErrorReporter:
                     f'logical replication apply worker for subscription "{self._sub.name}" has recovered from an error'
                 )
                 self._log("LOG", log_text(text))
+            elif worker == PUBLICATIONS:
+                self._log("WARNING", _there_again(self._sub))
             self._record(lambda: self._passed(worker, position))
 
     def _passed(self, worker: str, position: int) -> None:
@@ -177,3 +180,11 @@ class ErrorReporter:
 def sync_name(relid: int) -> str:
     """Name a tablesync worker as the record of errors does."""
     return f"table synchronization {relid}"
+
+
+def _there_again(sub: Subscription) -> LogText:
+    return log_text(
+        f'the publications of subscription "{sub.name}" are there again, or no longer its own',
+        detail="What the publisher committed without them was not sent, and will not be.",
+        hint=f"Compare, and bring what differs:\npgsub verify {word(sub.name)} --repair",
+    )

@@ -124,7 +124,7 @@ class Service:
         :param rest: waits for the next time; returns whether apply has progressed, which commands may wait for.
         :return: the end of the run; None if it was stopped.
         """
-        watch = SlotWatch(self._sub, self._shared.store, backlog, self._shared.recorder.run)
+        watch = SlotWatch(self._sub, self._shared.store, backlog, self._shared.recorder.run, self._errors)
         self.last_answer = time.monotonic()
         outcome = None
         try:

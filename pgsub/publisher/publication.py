@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.plural import some
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import translating
 
@@ -99,6 +100,12 @@ def existing_publications(connection: Connection) -> list[str]:
     """Return the names of all publications in the publisher's database."""
     query = sql.SQL("SELECT p.pubname::text FROM pg_catalog.pg_publication p ORDER BY 1")
     return [name for (name,) in _rows(connection, query, (), "receive list of publications from the publisher")]
+
+
+def existing_said(connection: Connection) -> str:
+    """Say which publications there are, beside one that is missing."""
+    there = existing_publications(connection)
+    return f"Publications of its database are {some(there)}." if there else "Its database has no publication."
 
 
 def unpublished_operations(connection: Connection, publications: Sequence[str]) -> dict[tuple[str, str], list[str]]:

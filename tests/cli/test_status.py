@@ -373,6 +373,18 @@ def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(
     assert "waits_for" in ended.stdout and orders()["waits"]["for"] == "a lock that PID 7 holds"
 
 
+def test_the_runbook_names_the_session_that_apply_waits_for_and_ends_it(pgsub, store, served):
+    """It said that nothing is to be done, beside a status that named the holder of the lock."""
+    lock = "a lock on table public.a that PID 7 (app, psql, idle in transaction) holds: LOCK TABLE public.a"
+    store.put_workers(5, [replace(_apply_worker(0x20, 0x20), silent_since=ago(6), waits_for=lock)])
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert f" for {lock}." in shown and "SELECT pg_terminate_backend(7);" in shown
+    standby = "a synchronous standby of the target to confirm a commit"
+    store.put_workers(5, [replace(_apply_worker(0x20, 0x20), silent_since=ago(6), waits_for=standby)])
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert f" for {standby}." in shown and "pg_terminate_backend" not in shown
+
+
 def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):
     _fail(store, PublisherUnavailable)
     ended = pgsub("status", "--check", "--json")
@@ -442,7 +454,8 @@ def test_views_of_the_publisher_are_read_live_with_the_newest_columns(pgsub, sto
 
 
 def test_watch_on_a_terminal_is_a_screen_of_80_columns(environment, store, served):
-    store.put_workers(5, [_apply_worker(0x120, 0x10, seconds_ago=30)])
+    worker = _apply_worker(0x120, 0x10, seconds_ago=30)
+    store.put_workers(5, [replace(worker, silent_since=ago(6), waits_for="a lock on table public.a that PID 7 holds")])
     store.put_slot(5, SlotRow("orders", wal_status="reserved", retained_bytes=520, confirmed_flush_lsn=0x10))
     copy = CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120, bytes_per_second=10)
     store.put_copy_progress(5, [copy])
@@ -460,7 +473,8 @@ def test_watch_on_a_terminal_is_a_screen_of_80_columns(environment, store, serve
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    for text in ("orders  error  applied 0/10", "lag 3", "█", "1 of 2 tables ready, slot reserved", "25% 10 bytes/s"):
+    facts = ("1 of 2 tables ready, slot reserved", "25% 10 bytes/s", "waits for a lock")
+    for text in ("orders  error  applied 0/10", "lag 3", "█", *facts):
         assert text in screen
     lines = [line for frame in screen.split("pgsub status  ") for line in frame.splitlines()]
     assert max(map(len, lines)) <= 80

@@ -6,10 +6,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -479,6 +480,32 @@ def test_an_event_of_two_phase_that_is_moved_late_shows_the_state_of_now(mirrore
     assert mirrored.events() == []
 
 
+def _seen_by_an_ordinary_role(mirrored):
+    """What a role without pg_read_all_stats sees, beside a worker of its own; of others' sessions only the name."""
+    role = f"plain_{mirrored.subdb.name}"
+    mirrored.subdb.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA pgsub TO {role}")
+    mirrored.subdb.execute(f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA pgsub TO {role}")
+    try:
+        with closing(mirrored.subdb.connect(role)) as looking:
+            worker = mirrored.subdb.connect(role, application_name=f"pgsub {mirrored.subid} apply 1")
+            with closing(worker):
+                waiting = threading.Thread(target=_wait_in_vain, args=(worker,))
+                waiting.start()
+                mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=2)
+                try:
+                    return lock_waits.locks(looking, mirrored.subid)
+                finally:
+                    worker.cancel()
+                    waiting.join()
+    finally:
+        mirrored.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def _wait_in_vain(worker):
+    with suppress(psycopg.errors.QueryCanceled):
+        worker.execute("SELECT FROM public.a")  # the lock comes before the check of privileges
+
+
 def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
     """However long: what it told last stays, for its task runs."""
     monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.05)
@@ -504,5 +531,6 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         since = row.silent_since
         _refresh(mirrored)
         assert mirrored.store.workers(mirrored.subid)[0].silent_since == since
+        assert _seen_by_an_ordinary_role(mirrored)["apply"].endswith(" (postgres, psql) holds")
         holder.execute("ROLLBACK")
         waiting.join()

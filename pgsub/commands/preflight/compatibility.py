@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from pgsub.commands.preflight import type_conversion
 from pgsub.commands.preflight.catalog_facts import Facts, Type, Unique
-from pgsub.commands.preflight.findings import Caution, Table, concerning, some
+from pgsub.commands.preflight.findings import Caution, Table, concerning
 from pgsub.common import quoting
 from pgsub.common.errors import SchemaFault
+from pgsub.common.plural import some
 from pgsub.protocol.messages import Column, Relation
 from pgsub.target.catalog.mapping import check_updatable, column_faults, map_relation
 

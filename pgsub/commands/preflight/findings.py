@@ -10,6 +10,7 @@ from typing import Any
 from pgsub.commands.reporter import Reporter
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
+from pgsub.common.plural import some
 from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.subscriptions import RelationState
@@ -126,12 +127,6 @@ def concerning(
         subject = f'{noun} "{named[0]}"' if len(named) == 1 else f"{len(named)} {noun}s"
         listing = f" {noun.capitalize()}s: {some(named, most)}." if len(named) > 1 else ""
         yield Caution(text.replace("{}", subject), f"{detail}{listing}", hint, tables=tuple(tables), stops=stops)
-
-
-def some(names: Sequence[str], most: int = 20) -> str:
-    """Return names for a sentence, quoted; only the first ones where they are many."""
-    listed = ", ".join(f'"{name}"' for name in names[:most])
-    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
 
 
 def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pgsub.commands.preflight.compatibility import Pair
-from pgsub.commands.preflight.findings import Caution, Table, concerning, grant, some
+from pgsub.commands.preflight.findings import Caution, Table, concerning, grant
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
+from pgsub.common.plural import some
 from pgsub.common.subscription import Subscription
 from pgsub.target.session import roles
 

@@ -9,9 +9,10 @@ from psycopg import sql
 
 from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, room
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
-from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning, some
+from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
+from pgsub.common.plural import some
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -33,9 +34,7 @@ def missing_publications(connection: publisher.Connection, names: Sequence[str])
     absent = publication.missing_publications(connection, names)
     if not absent:
         return []
-    there = publication.existing_publications(connection)
-    detail = f"Publications of its database are {some(there)}." if there else "Its database has no publication."
-    return [Caution(publication.missing_warning(absent), detail)]
+    return [Caution(publication.missing_warning(absent), publication.existing_said(connection))]
 
 
 def check_tables(

@@ -17,9 +17,10 @@ from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word
-from pgsub.launcher.error_reporting import APPLY, sync_name
+from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
+_PID = re.compile(r" that PID (\d+) ")  #: the holder of a lock (pgsub.launcher.mirror.lock_waits)
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
 #: `Key (a)=(1) already exists.`, in any language
 _KEY_VALUE = re.compile(r"\S+ \((.*?)\)=\((.*)\) \S", re.DOTALL)
@@ -57,6 +58,8 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
         yield Step("Then subscribe to its tables.", (f"pgsub refresh {name}",))
     if one.state == "waiting" and one.task is not None:
         yield from _waiting(one, one.task)
+    if one.waits is not None and one.waits["for"]:
+        yield from _held_up(one.waits)
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("Start pgsub run, unless it runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
@@ -76,6 +79,16 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
         yield Step(f"{said} Give Spark more executors or cores; the page of its master shows what it has.")
 
 
+def _held_up(waits: Row) -> Iterator[Step]:
+    """Yield the steps where apply waits for something on the target, which goes on by itself once that is there."""
+    yield Step(f"Apply waits since {waits['since']} for {waits['for']}.")
+    holder = _PID.search(waits["for"])
+    if holder is not None:
+        pid = int(holder[1])
+        text = "Let that session end its transaction, or end the session on the target; apply goes on by itself."
+        yield Step(text, statements=(f"SELECT pg_terminate_backend({pid});",))
+
+
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     name = word(one.definition.name)
     said = row.message if row is not None else "the slot has lost WAL that was not received yet"
@@ -93,6 +106,9 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     cls, table, name = error_class(row), _synchronizing(one, row), word(one.definition.name)
+    if row.worker == PUBLICATIONS:
+        yield from _publications(one, row)
+        return
     times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
     said = f"{_who(row, table)} stopped{times}: {row.message}."
     if row.worker == APPLY and row.conflict:
@@ -115,6 +131,14 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         if row.finish_lsn and issubclass(cls, ApplyError):  # nothing is to be lost for want of a GRANT
             yield from _skip(one, row.finish_lsn, "cannot be applied")
         yield from _hold(one, row)
+
+
+def _publications(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    name = word(one.definition.name)
+    yield Step(f"Since {row.first_at}: {row.message}. {row.detail or ''}".rstrip())
+    yield Step("Create it again on the publisher, or take it off the subscription (pgsub alter).")
+    repair = (f"pgsub verify {name} --repair",)
+    yield Step("After that compare the tables, and bring what was not sent.", repair)
 
 
 def _who(row: ErrorRow, table: Row | None) -> str:

@@ -20,7 +20,14 @@ from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.common import errors
-from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, ReplicationBroken, TargetUnavailable
+from pgsub.common.errors import (
+    ApplyError,
+    PgsubError,
+    PublicationMissing,
+    PublisherUnavailable,
+    ReplicationBroken,
+    TargetUnavailable,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
@@ -290,7 +297,7 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
 
 def _code(row: ErrorRow) -> int:
     cls = error_class(row)
-    known = issubclass(cls, PublisherUnavailable | TargetUnavailable | ReplicationBroken)
+    known = issubclass(cls, PublisherUnavailable | TargetUnavailable | ReplicationBroken | PublicationMissing)
     return cls.exit_code if known else ApplyError.exit_code
 
 

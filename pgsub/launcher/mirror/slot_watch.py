@@ -1,25 +1,29 @@
-"""The subscription's slot on the publisher, read now and then for ``status``; nothing waits for it."""
+"""The subscription's slot and publications on the publisher, read now and then for ``status``; nothing waits for it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from dataclasses import fields
+from typing import Literal
 
 from pgsub.catalog.rows import SlotRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now, utc_text
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, PublicationMissing
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
+from pgsub.launcher.error_reporting import PUBLICATIONS, ErrorReporter
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import slots
+from pgsub.publisher import publication, slots
 
 SECONDS = 5.0
 #: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
 WINDOW, SHORTEST = 300.0, 20.0
+_GOES_ON = 180000
 #: columns that are shown as the publisher has them
 _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(slots.SlotState)} - {"inactive_since"}
 
@@ -30,17 +34,24 @@ class SlotWatch:
     A read that failed, however it ended, is followed by another.
     """
 
-    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run) -> None:
+    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run, errors: ErrorReporter) -> None:
         self._sub = sub
         self._store = store
         self._backlog = backlog
         self._run = run  #: see :class:`~pgsub.launcher.mirror.mirror.Mirror`
+        self._errors = errors
         self._next = 0.0
         self._thread: SupervisedThread | None = None
+        self._missing: PublicationMissing | Literal[False] | None = False  #: what was read; False once reported
         self._growth: deque[tuple[float, int]] = deque()
 
     def tick(self) -> None:
-        """Read the slot again if it is time."""
+        """Report what was read, and read again if it is time."""
+        missing, self._missing = self._missing, False
+        if missing is None:
+            self._errors.clear(PUBLICATIONS)
+        elif missing:
+            self._errors.report(PUBLICATIONS, missing, repeats=False)
         clock = time.monotonic()
         if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
             return
@@ -55,6 +66,7 @@ class SlotWatch:
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
                 waiting = self._backlog.waiting(connection) if state is not None else None
+                self._missing = _missing(connection, self._sub)
             finally:
                 connection.close()
             row = self._row(state, waiting) if state is not None else None
@@ -89,3 +101,21 @@ class SlotWatch:
             waiting_at_least=None if waiting is None else not waiting.complete,
             **{name: getattr(state, name) for name in _SHARED},
         )
+
+
+def _missing(connection: publisher.Connection, sub: Subscription) -> PublicationMissing | None:
+    """Look whether a publication is missing of which nobody else hears.
+
+    From 18 on the publisher only warns ("skipped loading publication") and goes on; before that it refuses to.
+    """
+    if connection.info.server_version < _GOES_ON:
+        return None
+    absent = publication.missing_publications(connection, sub.publications)
+    if not absent:
+        return None
+    return PublicationMissing(
+        publication.missing_warning(absent),
+        detail=f"The publisher does not send what only a missing publication publishes, now or later."
+        f" {publication.existing_said(connection)}",
+        hint=f"See what to do:\npgsub status {word(sub.name)} --runbook",
+    )

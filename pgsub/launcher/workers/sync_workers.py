@@ -9,7 +9,7 @@ from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import error_counters
-from pgsub.launcher.error_reporting import APPLY, SEQUENCES, ErrorReporter, sync_name
+from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, ErrorReporter, sync_name
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
@@ -75,7 +75,7 @@ class SyncWorkers:
             if not alive.intersection(sync.relids):
                 self._ended(sync)
         open_tables = [rel for rel in relations if order.unfinished(rel)]
-        self._errors.keep_only([APPLY, SEQUENCES, *(sync_name(rel.srrelid) for rel in open_tables)])
+        self._errors.keep_only([APPLY, SEQUENCES, PUBLICATIONS, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
         free = self._sub.max_sync_workers - len(self._running)
         waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]

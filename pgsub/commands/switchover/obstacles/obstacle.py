@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands.preflight.findings import Caution, some
+from pgsub.commands.preflight.findings import Caution
 from pgsub.common.errors import PgsubError
+from pgsub.common.plural import some
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.tables import Name
 

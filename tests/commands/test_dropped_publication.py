@@ -1,0 +1,42 @@
+"""A publication that is dropped under a running subscription: from 18 on the publisher goes on without its changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fix_program import Cli, until
+from fix_servers import Database
+
+
+def _error(cli: Cli, name: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = cli.status(name)["last_error"]
+    return found
+
+
+def test_changes_that_a_dropped_publication_leaves_out_are_told_and_brought_again(
+    served: tuple[Cli, str], tables: tuple[Database, Database]
+) -> None:
+    (cli, name), (pubdb, subdb) = served, tables
+    if pubdb.connection.info.server_version < 180000:
+        pytest.skip("the publisher refuses to go on without it, which stops apply")
+    pubdb.execute("CREATE PUBLICATION other FOR TABLE a")
+    pubdb.execute("DROP PUBLICATION p; INSERT INTO b VALUES (7, 7)")
+    until(lambda: (error := _error(cli, name)) is not None and error["class"] == "PublicationMissing")
+    checked = cli("status", name, "--check")
+    assert checked.returncode == 3
+    assert 'publication "p" does not exist on the publisher' in checked.stderr
+    steps = cli("status", name, "--runbook").stdout
+    assert 'Publications of its database are "other".' in steps
+    assert f"pgsub verify {name} --repair\n" in steps
+    # apply goes on, and says so: what waits for its position is not held up
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    pubdb.execute("CREATE PUBLICATION p FOR TABLE a, b")
+    until(lambda: _error(cli, name) is None)
+    assert cli("status", name, "--check").returncode == 0
+    log = cli.running.log.read_text()  # type: ignore[attr-defined]
+    assert log.count('ERROR:  publication "p" does not exist on the publisher') == 1
+    assert "What the publisher committed without them was not sent, and will not be." in log
+    assert subdb.rows("SELECT id FROM b WHERE id = 7") == []
+    repaired = cli("verify", name, "--repair", "--yes")
+    assert subdb.rows("SELECT id FROM b WHERE id = 7") == [(7,)], repaired.stderr
