@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--keep-replaced|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j|--rate|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication|--gone)
+            --color|--publication|--connection|--target|--slot-name|--keep-replaced|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict|--sample|--jobs|-j|--rate|--from|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication|--gone)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -134,10 +134,10 @@ _pgsub() {
             names=1
             ;;
         verify)
-            options="--table --sample --jobs -j --rate --resume --rows --timeout --repair --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--table --sample --jobs -j --rate --resume --rows --timeout --repair --from --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --table|--sample|--jobs|-j|--rate|--timeout) return ;;
+                --table|--sample|--jobs|-j|--rate|--timeout|--from) return ;;
             esac
             ;;
         reconcile)

@@ -295,6 +295,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from verify' -l resume -d 'Go on wi
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l rows -d 'Show both versions of a row, not its key alone.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l repair -d 'Bring what differs to the publisher\'s state.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l from -x -d 'With --repair: whose rows are right.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l dry-run -d 'With --repair: compare, and change nothing.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l yes -s y -d 'With --repair: do not ask.'
 complete -c pgsub -n '__fish_seen_subcommand_from verify' -l json -d 'One JSON document.'

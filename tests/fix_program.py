@@ -66,12 +66,15 @@ class Cli:
         """``create`` between this object's servers."""
         return self(*self.words(name, *options), **more)
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> Started:
-        """Start a command line; killed at the end of the test if it still runs. stderr goes to a file."""
+    def start(self, *args: str, env: dict[str, str] | None = None, printed: Path | None = None) -> Started:
+        """Start a command line; killed at the end of the test if it still runs. stderr goes to a file.
+
+        :param printed: a file for what it prints on standard output.
+        """
         log = self.state.parent / f"stderr.{len(self._running)}"
-        with log.open("w") as stderr, open(os.devnull, "w") as null:
+        with log.open("w") as stderr, open(printed or os.devnull, "w") as stdout:
             variables = self._variables(args, env)
-            process = forked.start(args, variables, null.fileno(), stderr.fileno())
+            process = forked.start(args, variables, stdout.fileno(), stderr.fileno())
         if "PYSPARK_GATEWAY_PORT" in variables:
             shared_spark.hold(process)
         self._running.append(process)

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psycopg
 from fix_pair import Pair
 from fix_servers import Database
+from psycopg import sql
 
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
@@ -67,19 +69,31 @@ def exported(database: Database, stack: contextlib.ExitStack) -> str:
     return str(name)
 
 
+def _as(connection: psycopg.Connection, role: str | None) -> psycopg.Connection:
+    if role is not None:
+        connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    return connection
+
+
 def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) -> TableResult:
     """Compare a table of schema public as it is now."""
     meanwhile = options.pop("meanwhile", lambda: None)
+    becoming: dict[str, str] = options.pop("becoming", {})  # by side, who reads
     in_utf8 = pubdb.value("SHOW server_encoding") != subdb.value("SHOW server_encoding")
     with contextlib.ExitStack() as stack:
         sides = (
             Side(
                 "publisher",
-                lambda: publisher.connect(pubdb.conninfo, application_name="verify"),
+                lambda: _as(publisher.connect(pubdb.conninfo, application_name="verify"), becoming.get("publisher")),
                 exported(pubdb, stack),
                 faults.translate,
             ),
-            Side("target", lambda: target.connect(subdb.conninfo, "verify"), exported(subdb, stack), target.translate),
+            Side(
+                "target",
+                lambda: _as(target.connect(subdb.conninfo, "verify"), becoming.get("target")),
+                exported(subdb, stack),
+                target.translate,
+            ),
         )
         meanwhile()
         with contextlib.closing(sides[0].connect()) as session:

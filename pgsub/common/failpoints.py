@@ -43,6 +43,7 @@ _POINTS = {
     "skip": "before_ledger after_ledger",
     "advance": "before_ledger after_ledger after_origin",
     "replay": "journalled taken before_commit committed",
+    "point": "barrier_put standing taken",
     "verify": "at_point table_compared",
     "repair": "journalled standing taken before_commit committed",
     "sequence": "before_setval before_commit",

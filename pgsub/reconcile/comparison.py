@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.publisher.tables import RemoteTable
 from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.equality import Equality
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.hashes import hashes
+from pgsub.reconcile.hashes import PROBE, hashes
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
 from pgsub.reconcile.sessions import Progress, Reading, Session, Sessions
 from pgsub.reconcile.side import HASH_BITS, Piece, Side, Source
@@ -84,6 +84,7 @@ class Comparison(Sessions):
     ) -> None:
         super().__init__(sides, jobs=jobs, rate=rate)
         self._sample = sample
+        self._alike: bool | None = None  #: whether both servers hash values alike
 
     def compare(
         self,
@@ -105,6 +106,7 @@ class Comparison(Sessions):
         return result
 
     def _compare(self, result: TableResult, sources: tuple[Source, Source], explain: Explain, reading: Reading) -> None:
+        self._check_hashes()
         both = tuple(zip(self.sides, sources, strict=True))
         parts = [self.on(side, partial(side.pieces, source=source, most=self.blocks(side))) for side, source in both]
         work = [(side, source, piece) for (side, source), pieces in zip(both, parts, strict=True) for piece in pieces]
@@ -116,6 +118,20 @@ class Comparison(Sessions):
             self._rows(result, sources, self._found(work, selection, reading), explain)
         for side, source in both:
             self.on(side, partial(side.check_not_rewritten, source=source, name=result.table.name))
+
+    def _check_hashes(self) -> None:
+        """Check that a hash of one server means something on the other."""
+        if self._alike is None:
+            here, there = (self.on(side, partial(side.fetch, query=PROBE, doing="hash values")) for side in self.sides)
+            self._alike = here == there
+        # guard: rows are not judged by hashes that the two servers make differently
+        if not self._alike:
+            raise StateForbids(
+                "the publisher and the target do not give the same hashes for the same values",
+                detail="Their processors have different byte orders, or one of them has other hash functions than"
+                " PostgreSQL.",
+                hint="Their tables cannot be compared.",
+            )
 
     def _totals(self, work: Sequence[_Work], chosen: Selection, reading: Reading) -> tuple[Totals, Totals]:
         totals = {side.name: Totals() for side in self.sides}

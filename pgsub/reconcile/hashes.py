@@ -7,7 +7,8 @@ between columns or rows is noticed, and all 64 bits count.
 
 A value is hashed by its text, unless its type is one whose own function distinguishes all values and is cheaper.
 hashint8extended folds its value to 32 bits, hash_numeric_extended knows no sign, and hashfloat8extended takes zero for
-nothing: they are not used. Servers of different encodings hash the bytes of UTF-8.
+nothing: they are not used. Servers of different encodings hash the bytes of UTF-8. Processors of different byte orders
+give different hashes: what the servers give for the same values is compared before anything is judged.
 
 The functions are no cryptographic ones. The first seeds are this process's own, so that nobody can give a row other
 values that are known to have the same hash.
@@ -37,6 +38,13 @@ _BLANKS = sql.SQL(
 )
 _TEXT = sql.SQL("""pg_catalog.hashtextextended(coalesce({0}, '') COLLATE pg_catalog."C", {1} # {2})""")
 _IN_UTF8 = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
+#: What the functions give for some values: bytes are hashed as words of the processor.
+PROBE = sql.SQL(
+    "SELECT pg_catalog.hashint4extended(7, 1), pg_catalog.hashoidextended(7::pg_catalog.oid, 1),"
+    " pg_catalog.uuid_hash_extended('00000000-0000-0000-0000-000000000007'::pg_catalog.uuid, 1),"
+    """ pg_catalog.hashbpcharextended('seven'::pg_catalog.bpchar COLLATE pg_catalog."C", 1),"""
+    """ pg_catalog.hashtextextended('seven' COLLATE pg_catalog."C", 1)"""
+)
 _NULL = sql.SQL("CASE WHEN {} THEN 1 ELSE 0 END")
 _MIXED = sql.SQL("pg_catalog.hashint4extended({}, {})")
 #: Columns whose hashes are nested in each other; the parser of a server has a limited stack.

@@ -8,7 +8,9 @@ at L the slot is created, the barrier moves to X, apply goes there, the target's
 
 The slot waits for all transactions that write at this moment, however long they take, and with synchronous replication
 they may wait for apply. As long as it waits for one of them X lies ahead, and the barrier is moved along behind the
-publisher's WAL: apply goes on. That X is not behind the barrier after all is checked in the end.
+publisher's WAL: apply goes on. On a standby it waits until the primary tells which transactions run, for 15 seconds if
+nobody asks for that; what is replayed is decoded in moments, so the barrier is moved to where replay was a while ago.
+That X is not behind the barrier after all is checked in the end.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +27,7 @@ from typing import TypeVar
 
 import psycopg
 
+from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -48,9 +52,12 @@ _TRIES = 3
 _POLL = 0.005
 _FOLLOW = 0.02
 _CHECK = 0.5
+#: Seconds after which a slot that is created on a standby has read what was replayed.
+_READ_SECONDS = 0.5
 _WAITS = """
-SELECT EXISTS (SELECT FROM pg_catalog.pg_locks w JOIN pg_catalog.pg_locks h USING (transactionid)
- WHERE w.pid = %s AND w.locktype = 'transactionid' AND NOT w.granted AND h.granted)
+SELECT pg_catalog.pg_is_in_recovery(), EXISTS (
+  SELECT FROM pg_catalog.pg_locks w JOIN pg_catalog.pg_locks h USING (transactionid)
+   WHERE w.pid = %s AND w.locktype = 'transactionid' AND NOT w.granted AND h.granted)
 """
 
 Result = TypeVar("Result")
@@ -204,6 +211,7 @@ class _Attempt:
             began = time.monotonic()
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             name = str(scalar(holder, "SELECT pg_catalog.pg_export_snapshot()"))
+            failpoints.point("point.taken")
             # guard: apply stands still until the target's snapshot is taken
             if not self.release():
                 raise self._gone()
@@ -236,7 +244,9 @@ class _Attempt:
         if point < self._lsn:
             raise _GivenUp(f"The snapshot is of {format_lsn(point)}, and apply may be at {format_lsn(self._lsn)}.")
         self._move(point)
-        return point, self._reach()
+        stood = self._reach()
+        failpoints.point("point.standing")
+        return point, stood
 
     def release(self) -> bool:
         """Let apply go on; return whether it has not done so by itself."""
@@ -257,6 +267,7 @@ class _Attempt:
         self._lsn = self._flushed()
         put = partial(barrier.put, self._session, self._sub.subid, self._lsn, self._seconds)
         self._token = self._patiently(put)
+        failpoints.point("point.barrier_put")
         while True:
             self._reach()
             position = self._flushed()
@@ -300,11 +311,17 @@ class _Attempt:
 
     def _follow(self, pid: int, done: threading.Event) -> None:
         """Move the barrier along while the slot waits for a transaction: its snapshot lies behind that one's end."""
+        replayed: deque[tuple[float, int]] = deque()
         while not done.wait(_FOLLOW):
             position = self._flushed()
             with translating(self._source, "read the locks of the publisher"):
-                waits = self._source.execute(_WAITS, (pid,)).fetchone()
-            if waits == (True,) and position > self._lsn:
+                standby, waits = self._source.execute(_WAITS, (pid,)).fetchone() or (False, False)
+            if standby:
+                replayed.append((time.monotonic() + _READ_SECONDS, position))
+                waits, position = False, 0
+                while replayed and replayed[0][0] <= time.monotonic():
+                    waits, position = True, replayed.popleft()[1]
+            if waits and position > self._lsn:
                 with contextlib.suppress(psycopg.Error, _GivenUp):  # the owner will meet it too
                     self._move(position, once=True)
 

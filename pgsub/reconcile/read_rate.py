@@ -21,25 +21,21 @@ class RateLimit:
         self._rate = rate
         self._lock = threading.Lock()
         self._free = time.monotonic()  #: when the next piece may be read
-        self._over = threading.Event()
 
     @property
     def blocks(self) -> int:
         """Blocks that one statement reads: what may be read in a second, for it is read without a pause."""
         return MOST_BLOCKS if self._rate is None else min(max(self._rate // BLOCK, LEAST_BLOCKS), MOST_BLOCKS)
 
-    def wait(self, blocks: int) -> None:
+    def wait(self, blocks: int, over: threading.Event) -> None:
         """Wait until so many blocks may be read.
 
         :param blocks: 0 where that is not known.
+        :param over: ends the wait.
         """
         if self._rate is None:
             return
         with self._lock:
             begin = max(self._free, time.monotonic())
             self._free = begin + blocks * BLOCK / self._rate
-        self._over.wait(begin - time.monotonic())
-
-    def end(self) -> None:
-        """Let nobody wait any longer."""
-        self._over.set()
+        over.wait(begin - time.monotonic())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -39,20 +39,20 @@ def explained(
     table: ComparedTable,
     conflicts: Iterable[Values],
     *,
-    known_as: tuple[str, str],
+    names: Sequence[tuple[str, str]],
     in_utf8: bool,
 ) -> dict[int, str]:
     """Read which rows of a table the record explains.
 
     :param connection: on the target, in a transaction that sees the snapshot.
     :param conflicts: rows of conflicts whose change was not made.
-    :param known_as: schema and name under which the subscription has the table.
+    :param names: schema and name that the record may have its rows under: the subscription's, its own, its partitions'.
     :return: the reason by the hash of the key.
     """
     found: dict[int, str] = {}
     sources = (
         (CONFLICT, iter(conflicts)),
-        (SKIPPED, _skipped(connection, subid, known_as)),
+        (SKIPPED, _skipped(connection, subid, names)),
         (HELD, _held(connection, subid, table.target.oid)),
     )
     for reason, rows in sources:
@@ -62,11 +62,12 @@ def explained(
     return found
 
 
-def _skipped(connection: psycopg.Connection, subid: int, name: tuple[str, str]) -> Iterator[Values]:
+def _skipped(connection: psycopg.Connection, subid: int, names: Sequence[tuple[str, str]]) -> Iterator[Values]:
+    schemas, tables = map(list, zip(*names, strict=True))
     rows = connection.execute(
-        "SELECT body->'old', body->'new' FROM pgsub.skipped_change"
-        " WHERE subid = %s AND schemaname = %s AND relname = %s AND replayed_at IS NULL",
-        (subid, *name),
+        "SELECT body->'old', body->'new' FROM pgsub.skipped_change WHERE subid = %s AND replayed_at IS NULL"
+        " AND (schemaname, relname) IN (SELECT * FROM ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) AS n)",
+        (subid, schemas, tables),
     )
     for row in rows:
         yield from (one for one in row if one)

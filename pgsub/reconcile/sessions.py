@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -19,10 +20,18 @@ Session = tuple[Side, psycopg.Connection]
 Progress = Callable[[int, int], None]
 
 
+#: Seconds in which a statement that nobody wants any more is cancelled.
+_CANCEL_SECONDS = 5.0
+
+
 class Reading:
-    """The blocks of one table that are read, and that are to be read as far as that is known."""
+    """The blocks of one table that are read, and that are to be read as far as that is known.
+
+    :ivar over: set when nobody wants the others any more.
+    """
 
     def __init__(self, told: Progress) -> None:
+        self.over = threading.Event()
         self._told = told
         self._done = self._total = 0
 
@@ -49,14 +58,13 @@ class Sessions:
         self._limits = {side.name: RateLimit(rate) for side in sides}
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compare")
         self._free: dict[str, list[psycopg.Connection]] = {side.name: [] for side in sides}
+        self._busy: set[psycopg.Connection] = set()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for limit in self._limits.values():
-            limit.end()
         self._pool.shutdown(cancel_futures=True)
         for free in self._free.values():
             for connection in free:
@@ -73,13 +81,20 @@ class Sessions:
             free = self._free[side.name]
             connection = free.pop() if free else None
         connection = side.connect() if connection is None else connection
+        with self._lock:
+            self._busy.add(connection)
+        failed = True
         try:
             done = work(connection)
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            self._free[side.name].append(connection)
+            failed = False
+        finally:
+            with self._lock:
+                reusable = connection in self._busy and not failed  # what was cancelled may meet that later
+                self._busy.discard(connection)
+                if reusable:
+                    self._free[side.name].append(connection)
+            if not reusable:
+                connection.close()
         return done
 
     def on_both(self, work: Callable[[Session, Session], Result]) -> Result:
@@ -91,8 +106,8 @@ class Sessions:
         )
 
     def each(self, work: Sequence[Callable[[], None]]) -> None:
-        """Do pieces of work, some at a time; the first error ends all that have not begun."""
-        for _ in _completed([self._pool.submit(one) for one in work]):
+        """Do pieces of work, some at a time; the first error, or an interrupt, ends all others."""
+        for _ in self._completed([self._pool.submit(one) for one in work], threading.Event()):
             pass
 
     def blocks(self, side: Side) -> int:
@@ -102,23 +117,39 @@ class Sessions:
     def read(self, work: Sequence[tuple[Side, Piece, Callable[[], None]]], reading: Reading) -> None:
         """Read pieces as :meth:`each` works, no faster than is wanted."""
         reading.begin(sum(piece.blocks for _, piece, _ in work))
-        for blocks in _completed([self._pool.submit(self._read, *one) for one in work]):
+        begun = [self._pool.submit(self._read, *one, reading.over) for one in work]
+        for blocks in self._completed(begun, reading.over):
             reading.add(sum(blocks))
 
-    def _read(self, side: Side, piece: Piece, work: Callable[[], None]) -> int:
-        self._limits[side.name].wait(piece.blocks)
-        work()
+    def _read(self, side: Side, piece: Piece, work: Callable[[], None], over: threading.Event) -> int:
+        self._limits[side.name].wait(piece.blocks, over)
+        if not over.is_set():
+            work()
         return piece.blocks
 
+    def _completed(self, work: Sequence[Future[Any]], over: threading.Event) -> Iterator[list[Any]]:
+        """Yield results as they come; the first error, or an interrupt, ends all others.
 
-def _completed(work: Sequence[Future[Any]]) -> Iterator[list[Any]]:
-    """Yield results as they come; the first error ends all that have not begun."""
-    left = set(work)
-    try:
-        while left:
-            done, left = wait(left, return_when=FIRST_EXCEPTION, timeout=0.2)
-            yield [one.result() for one in done]
-    finally:
-        for one in left:
-            one.cancel()
-        wait(left)
+        :param over: set then.
+        """
+        left = set(work)
+        try:
+            while left:
+                done, left = wait(left, return_when=FIRST_EXCEPTION, timeout=0.2)
+                yield [one.result() for one in done]
+        except BaseException:
+            over.set()
+            self._cancel()
+            raise
+        finally:
+            for one in left:
+                one.cancel()
+            wait(left)
+
+    def _cancel(self) -> None:
+        """End the statements that run; their sessions are not used again."""
+        with self._lock:
+            running, self._busy = self._busy, set()
+        for connection in running:
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CANCEL_SECONDS)

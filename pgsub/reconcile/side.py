@@ -59,6 +59,8 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
 _LEAVES = f"""{_MEMBERS}
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, (pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
+       (coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0::pg_catalog.oid)), 0)
+       / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
        c.relkind = 'r' AND (c.oid = {{oid}}::pg_catalog.oid OR NOT c.relrowsecurity)
            AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
   FROM member m JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -72,7 +74,8 @@ class Piece:
 
     :ivar leaf: the table whose blocks they are, None for all of the source.
     :ivar until: the block after the last one, None for the end.
-    :ivar blocks: that there were when the table was divided; 0 where that is not known.
+    :ivar blocks: that are read for it, those of large values among them, as they were when the table was divided; 0
+        where that is not known.
     :ivar addresses: of its only rows, where not all of them are read.
     """
 
@@ -243,12 +246,13 @@ class Side:
         if not leaves or not all(readable for *_, readable in leaves):
             return [Piece()]
         pieces = []
-        for schema, name, blocks, _ in leaves:
+        for schema, name, blocks, large, _ in leaves:
             end = min(max(blocks or 0, 1), _MOST_BLOCKS)
-            starts = list(range(0, end, most))
+            whole = min(end + max(large or 0, 0), _MOST_BLOCKS)  # evenly distributed, as far as anybody knows
+            starts = list(range(0, end, -(-most * end // whole)))
             leaf = sql.SQL("ONLY {}").format(sql.Identifier(schema, name))
             pieces += [
-                Piece(leaf, at, until, (until or end) - at)
+                Piece(leaf, at, until, ((until or end) - at) * whole // end)
                 for at, until in zip(starts, [*starts[1:], None], strict=True)
             ]
         return pieces

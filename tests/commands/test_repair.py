@@ -81,7 +81,7 @@ def test_what_differs_becomes_what_the_publisher_has_and_what_was_there_is_recor
     _plant(tables[1], "UPDATE a SET t = 'again' WHERE id = 3")
     assert cli("verify", name).returncode == 6
     tables[0].execute("UPDATE a SET t = 'goes on' WHERE id = 1")
-    assert _repair(cli, name, "--yes")["equal"]
+    assert _repair(cli, name, "--from", "publisher", "--yes")["equal"]
     _same(tables, "a", "b")
 
 
@@ -295,6 +295,8 @@ def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None
         cli("verify", name, "--repair"), 2, "repairing rows needs --yes", f"pgsub verify {name} --repair --dry-run"
     )
     one_error(cli("verify", name, "--yes"), 2, "--yes needs --repair")
+    one_error(cli("verify", name, "--from", "publisher"), 2, "--from needs --repair")
+    assert cli("verify", name, "--repair", "--from", "target", "--yes").returncode == 2
     assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
 
 

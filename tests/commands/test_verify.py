@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import patience
 from fix_program import Cli, one_error, until, valid
 from fix_servers import Database
 
@@ -89,6 +93,65 @@ def test_rows_that_the_record_explains_are_told_apart(served: Served, tables: Ta
     _plant(target, "UPDATE a SET t = 'fault' WHERE id = (SELECT min(id) FROM a)")
     a = _table(_verify(cli, name, code=6), "a")
     assert (a["different"], a["explained"]) == (2, 1)
+
+
+def _kept(document: dict[str, Any], name: str) -> tuple[str, int, int, set[str]]:
+    one = _table(document, name)
+    return one["outcome"], one["different"], one["explained"], {row["explained"] for row in one["differences"]}
+
+
+def test_rows_that_a_rule_kept_are_told_apart_from_faults_in_partitions_too(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    publisher.execute("CREATE TABLE r (id int PRIMARY KEY, t text); ALTER PUBLICATION p ADD TABLE r")
+    target.execute(
+        "CREATE TABLE r (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);"
+        "CREATE TABLE r_low PARTITION OF r FOR VALUES FROM (MINVALUE) TO (1000);"
+        "CREATE TABLE r_high PARTITION OF r DEFAULT"
+    )
+    assert cli("refresh", name).returncode == 0
+    rules = ("a:insert_exists=keep_local", "r:insert_exists=keep_local", "r:update_origin_differs=skip")
+    assert cli("alter", name, *(word for rule in rules for word in ("--on-conflict", f"public.{rule}"))).returncode == 0
+    publisher.execute("INSERT INTO r VALUES (1, 'x'), (2, 'x')")
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    for table in ("a", "r"):
+        target.execute(f"INSERT INTO {table} VALUES (500, 'mine'), (5000, 'mine')")
+        publisher.execute(f"INSERT INTO {table} VALUES (500, 'theirs'), (5000, 'theirs')")
+    target.execute("UPDATE r SET t = 'mine' WHERE id = 1")
+    publisher.execute("UPDATE r SET t = 'theirs' WHERE id = 1")
+    found = _verify(cli, name)
+    assert _kept(found, "a") == ("equal", 2, 2, {"conflict"})
+    assert _kept(found, "r") == ("equal", 3, 3, {"conflict", "skipped_change"})
+    _plant(target, "UPDATE r SET t = 'fault' WHERE id = 2")
+    assert _kept(_verify(cli, name, code=6), "r")[:3] == ("different", 4, 3)
+
+
+def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_heard_of_it(
+    cli: Cli, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
+) -> None:
+    heard, printed, go_on = tmp_path / "mirror.before_events", tmp_path / "printed", tmp_path / "go on"
+    points = {
+        "PGSUB_FAILPOINTS": f"point.barrier_put=pause:{go_on};mirror.before_events=pause:{tmp_path / 'mirror'}",
+        "PGSUB_FAILPOINTS_DIR": str(tmp_path),
+    }
+    heard.write_text("not armed")
+    launcher = cli.launcher(env=points)
+    assert cli.create("s", "--on-conflict", "insert_exists=keep_local").returncode == 0
+    verifying = cli.start("verify", "s", "--json", env=points, printed=printed)
+    until(lambda: (tmp_path / "point.barrier_put").exists() or verifying.poll() is not None)
+    heard.unlink()
+    tables[1].execute("INSERT INTO a VALUES (500, 'mine')")
+    tables[0].execute("INSERT INTO a VALUES (500, 'theirs')")
+    go_on.touch()
+    assert verifying.wait(patience.SECONDS) == 0, verifying.log.read_text()  # type: ignore[union-attr]
+    assert tables[1].value("SELECT count(*) FROM pgsub.event") > 0
+    assert _kept(valid("verify", printed.read_text()), "a") == ("equal", 1, 1, {"conflict"})
+    (tmp_path / "mirror").touch()
+    tables[1].wait("SELECT count(*) FROM pgsub.event", value=0)
+    assert _kept(_verify(cli, "s"), "a") == ("equal", 1, 1, {"conflict"})
+    for name in ("point.barrier_put", "mirror.before_events"):
+        reached(name)
+    assert cli.stop(launcher) == 0
 
 
 def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
@@ -187,6 +250,43 @@ def test_an_amount_a_second_limits_what_is_read(served: Served, tables: Tables) 
     _plant(tables[1], "UPDATE a SET t = 'y' WHERE id = 3999")
     assert _table(_verify(cli, name, "--rate", "2MB", code=6), "a")["different"] == 1
     one_error(cli("verify", name, "--rate", "fast"), 2, '"fast" is not a size')
+
+
+def test_an_interrupt_ends_a_comparison_that_has_much_left_to_read(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 30000) g")
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    read = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'a'"
+    before = tables[0].value(read)
+    comparing = cli.start("verify", name, "--table", "public.a", "--rate", "1MB", "--jobs", "64")
+    running = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'hashint4extended'"
+    until(lambda: tables[0].value(f"{running} AND pid <> pg_backend_pid()") > 0)
+    comparing.send_signal(signal.SIGINT)
+    assert comparing.wait(patience.SECONDS) == 130
+    tables[0].wait(f"{running} AND pid <> pg_backend_pid()", value=0)  # they have told what they read
+    assert 0 < tables[0].value(read) - before < 15_000
+    assert "Traceback" not in comparing.log.read_text()
+    assert _verify(cli, name, "--table", "public.a", "--resume")["equal"]
+
+
+def test_a_statement_that_runs_when_the_comparison_is_interrupted_is_cancelled(served: Served, tables: Tables) -> None:
+    cli, name = served
+    waits = """SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+        AND query ~ 'hashint4extended'"""
+    before = len(tables[1].server.log.read_bytes())
+    with contextlib.closing(tables[1].connect()) as session:
+        go_on = cli.state.parent / "go on"
+        points = {"PGSUB_FAILPOINTS": f"verify.at_point=pause:{go_on}", "PGSUB_FAILPOINTS_DIR": str(cli.state.parent)}
+        comparing = cli.start("verify", name, "--table", "public.a", env=points)
+        until((cli.state.parent / "verify.at_point").exists)
+        session.execute("BEGIN; LOCK TABLE a")
+        go_on.touch()
+        until(lambda: tables[1].value(waits) > 0)
+        comparing.send_signal(signal.SIGINT)
+        assert comparing.wait(patience.SECONDS) == 130
+        session.execute("ROLLBACK")
+    log = tables[1].server.log.read_bytes()[before:]
+    assert b"canceling statement due to user request" in log and b"due to lock timeout" not in log
 
 
 def test_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:

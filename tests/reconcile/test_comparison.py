@@ -202,19 +202,62 @@ _VALUES = (
     ("uuid", "'00000000-0000-0000-0000-000000000001'", "'00000000-0000-0000-0000-000000000002'", False),
     ("numeric", "5", "-5", False),  # hash_numeric takes them for the same
     ("numeric", "'NaN'", "'Infinity'", False),
+    ("numeric", "'NaN'", "'NaN'", True),
+    ("numeric", "1e-1000", "1e-1001", False),
+    ("numeric", "100", "1e2", True),
+    ("float4", "'-Infinity'", "'-infinity'", True),
+    ("float8", "0.1::float8 + 0.2::float8", "0.3", False),
+    ("float8", "4.9e-324", "5e-324", True),
+    ("float8[]", "'{0,NaN}'", "'{-0,NaN}'", True),
+    ("date", "'infinity'", "'-infinity'", False),
+    ("timestamp", "'0044-03-15 00:00 BC'", "'0044-03-15 BC'", True),
+    ("timetz", "'12:00+00'", "'13:00+01'", False),  # another zone is another value
+    ("time", "'24:00'", "'00:00'", False),
+    ("varchar(9)", "'a '", "'a'", False),
+    ("varbit", "B'1'", "B'10'", False),
+    ("name", "'a'", "'A'", False),
+    ("macaddr8", "'08:00:2b:01:02:03:04:05'", "'0800.2b01.0203.0405'", True),
+    ("cidr", "'10/8'", "'10.0.0.0/8'", True),
+    ("pg_lsn", "'0/1'", "'00/01'", True),
+    ("xid8", "'18446744073709551615'", "'1'", False),
+    ("int4multirange", "'{[1,3),[3,5)}'", "'{[1,5)}'", True),
+    ("numrange", "'[1.0,2)'", "'[1.00,2.0)'", True),
+    ("tstzrange", "'[2026-01-01 00:00+00,)'", "'[2026-01-01 01:00+01,)'", True),
+    ("tsvector", "'a:1 b'", "'b a:1'", True),
+    ("jsonpath", "'$.a'", "'$.\"a\"'", True),
+    ("jsonb", """'{"a":1,"b":2}'""", """'{"b":2,"a":1}'""", True),
+    ("jsonb", """'{"a":null}'""", """'{}'""", False),
+    ("text", "'a'", "'A'", False),
+    ('text COLLATE "C"', "'straße'", "'strasse'", False),
+    ("int4[]", "'[0:1]={1,2}'", "'{1,2}'", False),
+    ("text[]", "'{NULL}'", "'{\"NULL\"}'", False),
+    ("box", "'(0,0),(1,1)'", "'(1,1),(0,0)'", True),
+    ("interval[]", "'{1 day}'", "'{24 h}'", True),
+    ("char(3)[]", "'{a}'", "'{a  }'", True),
+    ("regtype", "'int'", "'integer'", True),
+    ("int8", "9223372036854775807", "-9223372036854775808", False),
+    ("int8", "-4294967297", "4294967296", False),
+    ("oid", "4294967295", "0", False),
 )
 
 
-def test_values_are_equal_where_the_type_takes_them_for_equal(both: Compare) -> None:
+def _fill_values(pubdb: Database, subdb: Database) -> None:
+    """One row for each of the pairs, on each side one of both."""
     columns = ", ".join(f"c{n} {kind}" for n, (kind, *_) in enumerate(_VALUES))
-    ours, theirs = [], []
-    for number, (_, one, other, _) in enumerate(_VALUES):
-        ours.append(f"INSERT INTO t (id, c{number}) VALUES ({number}, {one})")
-        theirs.append(f"INSERT INTO t (id, c{number}) VALUES ({number}, {other})")
-    result = both(f"CREATE TABLE t (id int PRIMARY KEY, {columns})", pub=";".join(ours), sub=";".join(theirs))
+    for number, database in enumerate((pubdb, subdb)):
+        rows = [f"INSERT INTO t (id, c{n}) VALUES ({n}, {values[1 + number]})" for n, values in enumerate(_VALUES)]
+        database.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns}); {'; '.join(rows)}")
+
+
+def _check_values(result: TableResult) -> None:
     differ = {int(str(one.publisher[0])) for one in result.differences.listed if one.publisher}
     assert differ == {number for number, (*_, same) in enumerate(_VALUES) if not same}
     assert counts(result) == (0, 0, len(differ))
+
+
+def test_values_are_equal_where_the_type_takes_them_for_equal(both: Compare, pubdb: Database, subdb: Database) -> None:
+    _fill_values(pubdb, subdb)
+    _check_values(both())
 
 
 def test_keys_that_the_target_takes_for_equal_are_one_key(both: Compare) -> None:
@@ -492,6 +535,10 @@ def test_hashes_are_the_same_on_all_versions_and_in_all_encodings(
     assert counts(run()) == (0, 0, 0)
     subdb.execute("UPDATE t SET v = 'Grüsse, Ægir' WHERE id = 0; DELETE FROM t WHERE id = 9")
     assert counts(run()) == (1, 0, 1)
+    for database in (pubdb, subdb):
+        database.execute("DROP TABLE t")
+    _fill_values(pubdb, subdb)
+    _check_values(run())
 
 
 @pytest.mark.parametrize("version", {"17"} & set(other_servers()))  # the embedded server is built without ICU
@@ -561,6 +608,50 @@ def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Datab
     with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
         schema.install(session)
         known = record.explained(
-            session, 1, result.table, [{"100 %s": "bad", "{}%": "1"}], known_as=("public", "t"), in_utf8=False
+            session, 1, result.table, [{"100 %s": "bad", "{}%": "1"}], names=[("public", "t")], in_utf8=False
         )
     assert set(known.values()) == {record.CONFLICT}
+
+
+def test_servers_that_hash_otherwise_are_not_compared(both: Compare, subdb: Database) -> None:
+    genuine = subdb.value("SELECT pg_get_functiondef('pg_catalog.hashtextextended(text, bigint)'::regprocedure)")
+    with contextlib.ExitStack() as stack:
+        stack.callback(subdb.execute, genuine)
+        subdb.execute(
+            "CREATE OR REPLACE FUNCTION pg_catalog.hashtextextended(text, bigint) RETURNS bigint LANGUAGE sql"
+            " AS 'SELECT -length($1)::bigint'"  # put in its place, where the server would call its own
+        )
+        with pytest.raises(StateForbids, match="do not give the same hashes"):
+            both(TABLE, pub=ROWS, sub=ROWS)
+    assert counts(both()) == (0, 0, 0)
+
+
+def test_large_values_count_as_what_is_read(both: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_rate, "MOST_BLOCKS", 16)
+    waited: list[int] = []
+    wait = read_rate.RateLimit.wait
+    monkeypatch.setattr(
+        read_rate.RateLimit, "wait", lambda self, blocks, over: waited.append(blocks) or wait(self, blocks, over)
+    )
+    filled = """CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;
+        INSERT INTO t SELECT g, repeat(md5(g::text), 1000) FROM generate_series(1, 40) g"""
+    result = both(filled, sub="UPDATE t SET v = v || 'x' WHERE id = 7")
+    assert counts(result) == (0, 0, 1)
+    whole = 40 * 32_000 // read_rate.BLOCK  # of each side; the rows themselves are in one block
+    assert sum(waited) >= 2 * whole and max(waited) > 16
+
+
+@pytest.mark.parametrize("where", ["publisher", "target"])
+def test_a_table_of_which_some_columns_may_be_read_is_read_in_one_go(
+    both: Compare, pubdb: Database, subdb: Database, where: str
+) -> None:
+    database = pubdb if where == "publisher" else subdb
+    role = f"reader_{random.randrange(10**9)}"
+    columns = "CREATE TABLE t (id int PRIMARY KEY, v text, secret text)"
+    both(columns, pub="CREATE PUBLICATION p FOR TABLE t (id, v); INSERT INTO t VALUES (1, 'x', 'y')",
+         sub="INSERT INTO t VALUES (1, 'z', 'mine')")  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.callback(database.execute, f"DROP OWNED BY {role}; DROP ROLE {role}")
+        database.execute(f"CREATE ROLE {role}; GRANT SELECT (id, v) ON t TO {role}")
+        result = both(becoming={where: role})
+    assert counts(result) == (0, 0, 1)

@@ -145,6 +145,28 @@ def test_a_standby_publishes_until_its_slot_conflicts_with_recovery_and_that_is_
     assert launcher.status(published)["last_error"] is None
 
 
+def test_a_standby_is_compared_with_at_one_point_and_apply_goes_on_until_it_has_one(
+    primary, published, launcher, make_server, subdb
+):
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    with snapshots(primary):
+        create(launcher, published, standby.conninfo)
+    comparing = launcher.start("verify", published)
+    query = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%verify%'"
+    until(lambda: standby.value(query) or comparing.poll() is not None)
+    put = subdb.value("SELECT token FROM pgsub.barrier")
+    written(primary, published, "second")  # its snapshot waits for what the primary logs now and then
+    arrived(subdb, published, "first", "second")
+    assert subdb.value("SELECT token FROM pgsub.barrier") == put  # it was moved along, and not given up
+    with snapshots(primary):
+        assert comparing.wait(100) == 0, comparing.log.read_text()
+        subdb.execute(f"DELETE FROM {published} WHERE id = 7 AND v = 'first'")
+        written(primary, published, "third")
+        ended = launcher("verify", published)
+        assert ended.returncode == 6 and f"public.{published}: missing" in ended.stdout, ended.stdout + ended.stderr
+    assert launcher("drop", published, "--yes").returncode == 0
+
+
 def test_a_message_marks_a_position_that_can_be_waited_for(primary, published, launcher, subdb):
     create(launcher, published, primary.conninfo)
     written(primary, published, "second")

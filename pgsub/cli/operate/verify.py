@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -119,13 +119,17 @@ def verify(
     rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
     timeout: Timeout = None,
     repair: Annotated[bool, typer.Option("--repair", help="Bring what differs to the publisher's state.")] = False,
+    right: Annotated[
+        Literal["publisher"] | None, typer.Option("--from", help="With --repair: whose rows are right.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --repair: compare, and change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare, and repair what differs."""
-    if (dry_run or yes) and not repair:
-        raise UsageError(f"{'--dry-run' if dry_run else '--yes'} needs --repair")
+    for option, given in (("--dry-run", dry_run), ("--yes", yes), ("--from", right is not None)):
+        if given and not repair:
+            raise UsageError(f"{option} needs --repair")
     if repair and resume:
         raise UsageError("--resume and --repair exclude each other", hint="Run a repair that broke off again.")
     if repair and not dry_run and not yes:

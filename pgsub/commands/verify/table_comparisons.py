@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.common.subscription import Subscription
+from pgsub.launcher.mirror.events import conflict_of
 from pgsub.publisher import faults, publication
 from pgsub.publisher.connect import connect
 from pgsub.publisher.tables import RemoteTable, describe_tables
@@ -24,13 +26,17 @@ from pgsub.reconcile.point import Point
 from pgsub.reconcile.rows import left_by
 from pgsub.reconcile.sessions import Progress
 from pgsub.reconcile.side import Side, date_order
-from pgsub.target.catalog.lookup import name_of
+from pgsub.target.catalog.lookup import name_of, names_below
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.query import scalar
 from pgsub.target.session.connect import SessionName, must_use_password, translate
 from pgsub.target.session.connect import connect as connect_to_target
 
+_EVENTS = """
+SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflict' AND body ->> 'relname' = ANY (%s)
+ ORDER BY id
+"""
 #: The reason for a difference where the publication leaves out what made it.
 UNPUBLISHED = "unpublished"
 
@@ -140,14 +146,23 @@ class TableComparisons:
             absent = [c.name for c in remote.columns if c.name not in {d.name for d in table.columns}]
             if absent:
                 raise SchemaFault(f'table "{table.name}" lacks published columns: {", ".join(absent)}')
-            conflicts = self._conflicts(".".join(known_as))
+            names = list(dict.fromkeys([known_as, name, *names_below(connection, local.oid)]))
+            conflicts = self._conflicts(connection, names)
             subid, in_utf8 = self._sub.subid, self._in_utf8
-            explained = record.explained(connection, subid, table, conflicts, known_as=known_as, in_utf8=in_utf8)
+            explained = record.explained(connection, subid, table, conflicts, names=names, in_utf8=in_utf8)
         return table, explained
 
-    def _conflicts(self, table: str) -> Iterator[dict[str, Any]]:
-        """Yield rows of conflicts whose change was not made."""
-        for action in (history.SKIPPED, history.KEPT):
-            for row in self._store.conflicts(self._sub.subid, table=table, action=action):
-                if row.replayed_at is None:
-                    yield from (one for one in (row.remote_tuple, row.replica_identity, row.local_tuple) if one)
+    def _conflicts(self, session: psycopg.Connection, names: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+        """Yield rows of conflicts whose change was not made.
+
+        :param session: on the target, in a transaction that sees the snapshot: what the launcher has not heard of there
+            is read, and then what it has heard of by now.
+        """
+        subid = self._sub.subid
+        events = session.execute(_EVENTS, (subid, [name for _, name in names])).fetchall()
+        unheard = (conflict_of(self._sub, event, body) for event, body in events)
+        recorded = (row for name in names for row in self._store.conflicts(subid, table=".".join(name)))
+        for row in itertools.chain(unheard, recorded):
+            of_it = (row.schemaname, row.relname) in names
+            if of_it and row.action in (history.SKIPPED, history.KEPT) and row.replayed_at is None:
+                yield from (one for one in (row.remote_tuple, row.replica_identity, row.local_tuple) if one)

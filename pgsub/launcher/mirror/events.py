@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from pgsub.catalog.conflicts import APPLIED, SKIPPED
+from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, field, log_text
@@ -84,7 +85,7 @@ class Events:
 
     def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
         if conflicts:
-            found = [error_counters.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
+            found = [conflict_of(self._sub, event, body) for event, body in conflicts]
             added = self._store.add_conflicts(found)
             counts = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
             self._store.add_stats(self._sub.subid, **counts)
@@ -110,8 +111,12 @@ class Events:
         self._log("LOG", LogText(f"{text}\n{field('CONTEXT', context)}"))
 
 
+def conflict_of(sub: Subscription, event: int, body: dict[str, Any]) -> ConflictRow:
+    """Make the row of a conflict that did not stop a worker, or no longer does."""
+    return error_counters.conflict_row(sub, body, _action(body), event)
+
+
 def _action(body: dict[str, Any]) -> str:
-    """Return what a worker did with a conflict that did not stop it, or no longer does."""
     if body.get("action"):
         return str(body["action"])
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED

@@ -47,6 +47,11 @@ def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str
     return [(oid, takes) for oid, _, _, takes in connection.execute(PARTITIONS, (root,)) if takes is not None]
 
 
+def names_below(connection: psycopg.Connection, root: int) -> list[tuple[str, str]]:
+    """Return schema and name of each partition of a partitioned table that has rows, or of the table itself."""
+    return [(schema, name) for _, schema, name, _ in connection.execute(PARTITIONS, (root,))]
+
+
 _NAME = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid ="""
