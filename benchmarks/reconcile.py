@@ -1,12 +1,14 @@
 """What comparing costs beside copying: ``--reconcile``.
 
-``verify`` of equal rows and ``--adopt`` of rows of which one in a thousand differs are measured beside the copy of the
-same rows, and of a copy that is killed near its end the bytes that the publisher sends for the rest.
+``verify`` of equal rows, ``--adopt`` of rows of which one in a thousand differs, and ``verify`` behind ten million
+changes that finds the one row which is not as they left it, are measured beside the copy of the same rows, and of a
+copy that is killed near its end the bytes that the publisher sends for the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -26,6 +28,8 @@ _LOST_AT = 0.9
 #: Chunks of that copy: as many as a table of 6 GB has.
 _CHUNKS = 100
 _LIMIT = 3600.0
+#: Times that every row is changed, in transactions of so many rows.
+_CHANGES, _ROWS_A_TRANSACTION = 2, 50_000
 _UNLIMITED = 1e12
 #: Most that a figure may be, on a quiet machine.
 GOALS = {"verify": 0.5, "resume": 0.15}
@@ -62,11 +66,34 @@ def _times(arena: Arena, pgsub: Pgsub, size: int) -> Figures:
     words = ("--resync", f"public.{_TABLE}", "--adopt", "--yes")
     adopt = _seconds(lambda: pgsub.command("refresh", pgsub.name, *words))
     _check(source, target)
+    fault, said = _fault(source, target, pgsub, size)
     pgsub.command("drop", pgsub.name, "--yes")
     return {
         "verify": (verify / copy, f"{verify:.1f} s of equal rows, {copy:.1f} s for their copy"),
         "adopt": (adopt / copy, f"{adopt:.1f} s where one row in a thousand differs"),
+        "fault": (fault / copy, said),
     }
+
+
+def _fault(source: Database, target: Database, pgsub: Pgsub, size: int) -> tuple[float, str]:
+    """Seconds in which the one row is found that was changed on the target behind as many changes."""
+    begun = time.monotonic()
+    for _ in range(_CHANGES):
+        for first in range(1, size + 1, _ROWS_A_TRANSACTION):
+            rows = f"aid BETWEEN {first} AND {first + _ROWS_A_TRANSACTION - 1}"
+            source.execute(f"UPDATE {_TABLE} SET abalance = abalance + 1 WHERE {rows}")
+    pgsub.command("wait", pgsub.name, "--for", "caught-up", "--timeout", "60m")
+    replicated = time.monotonic() - begun
+    planted = size // 3
+    target.execute(f"UPDATE {_TABLE} SET abalance = abalance - 1 WHERE aid = {planted}")
+    begun = time.monotonic()
+    found = json.loads(pgsub.command("verify", pgsub.name, "--json", code=6))
+    seconds = time.monotonic() - begun
+    [table] = found["tables"]
+    if [(one["kind"], one["key"]) for one in table["differences"]] != [("different", {"aid": str(planted)})]:
+        raise BenchmarkFailed(f"not the planted row alone was found: {table}")
+    pause = f"apply stood still for {1000 * found['pause']:.0f} ms"
+    return seconds, f"{seconds:.1f} s for one row behind {_CHANGES * size:,} changes ({replicated:.0f} s); {pause}"
 
 
 def _bytes(arena: Arena, pgsub: Pgsub, size: int) -> Figures:
@@ -128,7 +155,7 @@ def _check(source: Database, target: Database) -> None:
         raise BenchmarkFailed("the target is not equal to the source")
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     begun = time.monotonic()
     work()
     return time.monotonic() - begun

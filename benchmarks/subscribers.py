@@ -250,14 +250,15 @@ class Pgsub:
             time.sleep(0.05)
         self.launched = time.monotonic() - asked
 
-    def command(self, *arguments: str) -> None:
-        """Run a command of pgsub to its end.
+    def command(self, *arguments: str, code: int = 0) -> str:
+        """Run a command of pgsub to its end; return what it printed.
 
-        :raises BenchmarkFailed: it did not end well.
+        :raises BenchmarkFailed: it did not end with this code.
         """
         done = subprocess.run([*self._program(), *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
+        if done.returncode != code:
             raise BenchmarkFailed(f"pgsub {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
 
     def _program(self) -> list[str]:
         return [sys.executable, "-m", "pgsub", "--state-dir", str(self._folder / "state")]
