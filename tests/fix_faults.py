@@ -190,10 +190,13 @@ class Site:
 
     # the program
 
-    def start(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
+    def start(
+        self, *args: str, points: Mapping[str, str] | None = None, printed: Path | None = None, **env: str
+    ) -> Started:
         """Start a command.
 
         :param points: failpoints and their actions; LAUNCHER and JVM stand for the pid files.
+        :param printed: a file of its own for what it prints on standard output.
         """
         actions = {name: self._action(text) for name, text in (points or {}).items()}
         kept = {key: os.environ[key] for key in _INHERITED if key in os.environ}
@@ -207,11 +210,11 @@ class Site:
         }
         bounded = "--until-caught-up" in args and not points and not env
         joining = shared_spark.variables(args, {}) if bounded else {}
-        with self.output.open("ab") as output:
+        with self.output.open("ab") as output, (printed or self.output).open("ab" if printed is None else "wb") as out:
             output.write(f"\n$ pgsub {' '.join(args)} {actions}\n".encode())
             output.flush()
             words = ["--state-dir", str(self.state), *args]
-            process = forked.start(words, {**environment, **joining}, output.fileno(), output.fileno())
+            process = forked.start(words, {**environment, **joining}, out.fileno(), output.fileno())
         if joining:
             shared_spark.hold(process)
         self.processes.append(process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import time
@@ -267,26 +266,6 @@ def test_an_interrupt_ends_a_comparison_that_has_much_left_to_read(served: Serve
     assert 0 < tables[0].value(read) - before < 15_000
     assert "Traceback" not in comparing.log.read_text()
     assert _verify(cli, name, "--table", "public.a", "--resume")["equal"]
-
-
-def test_a_statement_that_runs_when_the_comparison_is_interrupted_is_cancelled(served: Served, tables: Tables) -> None:
-    cli, name = served
-    waits = """SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-        AND query ~ 'hashint4extended'"""
-    before = len(tables[1].server.log.read_bytes())
-    with contextlib.closing(tables[1].connect()) as session:
-        go_on = cli.state.parent / "go on"
-        points = {"PGSUB_FAILPOINTS": f"verify.at_point=pause:{go_on}", "PGSUB_FAILPOINTS_DIR": str(cli.state.parent)}
-        comparing = cli.start("verify", name, "--table", "public.a", env=points)
-        until((cli.state.parent / "verify.at_point").exists)
-        session.execute("BEGIN; LOCK TABLE a")
-        go_on.touch()
-        until(lambda: tables[1].value(waits) > 0)
-        comparing.send_signal(signal.SIGINT)
-        assert comparing.wait(patience.SECONDS) == 130
-        session.execute("ROLLBACK")
-    log = tables[1].server.log.read_bytes()[before:]
-    assert b"canceling statement due to user request" in log and b"due to lock timeout" not in log
 
 
 def test_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:
