@@ -12,6 +12,7 @@ ARGS ?=
 COMPAT ?= ../shared/tap/run
 FUZZ_MINUTES ?= 5
 WRITERS_MINUTES ?= 10
+SWITCHOVERS ?= 200
 
 .PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
 
@@ -80,11 +81,12 @@ serial: tests
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)
 
-# For ten minutes, or ARGS="--minutes 60"; before it hostile publishers for FUZZ_MINUTES, and several writers for
-# WRITERS_MINUTES.
+# For ten minutes, or ARGS="--minutes 60"; before it hostile publishers for FUZZ_MINUTES, several writers for
+# WRITERS_MINUTES, and so many SWITCHOVERS under random kills.
 soak: $(STAMP)
 	$(PY) tests/hostile.py --minutes $(FUZZ_MINUTES)
 	PGSUB_WRITERS_MINUTES=$(WRITERS_MINUTES) $(PY) -m pytest -q -s --show-capture=no tests/apply/test_writers_random.py
+	PGSUB_SWITCHOVERS=$(SWITCHOVERS) $(PY) -m pytest -q -s --show-capture=no tests/switchover/test_random_switchovers.py
 	$(PY) tests/soak.py $(ARGS)
 
 # Forty guards, half an hour at most; ARGS="--only WORDS" picks some.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,14 +92,21 @@ class Mover:
         assert ended.returncode == 0, ended.stderr
 
 
-def moving(cli: Cli, databases: tuple[Database, Database]) -> Mover:
-    """Subscribe, and wait until it is caught up; the target is read-only for clients, as it is to be."""
+def moving(
+    cli: Cli, databases: tuple[Database, Database], ways: tuple[str, str] | None = None, more: Sequence[str] = ()
+) -> Mover:
+    """Subscribe, and wait until it is caught up; the target is read-only for clients, as it is to be.
+
+    :param ways: connection strings of pgsub, where they are not those of the databases.
+    :param more: tables that are there besides.
+    """
     publisher, target = databases
+    tables = ", ".join(["writes", *more])
     for database in databases:
         database.execute(TABLE)
-    publisher.execute("CREATE PUBLICATION p FOR TABLE writes")
-    target.execute(f"CREATE PUBLICATION moved_back FOR TABLE writes; {_read_only(target)}")
-    cli.connection, cli.target = publisher.conninfo, target.conninfo
+    publisher.execute(f"CREATE PUBLICATION p FOR TABLE {tables}")
+    target.execute(f"CREATE PUBLICATION moved_back FOR TABLE {tables}; {_read_only(target)}")
+    cli.connection, cli.target = ways or (publisher.conninfo, target.conninfo)
     made = Mover(cli, databases, "moved")
     assert cli.create("moved", "--no-wait").returncode == 0
     made.caught_up()

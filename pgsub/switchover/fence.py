@@ -35,6 +35,7 @@ READ_ONLY, CONNECT, COMMAND = "read-only", "connect", "command"
 WAYS = (READ_ONLY, CONNECT, COMMAND)
 
 _ON: LiteralString = "SET default_transaction_read_only = on"
+_OFF: LiteralString = "SET default_transaction_read_only = off"
 _RESET: LiteralString = "RESET default_transaction_read_only"
 _PREVIOUS = """
 SELECT pg_catalog.split_part(c, '=', 2)
@@ -96,10 +97,11 @@ def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> Non
 
     :param saved: what the first fence of this database replaced.
     """
-    if way == READ_ONLY:
-        session.execute(_alter(sql.SQL(_RESET), session))
-    else:
+    if way != READ_ONLY:
         restore(session, way, saved)
+    # said in so many words: the whole server may be read-only, or its owner may have kept clients from writing
+    if way != COMMAND or scalar(session, _PREVIOUS) is not None:
+        session.execute(_alter(sql.SQL(_OFF), session))
 
 
 def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: float) -> int:

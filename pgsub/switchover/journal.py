@@ -116,7 +116,8 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
         if one.phase in UNFINISHED[one.side]:
             raise StateForbids(
                 f'a switchover of subscription "{one.subname}" of the same database is under way',
-                hint=f"Let it come to its end, or abort it:\npgsub switchover {word(one.subname)} --status",
+                hint=f"Let it come to its end, or abort it:\npgsub switchover {word(one.subname)} --status\n"
+                f"pgsub switchover {word(one.subname)} --abort",
             )
 
 

@@ -117,6 +117,85 @@ def test_a_lock_that_comes_behind_the_deadline_does_not_make_the_pause_longer_ei
     _insert(mover, 0, 1)
 
 
+def test_a_right_that_cannot_be_taken_in_time_is_given_back(mover: Mover, tmp_path: Path) -> None:
+    first = mover.held("given", tmp_path, "--timeout", "3s")
+    with mover.databases[1].connect() as holder:
+        holder.execute("BEGIN READ WRITE; LOCK TABLE pgsub.switchover IN SHARE ROW EXCLUSIVE MODE")
+        (tmp_path / "go").touch()
+        time.sleep(5)  # the time is over; it cannot even be declined
+        assert first.poll() is None
+        _refused(mover, 0)
+    assert first.wait(60) == 8
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "timeout of the switchover" in said and "everything is left as it was" in said
+    assert _insert(mover, 0, 1) == 1
+    _refused(mover, 1)
+    assert mover("--status")["state"] == "none"
+
+
+def test_sessions_that_began_behind_a_fence_do_not_stay_read_only_when_it_is_lifted(
+    mover: Mover, tmp_path: Path
+) -> None:
+    """As those of a pool, which gives them to one client after the other."""
+    for step, options, side, code in (("fenced", ("--timeout", "1s"), 0, 8), ("drained", ("--timeout", "2m"), 1, 0)):
+        folder = tmp_path / step
+        folder.mkdir()
+        first = mover.held(step, folder, *options)
+        with mover.databases[side].connect() as pooled:
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                pooled.execute("INSERT INTO writes (client, number) VALUES (0, 1)")
+            time.sleep(1.2 if code else 0.0)  # its time is over
+            (folder / "go").touch()
+            assert first.wait(60) == code, first.log.read_text()  # type: ignore[attr-defined]
+            with pytest.raises(psycopg.OperationalError):
+                pooled.execute("INSERT INTO writes (client, number) VALUES (0, 1)")
+        _insert(mover, side, 1)
+
+
+def test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_run(
+    mover: Mover, tmp_path: Path
+) -> None:
+    told = ("--promote-command", f"echo $PGSUB_SWITCHOVER >> {tmp_path}/told")
+    for step in ("prepared", "taken"):
+        mover("--no-verify", *told, kill=step)
+        one_error(mover.cli("switchover", "moved", "--yes", "--no-verify"), 2, "was begun with --promote-command")
+        assert mover("--status")["choices"][0]["command"] == "pgsub switchover moved --promote-command COMMAND"
+        if step == "prepared":
+            assert mover("--abort")["state"] == "as before"
+    assert mover("--no-verify", *told)["state"] == "done"
+    assert (tmp_path / "told").read_text() == "promote\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "commands"),
+    [
+        ("created", ["", " --abort"]),
+        ("fenced", ["", " --abort"]),
+        ("given", ["", " --abort"]),
+        ("taken", [""]),
+        ("done", [""]),
+    ],
+)
+def test_status_says_what_can_be_done_in_each_step(mover: Mover, step: str, commands: list[str]) -> None:
+    mover("--no-verify", kill=step)
+    found = [choice["command"] for choice in mover("--status")["choices"]]
+    assert found == [f"pgsub switchover moved{words}" for words in commands]
+    shown = mover.cli("switchover", "moved", "--status").stdout
+    assert all(f"\n  {command}\n" in shown for command in found), shown
+    ended = mover.cli(*found[-1].split()[1:], "--yes")  # what it says can be done
+    assert ended.returncode == 0, ended.stderr
+    assert mover("--status")["choices"] == []
+
+
+def test_a_run_that_only_undoes_what_was_begun_does_not_end_as_if_the_writes_had_moved(mover: Mover) -> None:
+    mover("--no-verify", kill="fenced")
+    mover("--abort", kill="releasing")
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 3, "has been undone: everything is as it was before", "To begin anew")
+    assert mover("--status")["state"] == "none"
+    assert mover("--no-verify")["state"] == "done"
+
+
 def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
     mover: Mover, tmp_path: Path, proxy: Callable[[str], Proxy]
 ) -> None:
@@ -196,6 +275,7 @@ def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
     before = mover.rows(1, "SELECT datacl::text FROM pg_database WHERE datname = current_database()")
     mover("--no-verify", "--fence", "connect")
     assert (mover.rows(0, query), mover.rows(1, query)) == ([(False,)], [(True,)])
+    _insert(mover, 1, 1)  # though its owner had made it read-only until then
     mover.side = 1
     mover.caught_up()
     mover("--no-verify", "--fence", "connect")

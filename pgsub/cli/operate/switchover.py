@@ -39,16 +39,19 @@ NAME_back or those of --back-publication.
 4. Apply comes to the end of what clients wrote. The target's sequences are set to the values of the publisher's. The
 slot is brought behind all that.
 
-5. The publisher gives the right to write away. Up to here whatever fails, or lasts longer than --timeout, leaves
-everything as it was, and clients write on the publisher again.
+5. The publisher gives the right to write away.
 
-6. The target takes the right: the pause is over. --promote-command is run.
+6. The target takes the right: the pause is over. Up to here whatever fails, or lasts longer than --timeout, leaves
+everything as it was, and clients write on the publisher again. Only what was given to a target that does not answer
+stays where it is until that is back. Sessions that began behind a fence are ended when it is lifted, for they would
+stay read-only. --promote-command is run.
 
 7. The subscription is dropped, and NAME_back is enabled. The publisher stays fenced.
 
-If the command is interrupted or killed, the same command goes on, or goes back where the time is over. Never can
-clients write on both servers. --status tells where it stands, --abort leaves everything as it was, as long as the
-target has not taken the right.
+A connection that is lost in the pause is opened again, until the time is over and for half a minute more. If the
+command is interrupted or killed, the same command goes on, or goes back where the time is over: then it ends with 8, or
+with 3 where an abort had begun. Never can clients write on both servers. --status tells where it stands and what can be
+done next, --abort leaves everything as it was, as long as the target has not taken the right.
 
 --fence says how clients are kept from writing. read-only sets default_transaction_read_only for the database and ends
 its sessions; a client that sets it off for itself is not kept out. connect takes the privilege CONNECT from all roles
@@ -63,8 +66,9 @@ name others.
 
 If a server is gone for good, --gone names it; that is refused while the server answers in any way. --gone publisher
 ends a switchover of which the target has taken the right, and nothing leads back then; with --abort it leaves the
-target as it was. --abort --gone target lets clients write on the publisher again, even where the target was given the
-right to write: what clients wrote there is lost, and the target must never come back.
+target as it was. A publisher that comes back is still fenced: --abort lets clients write there, as long as the
+subscription has not been dropped. --abort --gone target lets clients write on the publisher again, even where the
+target was given the right to write: what clients wrote there is lost, and the target must never come back.
 
 --dry-run names what stands in the way and rehearses: it measures how long each step of the pause would take now.
 """,
@@ -196,6 +200,9 @@ def _print(found: Outcome) -> None:
             if text:
                 emit(f"  {label}:  " + "\n  ".join(console.pasted(text).splitlines()))
     emit(console.line(_verdict(found)))
+    for choice in found.choices:
+        emit(console.line(f"To {choice.what}:"))
+        emit(f"  {console.pasted(choice.command)}")
 
 
 def _verdict(found: Outcome) -> str:

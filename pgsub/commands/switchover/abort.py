@@ -50,6 +50,9 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 return _without_taking(options, sub, back, reporter)
             entry = under_way(taking, sub, store)
             if entry is None:
+                with contextlib.suppress(TargetUnavailable), gone.returned(options, store, sub, taking) as back_again:
+                    if back_again is not None:
+                        gone.reopen(options, sub, *back_again, taking)
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
             check_command(entry, options)
             if entry.phase in journal.HAS_TAKEN:

@@ -9,7 +9,8 @@ released.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import psycopg
 from psycopg import pq
@@ -19,15 +20,17 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover import right
-from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.commands.switchover.under_way import way_back_of
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
+from pgsub.commands.switchover.under_way import check_command, way_back_of
 from pgsub.common import conninfo as ci
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence
+from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import schema, subscriptions
+from pgsub.target.session.transactions import durable
 
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
 
@@ -92,8 +95,40 @@ def decline(
     reporter.warning(
         "the publisher was not changed, which may still keep clients from writing",
         f'Subscription "{sub.name}" remains, and cannot go on.',
-        f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes",
+        f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes\n"
+        f"If the publisher comes back before that, this lets clients write there again:\n{options.command} --abort",
     )
+
+
+@contextlib.contextmanager
+def returned(
+    options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
+) -> Iterator[tuple[Entry, psycopg.Connection] | None]:
+    """Open a session on a giving side that was said to be gone when the taking one declined, and is back, still fenced.
+
+    :return: the row of the taking side, and the session; None where there is no such server.
+    :raises TargetUnavailable: the giving side cannot be reached.
+    """
+    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
+    if entry is None or entry.phase != journal.DECLINED or entry.back_subid is None:
+        yield None
+        return
+    with giving_session(options, sub, store) as giving:
+        installed = schema.installed_version(giving) >= schema.VERSION
+        there = journal.of(giving, entry.id) if installed else None
+        yield None if there is None or there.phase == journal.RELEASED else (entry, giving)
+
+
+def reopen(
+    options: SwitchoverOptions, sub: Subscription, entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection
+) -> None:
+    """Let clients write on a giving side that is back: what the taking side has declined it never takes."""
+    check_command(entry, options)
+    right.release(entry, giving, taking, right.commands(options, sub, None))
+    assert entry.back_subid is not None
+    with durable(giving):
+        subscriptions.forget(giving, entry.back_subid)
+        journal.move(giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
 
 
 def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:

@@ -60,7 +60,9 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 raise target.translate(error, "rehearse the switchover", user=taking.info.user) from None
     pause = sum(timing.steps[name] for name in _PAUSE)
     said = f"{counted(ended, 'session')} of clients would be ended on the publisher."
-    return Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said, obstacles=listed)
+    found = Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said, obstacles=listed)
+    found.sessions = ended
+    return found
 
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:

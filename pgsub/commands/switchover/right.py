@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import psycopg
@@ -18,6 +18,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session.transactions import durable
+
+#: Seconds in which sessions that would stay read-only must end.
+END_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -85,11 +88,13 @@ def release(
     giving: psycopg.Connection,
     taking: psycopg.Connection | None,
     run_command: Callable[[str], None],
+    keep: Collection[int] = (),
     *,
     taking_is_gone: bool = False,
 ) -> None:
     """Let clients write on the giving side again, and take back what fenced the taking one.
 
+    :param keep: pids of the giving side's sessions that are the command's.
     :param taking: None where it cannot be reached; what was given is not released then, unless it is gone for good.
     :raises StateForbids: the taking side has taken the right.
     :raises TargetUnavailable: the right was given, and the taking side cannot be asked.
@@ -110,12 +115,26 @@ def release(
             journal.move(giving, entry.id, (there.phase,), journal.RELEASING)
             if there.phase != journal.OPEN:
                 fence.restore(giving, there.fence, there.saved or {})
+        if there.phase != journal.OPEN:
+            let_write(giving, there.fence, keep)
         failpoints.point("switchover.releasing")
     if there is not None and there.phase not in (journal.OPEN, journal.RELEASED) and entry.fence == fence.COMMAND:
         run_command("release")
     if taking is not None:
         decline(taking, entry)
         failpoints.point("switchover.declined")
+
+
+def let_write(session: psycopg.Connection, way: str, keep: Collection[int]) -> None:
+    """End the sessions that began behind a fence which is lifted now: they would stay read-only, as in a pool.
+
+    Nothing depends on it: where it cannot be done clients have to connect again by themselves.
+
+    :param keep: pids that stay.
+    """
+    if way == fence.READ_ONLY:
+        with contextlib.suppress(PgsubError):
+            fence.end_sessions(session, [session.info.backend_pid, *keep], time.monotonic() + END_SECONDS)
 
 
 def decline(taking: psycopg.Connection, entry: Entry) -> None:

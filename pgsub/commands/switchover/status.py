@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import psycopg
+
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
+from pgsub.commands.switchover import gone
+from pgsub.commands.switchover.choices import choices
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, found
 from pgsub.commands.switchover.under_way import under_way
@@ -30,6 +36,7 @@ _UNKNOWN = {
     journal.GIVING: "The publisher cannot be reached, so it is not known whether clients write there.",
     journal.TAKING: "The target cannot be reached.",
 }
+_RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
 
 
@@ -47,13 +54,28 @@ def status(options: SwitchoverOptions) -> Outcome:
         try:
             with ledger_session(sub) as taking:
                 here = under_way(taking, sub, store)
+                if here is None:
+                    return _of_declined(options, store, sub, taking)
         except TargetUnavailable:
             if back is None:
                 raise
             return _of_giving(options, back)
-        if here is None:
-            return Outcome(active, back_name, NONE)
         return _of_both(options, here, back)
+
+
+def _of_declined(
+    options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
+) -> Outcome:
+    """Tell whether a publisher that was said to be gone is back, and still fenced."""
+    with contextlib.suppress(TargetUnavailable), gone.returned(options, store, sub, taking) as back_again:
+        if back_again is not None:
+            entry, giving = back_again
+            there = journal.of(giving, entry.id)
+            found = Outcome(*options.names, UNDER_WAY, taking=entry.phase, said=_RETURNED)
+            found.giving = None if there is None else there.phase
+            found.choices = choices(options, entry, entry, there, ())
+            return found
+    return Outcome(*options.names, NONE)
 
 
 def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
@@ -66,7 +88,9 @@ def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
     given = there.phase == journal.GIVEN
     said = _MAY_BE_TAKEN if given else f"{_SAID[there.phase]} {_UNKNOWN[journal.TAKING]}"
     pause = None if given else there.fenced_for
-    return Outcome(*options.names, UNDER_WAY, there.phase, None, pause, {}, said, unreachable=away)
+    found = Outcome(*options.names, UNDER_WAY, there.phase, None, pause, {}, said, unreachable=away)
+    found.choices = choices(options, there, None, there, away)
+    return found
 
 
 def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None) -> Outcome:
@@ -86,4 +110,6 @@ def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None)
         said = _SAID[here.phase if there is None else there.phase]
     pause = there.fenced_for if there is not None and here.phase in (journal.PLANNED, journal.PREPARED) else None
     giving_phase = None if there is None else there.phase
-    return Outcome(*options.names, UNDER_WAY, giving_phase, here.phase, pause, {}, said, unreachable=away)
+    found = Outcome(*options.names, UNDER_WAY, giving_phase, here.phase, pause, {}, said, unreachable=away)
+    found.choices = choices(options, here, here, there, away)
+    return found

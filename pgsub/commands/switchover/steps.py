@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 
@@ -25,6 +25,7 @@ from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.pause_sessions import PauseSessions, users
 from pgsub.commands.switchover.turn import SILENT
+from pgsub.commands.switchover.under_way import PROMOTES
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
@@ -42,6 +43,8 @@ from pgsub.target.session.transactions import durable
 
 #: Seconds in which apply must come near the publisher before the pause, and how long it may take from there.
 APPROACH, NEAR = 300.0, 0.5
+#: Seconds in which the right is taken at least, by a run that finds it given; and in which clients are let in again.
+TAKE, RELEASE = 5.0, 60.0
 #: Seconds in which transactions behind the fence are looked for, once clients write again.
 LATE = 10.0
 
@@ -78,6 +81,7 @@ class Switchover:
         self._kept_there = [taking.info.backend_pid]
         self._quiet_at: int | None = None
         self._given_at = 0  #: behind the commit that gave the right
+        self.in_pause: bool | None = None  #: clients can write nowhere; None where that is not known
         self.timing = right.Timing()
 
     # --- until the right is taken
@@ -88,31 +92,62 @@ class Switchover:
         :param entry: of the taking side, planned or prepared.
         :param alive: raises what ended apply.
         """
-        try:
-            with contextlib.ExitStack() as stack:
-                sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
-                self._kept_there += [*sessions.there, *self.last_look.pids_there]
-                self._kept += [sessions.source.info.backend_pid, *self.last_look.pids]
-                self._prepare(entry)
-                if self._phase(entry) == journal.OPEN:
-                    self._approach(entry, sessions.source, sessions.slots, alive)
-                self._pause(entry, sessions, alive)
-        except BaseException:
-            self._go_back(entry)
-            raise
-        self.take(entry)
+        with self._or_back(entry), contextlib.ExitStack() as stack:
+            sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
+            self._kept_there += [*sessions.there, *self.last_look.pids_there]
+            self._kept += [sessions.source.info.backend_pid, *self.last_look.pids]
+            self._prepare(entry)
+            if self._phase(entry) == journal.OPEN:
+                self._approach(entry, sessions.source, sessions.slots, alive)
+            self._pause(entry, sessions, alive)
 
-    def _go_back(self, entry: Entry) -> None:
-        """Leave everything as it was, if the right was not given; with a new session where that one is lost."""
+    def take(self, entry: Entry) -> None:
+        """Take the right that a run before this one was given, or leave everything as it was."""
+        with self._or_back(entry):
+            there = journal.of(self._giving, entry.id)
+            left = self._timeout - ((there and there.fenced_for) or 0.0)
+            with PauseLimit([self._giving, self._taking], time.monotonic() + max(left, TAKE)):
+                self._take(entry)
+
+    @contextlib.contextmanager
+    def _or_back(self, entry: Entry) -> Iterator[None]:
+        """Leave everything as it was where the block fails, unless the right was taken in it."""
+        try:
+            yield
+        except BaseException as error:
+            # guard: what fails in the pause ends it
+            if not self._go_back(entry, error):
+                raise
+
+    def _go_back(self, entry: Entry, error: BaseException) -> bool:
+        """Leave everything as it was, with a new session where one is lost.
+
+        :param error: what failed.
+        :return: the right was taken, so that nothing failed that matters.
+        """
         with contextlib.ExitStack() as stack:
             if self._phase(entry) is None:
                 self._giving = stack.enter_context(ledger_session(self._back))
-            if self._phase(entry) not in (None, journal.OPEN, journal.FENCED):
-                return
+            phase = self._phase(entry)
+            if phase == journal.GIVEN:
+                if self._has_taken(entry):
+                    return True
+                if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and self._is_cut_off():
+                    return False  # another run takes it
+            elif phase not in (None, journal.OPEN, journal.FENCED):
+                return False
             self._reporter.warning(
-                "the switchover failed before the right to write was given: everything is left as it was"
+                "the switchover failed before the target had taken the right to write: everything is left as it was"
             )
             self.release(entry)
+        return False
+
+    def _has_taken(self, entry: Entry) -> bool:
+        here = journal.of(self._taking, entry.id)
+        return here is not None and here.phase in journal.HAS_TAKEN
+
+    def _is_cut_off(self) -> bool:
+        return self._taking.broken or self._giving.broken
 
     def _phase(self, entry: Entry) -> str | None:
         """Return the phase of the giving side, None where it is not known."""
@@ -140,6 +175,7 @@ class Switchover:
     def _fence_taking(self, entry: Entry) -> None:
         saved = fence.put(self._taking, entry.fence, self._roles())
         # the fence of the switchover that led away is lifted, whatever its subscriptions were called then
+        saved[PROMOTES] = self._options.promote_command is not None
         earlier = journal.given_away(self._taking, entry.id)
         if earlier is not None:
             saved["earlier"] = {"fence": earlier.fence, "saved": dict(earlier.saved or {})}
@@ -177,17 +213,19 @@ class Switchover:
         return check
 
     def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
-        """Fence the giving side, let the taking one have all of it, and give it the right.
+        """Fence the giving side, let the taking one have all of it, and let the right go there.
 
         :raises TimeoutExpired: that takes too long, whatever hangs.
         """
         used = [self._giving, self._taking, *sessions.all, *self.last_look.sessions]
         with PauseLimit(used, time.monotonic() + self._timeout) as limit:
             self._fence_and_give(entry, sessions, alive, limit)
+            self._take(entry)
 
     def _fence_and_give(
         self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None], limit: PauseLimit
     ) -> None:
+        self.in_pause = True
         with self.timing.step("fence"):
             self._fence(entry)
         there = journal.of(self._giving, entry.id)
@@ -254,9 +292,10 @@ class Switchover:
 
     # --- it was given
 
-    def take(self, entry: Entry) -> None:
-        """Take the right that was given."""
+    def _take(self, entry: Entry) -> None:
+        self.in_pause = True
         right.take(entry, self._giving, self._taking, self.timing)
+        self.in_pause = False
         failpoints.point("switchover.taken")
 
     def warn_of_late(self) -> None:
@@ -283,7 +322,9 @@ class Switchover:
 
         :raises StateForbids: the taking side has taken the right.
         """
-        right.release(entry, self._giving, self._taking, self._command)
+        with PauseLimit([self._giving, self._taking], time.monotonic() + RELEASE):
+            right.release(entry, self._giving, self._taking, self._command, self._kept)
+        self.in_pause = False
         drain.withdraw(self._taking, self._sub.subid)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=SILENT)
         failpoints.point("switchover.dropped")

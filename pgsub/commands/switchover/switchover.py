@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+
 import psycopg
 
 from pgsub.catalog.store import StateStore
@@ -11,10 +14,11 @@ from pgsub.commands.subscription.definition import new_subid
 from pgsub.commands.switchover import definition, gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
-from pgsub.commands.switchover.outcome import AS_BEFORE, DONE, Outcome
+from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
+    TIMEOUT,
     SwitchoverOptions,
     found,
     giving_ledger,
@@ -24,11 +28,20 @@ from pgsub.commands.switchover.parties import (
 )
 from pgsub.commands.switchover.right import Timing
 from pgsub.commands.switchover.turn import SILENT, Turn
-from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
+from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way, way_back_of
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.commands.verify.result import EQUAL
 from pgsub.commands.verify.verify import VerifyOptions, verify
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids, SubscriptionExists, UsageError
+from pgsub.common.errors import (
+    ApplyError,
+    LockHeld,
+    PgsubError,
+    PublisherUnavailable,
+    StateForbids,
+    SubscriptionExists,
+    TargetUnavailable,
+    UsageError,
+)
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -36,6 +49,8 @@ from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session import connect as target
 
+#: Seconds behind the limit of the pause in which a run that was cut off from a server tries to go back.
+AGAIN = 30.0
 _SAME_PUBLISHER = """
 SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (system_identifier, publisher_dboid)
  WHERE s.subid = %(subid)s AND o.subid <> s.subid ORDER BY 1
@@ -48,6 +63,7 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises StateForbids: something stands in the way, or the subscription was switched over already.
     :raises ApplyError: rows differ.
     :raises TimeoutExpired: the pause would have been too long; everything is as before.
+    :raises TargetUnavailable: a server cannot be reached; after a limited time, where clients can write nowhere.
     :raises PgsubError: what ended it; the same command goes on.
     """
     if options.gone == TARGET:
@@ -55,15 +71,31 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             "--gone target goes with --abort", hint=f"Give the writes back:\n{options.command} --abort --gone target"
         )
     with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
-        sub = the_one(store, options)
-        with taking_session(sub) as taking:
-            try:
-                return _Run(options, store, sub, taking, reporter).go_on()
-            except psycopg.Error as error:
-                failed = target.translate(error, "switch over", user=taking.info.user)
-                raise _with_hint(failed, options) from None
-            except PgsubError as error:
-                raise _with_hint(error, options) from None
+        return _in_spite_of_lost_connections(options, store, reporter)
+
+
+def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome:
+    """Let one run after the other go on, where one was cut off from a server while clients could write nowhere.
+
+    The journal says where to; the next run goes back where the time is over.
+    """
+    in_pause, until = False, 0.0
+    while True:
+        run = _Run(options, store, reporter)
+        try:
+            return run.begin_or_go_on()
+        except (TargetUnavailable, PublisherUnavailable, LockHeld) as error:
+            if run.in_pause is not None:
+                in_pause = run.in_pause
+            # the lock is that of the run before, whose server has not seen yet that it is gone
+            if not in_pause or (isinstance(error, LockHeld) and not until):
+                raise
+            if not until:
+                reporter.warning(f"{error.message}: trying again, because clients can write nowhere meanwhile")
+                until = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout) + AGAIN
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.3)
 
 
 def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
@@ -75,22 +107,32 @@ def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
 class _Run:
     """One run of the command."""
 
-    def __init__(
-        self,
-        options: SwitchoverOptions,
-        store: StateStore,
-        sub: Subscription,
-        taking: psycopg.Connection,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> None:
         self._options = options
         self._store = store
-        self._sub = sub
-        self._taking = taking
         self._reporter = reporter
+        self._sub: Subscription
+        self._taking: psycopg.Connection
+        self._steps: steps.Switchover | None = None
 
-    def go_on(self) -> Outcome:
-        """Do what is left of it."""
+    @property
+    def in_pause(self) -> bool | None:
+        """Whether clients may be able to write nowhere; None where the run did not come so far as to see."""
+        return None if self._steps is None else self._steps.in_pause
+
+    def begin_or_go_on(self) -> Outcome:
+        """Do what is left of the switchover, with sessions of its own."""
+        self._sub = the_one(self._store, self._options)
+        with taking_session(self._sub) as self._taking:
+            try:
+                return self._go_on()
+            except psycopg.Error as error:
+                failed = target.translate(error, "switch over", user=self._taking.info.user)
+                raise _with_hint(failed, self._options) from None
+            except PgsubError as error:
+                raise _with_hint(error, self._options) from None
+
+    def _go_on(self) -> Outcome:
         entry = under_way(self._taking, self._sub, self._store)
         if entry is not None and entry.phase in journal.HAS_TAKEN:
             return self._end(entry)
@@ -101,27 +143,29 @@ class _Run:
         elif entry.phase == journal.PLANNED:
             self._compare()
         check_command(entry, self._options)
+        check_promote_command(entry, self._options)
         back = self._way_back(entry)
         with giving_ledger(self._options, back) as giving, LastLook(self._options, self._store, self._sub) as look:
-            run = steps.Switchover(
+            run = self._steps = steps.Switchover(
                 self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
             )
             there = journal.of(giving, entry.id)
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
                 run.release(entry)
-                return Outcome(self._sub.name, back.name, AS_BEFORE, journal.RELEASED, journal.DECLINED)
+                raise _undone(self._options)
             if there is not None and there.phase == journal.GIVEN:
                 run.take(entry)
             else:
                 with served(self._store, self._options.state_dir, self._sub, self._reporter) as alive:
                     run.until_taken(entry, alive)
-            turn = self._turn(back, run.timing)
+            turn = self._turn(back, run.timing, look.pids_there)
             turn.run(entry, promoted=run.warn_of_late, enabled=lambda: look.compare(self._taking))
             return self._done(back, run.timing, look)
 
     def _end(self, entry: Entry) -> Outcome:
         """Do what is left when the right was taken: the publisher is not needed for that."""
         check_command(entry, self._options)
+        check_promote_command(entry, self._options)
         back, timing, lost = way_back_of(self._store, entry), Timing(), self._options.gone == PUBLISHER
         if lost:
             gone.check_publisher_gone(self._options, self._sub, back)
@@ -132,15 +176,16 @@ class _Run:
         self._turn(back, timing).run(entry)
         if back is not None and not lost:
             return self._done(back, timing, None)
-        said = "The publisher is gone, and nothing leads back."
+        said = "The publisher is gone, and nothing leads back. If it is found again, it lacks what clients write now."
         return Outcome(self._sub.name, entry.back_name, DONE, None, journal.DONE, steps=timing.steps, said=said)
 
-    def _turn(self, back: Subscription | None, timing: Timing) -> Turn:
-        return Turn(self._options, self._store, self._sub, back, self._taking, self._reporter, timing)
+    def _turn(self, back: Subscription | None, timing: Timing, kept: Collection[int] = ()) -> Turn:
+        return Turn(self._options, self._store, self._sub, back, self._taking, self._reporter, timing, kept)
 
     def _done(self, back: Subscription, timing: Timing, look: LastLook | None) -> Outcome:
         done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, timing.pause, timing.steps)
         done.said = self._report(look, back)
+        done.equal = True if self._options.verify and look is not None and look.found is not None else None
         return done
 
     def _cannot_go_on(self, entry: Entry | None) -> StateForbids:
@@ -254,6 +299,13 @@ class _Run:
             )
         for one in seen:
             self._reporter.warning(one.message, one.detail, one.hint)
+
+
+def _undone(options: SwitchoverOptions) -> StateForbids:
+    return StateForbids(
+        "the switchover that was under way has been undone: everything is as it was before",
+        hint=f"To begin anew:\n{options.command}",
+    )
 
 
 def _no_way_back(entry: Entry, more: str = "") -> StateForbids:

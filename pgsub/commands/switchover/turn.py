@@ -5,7 +5,7 @@ Of the publisher nothing is needed but its slot, which is dropped last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psycopg
@@ -39,7 +39,7 @@ class Turn:
     """The last steps of a switchover.
 
     :ivar sub: the subscription that ends; ``back`` the one that leads back, None where that is dropped.
-    :ivar taking: a session on the target of ``sub``.
+    :ivar taking: a session on the target of ``sub``; ``kept`` pids of others there that are the command's.
     """
 
     options: SwitchoverOptions
@@ -49,6 +49,7 @@ class Turn:
     taking: psycopg.Connection
     reporter: Reporter
     timing: right.Timing
+    kept: Collection[int] = ()
 
     def run(
         self, entry: Entry, *, promoted: Callable[[], None] = _nothing, enabled: Callable[[], None] = _nothing
@@ -62,6 +63,7 @@ class Turn:
         assert here is not None
         if here.phase == journal.TAKEN:
             with self.timing.step("promote"):
+                right.let_write(self.taking, entry.fence, self.kept)
                 right.commands(self.options, self.sub, self.back)("promote")
             with durable(self.taking):
                 journal.move(self.taking, entry.id, (journal.TAKEN,), journal.PROMOTED)

@@ -11,6 +11,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 
+#: In what the fence of the taking side replaced: whether there is a command that leads clients there.
+PROMOTES = "promotes"
+
 
 def way_back_of(store: StateStore, entry: Entry) -> Subscription | None:
     """Return the subscription that was made to lead back, whatever it is called; None where there is none."""
@@ -38,4 +41,23 @@ def check_command(entry: Entry, options: SwitchoverOptions) -> None:
         raise UsageError(
             "the switchover that is under way was begun with --fence-command",
             hint=f"Give the same command again:\n{options.command} --fence-command COMMAND",
+        )
+
+
+def promotes(entry: Entry) -> bool:
+    """Return whether a command has still to lead clients to the taking side, by that side's row."""
+    return entry.phase in (journal.PREPARED, journal.TAKEN) and bool((entry.saved or {}).get(PROMOTES))
+
+
+def check_promote_command(entry: Entry, options: SwitchoverOptions) -> None:
+    """Check that clients will be told where to go, if that was asked for when the switchover was begun.
+
+    :raises UsageError: nobody would tell them.
+    """
+    # guard: a command that leads clients to the target is not left out
+    if promotes(entry) and options.promote_command is None:
+        raise UsageError(
+            "the switchover that is under way was begun with --promote-command",
+            hint=f"Give the same command again, or true where clients are told already:\n{options.command}"
+            " --promote-command COMMAND",
         )

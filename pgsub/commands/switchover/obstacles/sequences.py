@@ -20,7 +20,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     several,
     swapped,
 )
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.common.quoting import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
@@ -49,6 +49,8 @@ def find(sides: Sides) -> Iterator[Obstacle]:
         with contextlib.closing(opened) as source, translating(source, "fetch sequence info from publisher"):
             reading.prepare(source)
             found = _compared(sides, source)
+    except PublisherUnavailable:
+        raise  # the line was cut: that is nothing to mend there
     except PgsubError as error:
         yield of_error(error, GIVING)
         return

@@ -75,6 +75,13 @@ SELECT r.rolsuper, r.rolsuper OR pg_catalog.pg_has_role(current_user, d.datdba, 
   FROM pg_catalog.pg_roles r, pg_catalog.pg_database d JOIN pg_catalog.pg_roles o ON o.oid = d.datdba
  WHERE r.rolname = current_user AND d.datname = current_database()
 """
+# Somebody keeps clients from writing there until the switchover.
+_CLOSED = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase
+                CROSS JOIN pg_catalog.unnest(s.setconfig) AS c
+                WHERE s.setrole = 0 AND d.datname = current_database()
+                  AND c LIKE 'default\\_transaction\\_read\\_only=%')
+"""
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
@@ -163,14 +170,15 @@ def _rights(sides: Sides, server: str, *, ends: bool) -> Iterator[Obstacle]:
     """
     _, owns, signals, user, database, owner, high = rows(sides.session(server), _RIGHTS)[0]
     named, role = quoting.name(database), quoting.name(user)
-    if not owns and sides.back.fence != COMMAND:
+    closed = server == TAKING and scalar(sides.taking, _CLOSED) is True
+    if not owns and (closed or sides.back.fence != COMMAND):
         # being a member of a superuser is more than is asked for
         grant = f"ALTER DATABASE {named} OWNER TO {role};" if high else f"GRANT {quoting.name(owner)} TO {role};"
         yield Obstacle(
             server,
             ERROR,
             f'role "{user}" must be owner of database "{database}" on the {SPOKEN[server]}',
-            "Only the owner and superusers can keep clients from writing to it.",
+            "Only the owner and superusers can keep clients from writing to it, and let them.",
             paste(server, [grant]),
         )
     if not signals and ends:

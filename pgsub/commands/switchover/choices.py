@@ -1,0 +1,59 @@
+"""The runbook of a switchover that is under way: what a person can do in its present step, and what comes of it."""
+
+from __future__ import annotations
+
+from pgsub.commands.switchover.outcome import Choice
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
+from pgsub.commands.switchover.under_way import promotes
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+
+
+def choices(
+    options: SwitchoverOptions, entry: Entry, here: Entry | None, there: Entry | None, away: tuple[str, ...]
+) -> list[Choice]:
+    """Return them, what is usual first.
+
+    :param entry: the row that is known; ``here`` that of the taking side and ``there`` of the giving one, if they are.
+    :param away: sides that cannot be reached.
+    """
+    go_on, abort = _commands(options, entry)
+    if here is not None and here.phase in journal.HAS_TAKEN:
+        end = Choice("bring it to its end", go_on)
+        lost = Choice("end it without the publisher, to which nothing leads back then", f"{go_on} --gone {PUBLISHER}")
+        return [end, lost] if away else [end]
+    undone = (here is not None and here.phase == journal.DECLINED) or (
+        there is not None and there.phase == journal.RELEASING
+    )
+    if undone:
+        found = [Choice("leave everything as it was", abort)]
+    elif journal.TAKING in away:
+        found = _without_target(entry, go_on, abort)
+    else:
+        found = [Choice("let it go on", go_on), Choice("leave everything as it was", abort)]
+    if journal.GIVING in away:
+        found.append(
+            Choice("leave the target as it was, if the publisher is gone for good", f"{abort} --gone {PUBLISHER}")
+        )
+    if journal.TAKING in away:
+        lost_writes = " and what was written there is lost" if entry.phase == journal.GIVEN else ""
+        what = f"let clients write on the publisher, if the target is gone for good{lost_writes}"
+        found.append(Choice(what, f"{abort} --gone {TARGET}"))
+    return found
+
+
+def _without_target(entry: Entry, go_on: str, abort: str) -> list[Choice]:
+    if entry.phase == journal.GIVEN:
+        return [Choice("let it go on, once the target is back", go_on)]
+    return [Choice("let clients write on the publisher again", abort)]
+
+
+def _commands(options: SwitchoverOptions, entry: Entry) -> tuple[str, str]:
+    """Return what goes on and what undoes it, with the commands that they need."""
+    fenced = entry.fence == fence.COMMAND and options.fence_command is None
+    told = promotes(entry) and options.promote_command is None
+    more = " --fence-command COMMAND" if fenced else ""
+    return (
+        f"{options.command}{more}{' --promote-command COMMAND' if told else ''}",
+        f"{options.command}{more} --abort",
+    )
