@@ -81,6 +81,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was",
     ),
     "a fence that is a command is not left out": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
+    "what fails in the pause ends it": ("test_a_right_that_cannot_be_taken_in_time_is_given_back",),
+    "a command that leads clients to the target is not left out": (
+        "test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_run",
+    ),
     "what a switchover needs is neither dropped nor renamed while it is under way": (
         "test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way",
     ),
