@@ -9,7 +9,7 @@ DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", 
 
 
 class Choice(NamedTuple):
-    """What a person can do next.
+    """A thing that a person can do next.
 
     :ivar what: what comes of it, behind "To".
     """
