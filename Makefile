@@ -14,7 +14,7 @@ FUZZ_MINUTES ?= 5
 WRITERS_MINUTES ?= 10
 SWITCHOVERS ?= 200
 
-.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
+.PHONY: venv demo test lint compiled tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
 
 venv: $(STAMP)
 
@@ -31,7 +31,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(VENV)/bin/pgsub demo $(ARGS)
 
-test: lint tests
+# What lint leaves of the cores compiles the tests meanwhile.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 lint compiled
+	@$(MAKE) --no-print-directory tests COMPILED=yes
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -42,10 +45,12 @@ lint: $(STAMP)
 # A run has a thousand processes of Python, which find what another one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others. One collection before
-# all others compiles the tests, which every worker would do at the same time.
-tests: $(STAMP)
+# One collection before all others compiles the tests, which every worker would do at the same time.
+compiled: $(STAMP)
 	@$(PY) -m pytest --collect-only -qq > /dev/null || true
+
+# Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others.
+tests: $(STAMP) $(if $(COMPILED),,compiled)
 	servers=$$($(PY) tests/servers.py) && \
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
 

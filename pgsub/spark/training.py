@@ -1,7 +1,8 @@
 """``python -m pgsub.spark.training [FOLDER]``: make the class-data-sharing archive of this machine's Java and Spark.
 
 A session runs a job that does nothing, and its JVM writes the classes that it loaded. Several of these processes may
-start at once: one takes the lock, the others end. The archive appears under its name when it is whole.
+start at once: one takes the lock, and the others end. Without a folder somebody waits for the archive: then they wait,
+as the one at work may make that of another installation. The archive appears under its name when it is whole.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ def main(folder: str | None = None) -> int:
     """Make the archive if nobody does.
 
     :param folder: the session's private cache folder, from which programs are run; without it the user's is taken.
-    :return: exit code; 0 also where another process is at it.
+    :return: exit code; with a folder 0 also where another process is at it.
     """
-    os.nice(19)
+    os.nice(19 if folder else 0)
     for name in _FOREIGN:
         os.environ.pop(name, None)
     cache = Path(folder) if folder else cache_folder(Path(tempfile.mkdtemp(prefix="pgsub-")))
     with (cache / "training.lock").open("a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if folder else 0))
         except BlockingIOError:
             return 0
         for left_over in cache.glob("training-*"):

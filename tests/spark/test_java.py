@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import patience
 import pytest
+from fix_program import until
 from thorough import only_thorough
 
 from pgsub.common.errors import StateForbids
-from pgsub.spark import class_archive, java, jvm_flags
+from pgsub.spark import class_archive, java, jvm_flags, jvm_process
 from pgsub.spark.class_archive import Archive
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +135,20 @@ def test_the_set_up_trains_where_sessions_look_for_the_archive(tmp_path):
     ended = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(java.cache_folder(tmp_path).glob("spark-*.jsa"))
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is seen in Linux's /proc only")
+def test_a_set_up_waits_for_the_archive_of_another_one_and_then_makes_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = java.cache_folder(tmp_path)
+    own = class_archive.find_archive(java.find_java(cache), jvm_process.spark_home(), cache).file
+    own.touch()  # it need not run Java to see that nothing is left to do
+    with (cache / "training.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen([sys.executable, "-m", "pgsub.spark.training"], env={**os.environ})
+        until(lambda: process.poll() is not None or re.search(rf"->.* {process.pid} ", Path("/proc/locks").read_text()))
+        assert process.poll() is None
+    assert process.wait(patience.SECONDS) == 0
 
 
 @only_thorough
