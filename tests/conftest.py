@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import patience
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = sorted(file.stem for file in Path(__file__).parent.glob("fix_*.py"))
@@ -32,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; the order inside a file stays."""
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.parent.name, len(_LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
+    """A test that hangs fails by itself; one that gets its turn seldom does not hang."""
+    stretched = settings._replace(timeout=settings.timeout * patience.stretch())
+    return bool(pytest_timeout.pytest_timeout_set_timer(item, stretched))
 
 
 class _AtOnce:

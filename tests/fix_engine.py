@@ -62,9 +62,9 @@ class Task:
         self._thread.join(seconds)
         return self.done()
 
-    def result(self, timeout: float | None = patience.SECONDS) -> list[Any]:
+    def result(self, timeout: float | None = None) -> list[Any]:
         """Results, or its exception."""
-        self._thread.join(timeout)
+        self._thread.join(timeout or patience.SECONDS)
         assert self.done(), "the task did not end in time"
         if self.error is not None:
             raise self.error

@@ -119,7 +119,7 @@ def _change(name: str) -> sql.Composable:
     ).format(table)
 
 
-def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = patience.SECONDS) -> None:
+def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float | None = None) -> None:
     """Poll until it holds, the less often the longer that takes.
 
     :param what: what is wrong if it never does, or what says so then.
@@ -127,7 +127,7 @@ def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds:
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
-        assert waited < seconds, what if isinstance(what, str) else what()
+        assert waited < (seconds or patience.SECONDS), what if isinstance(what, str) else what()
         time.sleep(min(max(waited / 20, 0.01), 0.1))
 
 
@@ -140,6 +140,7 @@ class Site:
 
     def __init__(self, pubdb: Database, subdb: Database, folder: Path, name: str) -> None:
         self.pubdb, self.subdb, self.name = pubdb, subdb, name
+        self.own_spark = False  #: every command starts its own JVM (:mod:`shared_spark`), as in tests marked so
         self.target = subdb.conninfo  #: what ``create`` is given; a proxy may stand there
         self.state = folder / "state"
         self.points = folder / "points"
@@ -200,16 +201,14 @@ class Site:
         """
         actions = {name: self._action(text) for name, text in (points or {}).items()}
         kept = {key: os.environ[key] for key in _INHERITED if key in os.environ}
-        environment = {
-            **kept,
-            "PYTHONPATH": str(_ROOT),
+        changed = {
             "PGSUB_FAILPOINTS": ";".join(f"{name}={action}" for name, action in actions.items()),
             "PGSUB_FAILPOINTS_DIR": str(self.points),
             "PGSUB_RETRY_SECONDS": "0.5",
             **env,
         }
-        bounded = "--until-caught-up" in args and not points and not env
-        joining = shared_spark.variables(args, {}) if bounded else {}
+        environment = {**kept, "PYTHONPATH": str(_ROOT), **changed}
+        joining = {} if self.own_spark else shared_spark.variables(args, changed)
         with self.output.open("ab") as output, (printed or self.output).open("ab" if printed is None else "wb") as out:
             output.write(f"\n$ pgsub {' '.join(args)} {actions}\n".encode())
             output.flush()
@@ -231,13 +230,21 @@ class Site:
 
     def run(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
         """Start ``pgsub run``; without arguments until everything is caught up."""
-        bound = args or ("--until-caught-up", "--timeout", "2m")
+        bound = args or ("--until-caught-up", *self._within(1))
         return self.start("run", self.name, *bound, points=points, **env)
 
-    def end(self, process: Started, code: int = 0, timeout: float = patience.SECONDS) -> None:
+    def serve(self, points: Mapping[str, str] | None = None, **env: str) -> Started:
+        """Start ``pgsub run`` until it is ended, at the latest long after the test was killed."""
+        return self.start("run", self.name, *self._within(6), points=points, **env)
+
+    @staticmethod
+    def _within(times: int) -> tuple[str, str]:
+        return "--timeout", f"{times * patience.SECONDS:.0f}s"
+
+    def end(self, process: Started, code: int = 0, timeout: float | None = None) -> None:
         """Wait for a command's end and check its exit code."""
         try:
-            found = process.wait(timeout)
+            found = process.wait(timeout or patience.SECONDS)
         except subprocess.TimeoutExpired:
             found = None
         assert found == code, f"exit code {found}, not {code}:\n{self.said()}"
@@ -398,9 +405,9 @@ class Child:
             },
         )
 
-    def outcome(self, timeout: float = patience.SECONDS) -> Any:
+    def outcome(self, timeout: float | None = None) -> Any:
         """What the function returned, or the exception that it raised."""
-        self.process.wait(timeout)
+        self.process.wait(timeout or patience.SECONDS)
         return pickle.loads(self._files[1].read_bytes())
 
     def close(self) -> None:
@@ -451,6 +458,7 @@ def site(
         first = pubdb or request.getfixturevalue("pubdb")
         second = subdb or request.getfixturevalue("subdb")
         made.append(Site(first, second, folder, f"{first.name}_{len(made)}"))
+        made[-1].own_spark = request.node.get_closest_marker("own_spark") is not None
         return made[-1]
 
     yield make

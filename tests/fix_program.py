@@ -47,10 +47,15 @@ class Cli:
         self._running: list[Started] = []
 
     def __call__(
-        self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float = patience.SECONDS
+        self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end."""
-        return forked.run(args, self._variables(args, env), stdin, timeout)
+        variables = self._variables(args, env)
+        try:
+            return forked.run(args, variables, stdin, timeout or patience.SECONDS)
+        finally:
+            if "PYSPARK_GATEWAY_PORT" in variables:
+                shared_spark.ended()
 
     def _variables(self, args: Sequence[str], env: dict[str, str] | None) -> dict[str, str]:
         changed = {**dict(self.environment.items() - self._usual.items()), **(env or {})}
@@ -118,9 +123,9 @@ class Cli:
             process.wait()
 
 
-def until(condition: Callable[[], Any], seconds: float = patience.SECONDS) -> Any:
+def until(condition: Callable[[], Any], seconds: float | None = None) -> Any:
     """Poll until the condition gives something true; one that takes long is asked less often."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (seconds or patience.SECONDS)
     while True:
         asked = time.monotonic()
         if result := condition():

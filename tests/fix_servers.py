@@ -111,12 +111,12 @@ class Database:
         row = self.connection.execute(query.encode(), params or None).fetchone()
         return row[0] if row else None
 
-    def wait(self, query: str, *params: Any, value: Any = True, seconds: float = patience.SECONDS) -> None:
+    def wait(self, query: str, *params: Any, value: Any = True, seconds: float | None = None) -> None:
         """Poll a query until its value is the wanted one, as Cluster.pm's poll_query_until."""
         began = time.monotonic()
         while (seen := self.value(query, *params)) != value:
             waited = time.monotonic() - began
-            assert waited < seconds, f"{query}: still {seen!r}, not {value!r}"
+            assert waited < (seconds or patience.SECONDS), f"{query}: still {seen!r}, not {value!r}"
             time.sleep(min(max(waited / 20, 0.01), 0.1))
 
     def close(self) -> None:

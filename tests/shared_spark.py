@@ -3,13 +3,18 @@
 A start of Spark costs four seconds of processor time, a further context in a JVM that runs one. Where the start, the
 JVM's environment or its end is what a test is about, the command starts its own; so does one that runs while another
 has the JVM, and with ``PGSUB_TEST_THOROUGH=1`` every one.
+
+What a command that was killed leaves in the JVM is stopped at once, as the JVM of its own would do on its way out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,18 +27,23 @@ from pgsub.spark import class_archive, jvm_flags, jvm_process
 from pgsub.spark.java import cache_folder, find_java
 
 _SLOTS = 200
-#: Of these variables the workers of a JVM that ran before need no other value.
-_HARMLESS = {"PGSUB_RETRY_SECONDS"}
+#: Variables that launcher and workers read, and the JVM does not; Spark hands them on by settings of this name.
+_OF_WORKERS = {
+    *("PGSUB_RETRY_SECONDS", "PGSUB_WORKER_TIMEOUT", "PGSUB_SPOOL_LIMIT", "PGSUB_CONFLICT_HISTORY"),
+    *("PGSUB_CHUNK_BYTES", "PGSUB_GROUP_TABLES", "PGSUB_SET_BASED", "PGSUB_FAILPOINTS", "PGSUB_FAILPOINTS_DIR"),
+}
+_HANDED_ON = "spark.executorEnv."
 #: Options of ``create`` with which it copies nothing itself.
 _NEEDS_NONE = {"--no-wait", "--dry-run", "--no-connect", "--no-enabled"}
 #: Seconds in which the JVM notices that a command has ended; it may still do what one that was killed had asked for.
-_NOTICED_SECONDS = 2.0
+_NOTICED_SECONDS = 5.0
 _OPEN = {"01", "08"}  #: ESTABLISHED, CLOSE_WAIT: the other side is gone, and what it said is not read to its end
 _LOOPBACK = "--conf spark.driver.host=127.0.0.1 pyspark-shell"
 
 _jvms: list[Any] = []  #: the one that runs
 _folders: list[Path] = []  #: what it writes to
 _holders: list[Started] = []  #: the command that joined it and may still run
+_watches: list[threading.Thread] = []  #: one waits for that command's end
 
 
 def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
@@ -43,13 +53,18 @@ def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     :param env: what the test sets beyond a command's usual environment.
     """
     opens = args[0] == "run" or (args[0] in ("create", "reconcile") and _NEEDS_NONE.isdisjoint(args))
-    if not opens or set(env) - _HARMLESS or os.environ.get("PGSUB_TEST_THOROUGH"):
+    if not opens or set(env) - _OF_WORKERS or os.environ.get("PGSUB_TEST_THOROUGH"):
         return {}
-    if any(holder.poll() is None for holder in _holders):
+    if "jvm.pid" in env.get("PGSUB_FAILPOINTS", ""):  # it is to be killed
         return {}
+    if not hasattr(os, "pidfd_open") or any(holder.poll() is None for holder in _holders):
+        return {}
+    while _watches:
+        _watches.pop().join()
     if not _jvms or not _idle(_jvms[0]):
         end()
         _jvms.append(_start())
+    _hand_on(_jvms[0], env)
     found = _jvms[0].gateway_parameters
     return {
         "PYSPARK_GATEWAY_PORT": str(found.port),
@@ -58,13 +73,67 @@ def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _hand_on(jvm: Any, env: Mapping[str, str]) -> None:
+    """Let the workers of the next context have these variables and none of those before."""
+    properties = jvm.jvm.java.lang.System
+    for name in list(properties.getProperties().stringPropertyNames()):
+        if name.startswith(_HANDED_ON):
+            properties.clearProperty(name)
+    for name, value in env.items():
+        properties.setProperty(f"{_HANDED_ON}{name}", value)
+
+
 def hold(process: Started) -> None:
     """Nobody else joins before this process has ended."""
     _holders[:] = [process]
+    try:
+        ended = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    _watches.append(threading.Thread(target=_clean_up_after, args=(ended, _jvms[0]), daemon=True))
+    _watches[0].start()
+
+
+def _clean_up_after(ended: int, jvm: Any) -> None:
+    """Stop the context that a process leaves.
+
+    :param ended: file descriptor that can be read once it has.
+    """
+    select.select([ended], [], [])
+    os.close(ended)
+    _clean_up(jvm)
+
+
+def ended() -> None:
+    """Tell that the command which joined has ended, however it did."""
+    for jvm in _jvms:
+        _clean_up(jvm)
+
+
+def _clean_up(jvm: Any) -> None:
+    deadline = time.monotonic() + _NOTICED_SECONDS
+    with contextlib.suppress(Py4JError, OSError):  # the JVM was killed
+        while not _empty(jvm) and time.monotonic() < deadline:
+            active = _contexts(jvm).getActive()
+            if active.isDefined():
+                active.get().stop()
+            time.sleep(0.01)
+
+
+def _contexts(jvm: Any) -> Any:
+    return getattr(getattr(jvm.jvm.org.apache.spark, "SparkContext$"), "MODULE$")
+
+
+def _empty(jvm: Any) -> bool:
+    """Whether it has no context and makes none."""
+    contexts = _contexts(jvm)
+    being_made = contexts.getClass().getDeclaredField("contextBeingConstructed")
+    being_made.setAccessible(True)
+    return not being_made.get(contexts).isDefined() and not contexts.getActive().isDefined()
 
 
 def _idle(jvm: Any) -> bool:
-    """Whether it has no context and makes none; a launcher that was killed, or ended in its start, leaves one.
+    """Whether it has no context, makes none, and nobody is about to make one.
 
     Between its connection and the context a moment passes in which only the connection shows.
     """
@@ -74,10 +143,7 @@ def _idle(jvm: Any) -> bool:
             return False
         time.sleep(0.01)
     try:
-        contexts = getattr(getattr(jvm.jvm.org.apache.spark, "SparkContext$"), "MODULE$")
-        being_made = contexts.getClass().getDeclaredField("contextBeingConstructed")
-        being_made.setAccessible(True)
-        return not being_made.get(contexts).isDefined() and not contexts.getActive().isDefined()
+        return _empty(jvm)
     except (Py4JError, OSError):
         return False
 
@@ -103,7 +169,7 @@ def _start() -> Any:
     archive = class_archive.find_archive(java, jvm_process.spark_home(), cache)
     submitted = {"spark.python.daemon.module": "pgsub.spark.daemon"}
     flags = jvm_flags.flags(archive, "")
-    removed = {name: None for name in os.environ if name.startswith(("PGSUB_", "PG", "SPARK_"))}
+    removed = {name: None for name in os.environ if name.startswith(("PG", "SPARK_")) and name not in _OF_WORKERS}
     with jvm_process.environ({**removed, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}):
         return jvm_process.start_jvm(
             java, submitted, f"local[{_SLOTS}]", folder, flags, jvm_flags.launcher_flags(archive)

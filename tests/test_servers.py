@@ -25,8 +25,8 @@ def server():
         yield running
 
 
-def _gone(pid: int, seconds: float = patience.SECONDS) -> bool:
-    deadline = time.monotonic() + seconds
+def _gone(pid: int, seconds: float | None = None) -> bool:
+    deadline = time.monotonic() + (seconds or patience.SECONDS)
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 
 import numpy as np
+import patience
 import psycopg
 import pytest
 from fix_failpoints import At
@@ -265,7 +266,7 @@ def test_a_task_that_was_taken_over_commits_nothing_more(
     first = p.start()
     p.until("SELECT count(*) > 0 FROM log", task=first)
     catch_up(p)  # under a new epoch
-    assert first.ends_within(30)
+    assert first.ends_within(patience.SECONDS)
     assert isinstance(first.error, PgsubError)
     p.same("account", "log")
 

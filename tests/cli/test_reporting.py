@@ -11,6 +11,7 @@ import threading
 import time
 from datetime import UTC, datetime
 
+import patience
 import pexpect
 import pytest
 
@@ -174,12 +175,11 @@ def test_sizes_are_written_as_pg_size_pretty_does(count, text):
 
 
 BARS = """
-import time
 from pgsub.cli.output.reporting import ConsoleReporter
 from pgsub.commands.reporter import TableProgress
 r = ConsoleReporter()
 r.progress([TableProgress("public", "big", "d", 40, 100, 0, None, 0, 1, 20, 3)])
-time.sleep(0.5)  # drawn four times a second
+input()  # drawn four times a second
 r.warning("odd")
 r.progress([TableProgress("public", "big", "r", 100, 100, 0, None, 1, 1)])
 r.done()
@@ -189,7 +189,10 @@ r.done()
 @pytest.mark.parametrize(("variables", "bars"), [({}, True), ({"CI": "true"}, False), ({"NO_COLOR": "1"}, True)])
 def test_bars_are_for_terminals_outside_ci(environment, variables, bars):
     child = pexpect.spawn(sys.executable, ["-c", BARS], env={**environment, **variables}, encoding="utf-8")
-    text = child.read()
+    child.expect("3 s left", patience.SECONDS)
+    text = child.before + child.after
+    child.sendline()
+    text += child.read()
     assert "warning: " in text and "odd" in text
     assert ("━" in text) is bars
     assert "20 bytes/s" in text and "3 s left" in text

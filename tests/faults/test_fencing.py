@@ -223,7 +223,7 @@ def test_a_batch_whose_epoch_was_raised_meanwhile_is_rolled_back(
 def test_a_ledger_that_moved_restarts_the_streams_without_a_word(site: Callable[[], Site], reached: Reached) -> None:
     case = site()
     writer = case.make_ready("audit1", "counter1")
-    process = case.run("--timeout", "100s")
+    process = case.serve()
     case.wait_equal()
     epoch = case.epoch()
     # nothing is written for the subscription meanwhile, so nothing lies between the two positions

@@ -196,7 +196,7 @@ def test_a_sync_slot_lost_after_the_copy_is_told_with_the_command_that_copies_th
     slots = "SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name ~ '_sync_'"
     case.pubdb.wait("SELECT count(*) = 0 FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND active")
     assert case.pubdb.value(f"{slots} AND database = current_database()") > 0
-    process = case.run("--timeout", "100s")
+    process = case.serve()
     for name, _ in copied:
         command = f"pgsub refresh {case.name} --resync public.{name}"
         until(lambda text=command: text in case.output.read_text(), command)

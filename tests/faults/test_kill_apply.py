@@ -22,6 +22,7 @@ WORKER_POINTS = (
 MIRROR = "mirror.before_state_db"
 
 
+@pytest.mark.own_spark  # which ends with the launcher
 def test_a_launcher_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     writer = case.make_ready(*TABLES)
@@ -30,7 +31,7 @@ def test_a_launcher_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(sit
     case.disarm(*points)
     for point in points:
         action = "kill" if point == MIRROR else "kill:LAUNCHER"
-        process = case.run("--timeout", "100s", points={point: action})
+        process = case.serve(points={point: action})
         case.wait_equal()  # also: the kill before this one was survived
         writer.resume()
         case.arm(point)
@@ -48,7 +49,7 @@ def test_a_python_worker_killed_at_any_step_of_a_commit_loses_and_repeats_nothin
     case.disarm(*WORKER_POINTS, MIRROR)
     release = case.points.parent / "release"
     actions = {**dict.fromkeys(WORKER_POINTS, "kill"), MIRROR: f"pause:{release}"}
-    process = case.run("--timeout", "100s", points=actions)
+    process = case.serve(points=actions)
     for point in (*WORKER_POINTS, MIRROR):
         case.wait_equal()
         writer.resume()
@@ -70,7 +71,7 @@ def test_a_jvm_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(site: Ma
     writer = case.make_ready(*TABLES)
     points = (WORKER_POINTS[1], MIRROR, *thorough((WORKER_POINTS[0], *WORKER_POINTS[2:])))
     case.disarm(*points)
-    process = case.run("--timeout", "100s", points=dict.fromkeys(points, "kill:JVM"))
+    process = case.serve(points=dict.fromkeys(points, "kill:JVM"))
     for point in points:
         case.wait_equal()
         writer.resume()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import patience
 import psycopg
 import pytest
 from fix_faults import Site, until
@@ -22,7 +23,7 @@ _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_da
 
 def serve(case: Site, points: dict[str, str] | None = None) -> Started:
     """A launcher that has the subscription."""
-    process = case.run("--timeout", "150s", points=points)
+    process = case.serve(points=points)
     until(lambda: bool(case.sqlite("SELECT 1 FROM pgsub_server")), "the launcher does not serve")
     return process
 
@@ -79,24 +80,31 @@ def test_a_command_killed_at_any_step_is_gone_on_with_by_the_next(site: Make, *,
 
 
 @pytest.mark.parametrize(
-    "step", ["sync.before_slot", "sync.after_slot", "adopt.compared", "adopt.before_commit", "adopt.after_commit",
-             "sync.after_f", "sync.before_s", "sync.after_s"]
-)  # fmt: skip
-def test_a_launcher_killed_while_tables_are_compared_is_followed_by_one_that_goes_on(site: Make, step: str) -> None:
+    "steps",
+    [
+        ("sync.before_slot", "sync.after_slot", "adopt.compared", "adopt.before_commit"),
+        ("adopt.after_commit", "sync.after_f", "sync.before_s", "sync.after_s"),
+    ],
+    ids=["before the commit", "from the commit on"],
+)
+def test_a_launcher_killed_while_tables_are_compared_is_followed_by_one_that_goes_on(
+    site: Make, steps: tuple[str, ...]
+) -> None:
     case = site()
     writer = case.make_ready("audit1", "keyed1", "counter1")
     process = serve(case)
-    case.wait_equal()
-    writer.resume()
-    case.terminate(process)
-    lose(case)
-    case.end(reconcile(case))
-    last = case.run("--timeout", "150s", points={step: "kill:LAUNCHER"})
-    case.wait_fired(step)
-    case.killed(last)
-    process = serve(case)
-    writer.some(10)
-    case.wait_ready()
+    for step in steps:
+        case.wait_equal()
+        writer.resume()
+        case.terminate(process)
+        lose(case)
+        case.end(reconcile(case))
+        last = case.serve(points={step: "kill:LAUNCHER"})
+        case.wait_fired(step)
+        case.killed(last)
+        process = serve(case)
+        writer.some(10)
+        case.wait_ready()
     case.wait_equal()
     case.terminate(process)
     case.check()
@@ -119,7 +127,7 @@ def test_a_command_under_which_either_server_crashes_is_gone_on_with(own_pair: C
             case.wait_fired(step)
             case.crash(server)
             go_on.touch()
-            command.wait(120)
+            command.wait(patience.SECONDS)
             writer.some(10)
             until(lambda: _tried_again(case), lambda: f"it does not go on\n{case.said()}")
             case.wait_ready()
@@ -130,6 +138,6 @@ def test_a_command_under_which_either_server_crashes_is_gone_on_with(own_pair: C
 
 def _tried_again(case: Site) -> bool:
     """Repeat the command until there is nothing left to do."""
-    code = reconcile(case).wait(120)
+    code = reconcile(case).wait(patience.SECONDS)
     assert code in (0, 3, 4, 5), case.said()
     return code in (0, 3)

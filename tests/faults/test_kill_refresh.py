@@ -41,7 +41,7 @@ def half_done(case: Site, name: str) -> None:
 
 def serve(case: Site, points: dict[str, str] | None = None) -> Started:
     """A launcher that has the subscription."""
-    process = case.run("--timeout", "150s", points=points)
+    process = case.serve(points=points)
     until(lambda: bool(case.sqlite("SELECT 1 FROM pgsub_server")), "the launcher does not serve")
     return process
 

@@ -48,7 +48,7 @@ def test_a_worker_killed_between_any_two_steps_of_two_phase_commit_loses_and_rep
     case = site()
     writer = case.make_ready(*TABLES, prepare=True)
     case.disarm(*STEPS)
-    process = case.run("--timeout", "120s", points=dict.fromkeys(STEPS, "kill"))
+    process = case.serve(points=dict.fromkeys(STEPS, "kill"))
     _kill_at_each(case, writer, STEPS)
     until(lambda: _nothing_prepared(case), "something stayed prepared")
     case.terminate(process)
@@ -60,7 +60,7 @@ def test_a_worker_killed_while_it_applies_early_loses_and_repeats_nothing(site: 
     writer = case.make_ready(*TABLES)
     case.pubdb.execute(f"ALTER DATABASE {case.pubdb.name} SET debug_logical_replication_streaming = immediate")
     case.disarm(*STREAM)
-    process = case.run("--timeout", "120s", points=dict.fromkeys(STREAM, "kill"))
+    process = case.serve(points=dict.fromkeys(STREAM, "kill"))
     _kill_at_each(case, writer, STREAM)
     case.terminate(process)
     case.check()
@@ -75,7 +75,7 @@ def test_crashes_of_target_and_publisher_in_two_phase_commit_lose_and_repeat_not
     steps = STEPS[1], STEPS[4]
     case.disarm(*steps)
     gate = case.points.parent / "gate"
-    process = case.run("--timeout", "120s", points=dict.fromkeys(steps, f"pause:{gate}"))
+    process = case.serve(points=dict.fromkeys(steps, f"pause:{gate}"))
     for step, servers in zip(steps, ((pair.target,), (pair.publisher, pair.target)), strict=True):
         case.wait_equal()
         writer.resume()

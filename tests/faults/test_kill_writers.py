@@ -13,6 +13,7 @@ from counted import SESSIONS, Counted
 from fix_faults import Site, until
 from fix_servers import Pair
 from forked import Started
+from thorough import thorough
 
 Make = Callable[..., Site]
 
@@ -35,7 +36,7 @@ class Steps:
 
     def run(self) -> Started:
         """Start the launcher."""
-        return self.case.run("--timeout", "200s", points=dict.fromkeys(POINTS, f"pause:{self._release}"))
+        return self.case.serve(points=dict.fromkeys(POINTS, f"pause:{self._release}"))
 
     @contextmanager
     def at(self, point: str) -> Iterator[list[tuple[int, str, str]]]:
@@ -108,7 +109,7 @@ def test_a_launcher_killed_between_the_commits_of_several_sessions_loses_and_rep
     steps.ended(process)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["transactional", *thorough(["batched"])])
 def test_a_target_that_crashes_between_the_commits_of_several_sessions_gets_all_of_it_once(
     own_pair: Callable[..., Pair], site: Make, mode: str
 ) -> None:

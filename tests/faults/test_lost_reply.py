@@ -35,7 +35,7 @@ def test_a_lost_reply_to_commit_neither_loses_nor_repeats_the_transaction(
     between.harm = commits = AtCommit()
     case.target = between.conninfo
     writer = case.make_ready("keyed1", "counter1", "audit1")
-    process = case.run("--timeout", "100s", points={"apply.commit_reply_lost": "error@3"})
+    process = case.serve(points={"apply.commit_reply_lost": "error@3"})
     case.wait_equal()
     for round_ in (1, 2):
         writer.resume()

@@ -22,7 +22,7 @@ def test_a_target_that_loses_its_unflushed_tail_gets_it_again(
     writer = case.make_ready("audit1", "keyed1", "counter1")
     release = tmp_path / "release"
     case.disarm("apply.after_target_commit")
-    process = case.run("--timeout", "100s", points={"apply.after_target_commit": f"pause:{release}"})
+    process = case.serve(points={"apply.after_target_commit": f"pause:{release}"})
     case.wait_equal()
     lost = 0
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_publisher_whose_slot_went_back_in_a_crash_repeats_nothing(
     pair = own_pair()
     case = site(pair.pubdb, pair.subdb)
     writer = case.make_ready("audit1", "keyed1", "counter1")
-    process = case.run("--timeout", "100s")
+    process = case.serve()
     query, lost = "SELECT confirmed_flush_lsn FROM pg_replication_slots", 0
     for _ in range(3):
         case.wait_equal()

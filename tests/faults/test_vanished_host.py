@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import patience
 import pytest
 from fix_program import ROOT, Cli, until
 from fix_servers import Database
@@ -131,24 +132,24 @@ def away(tables: tuple[Database, Database], tmp_path: Path) -> Iterator[Callable
 def _outlives(cli: Away, tables: tuple[Database, Database], log: Path) -> None:
     pubdb, subdb = tables
     created = cli.run_there(*cli.words("s"), stderr=log)
-    assert created.wait(180) == 0, log.read_text()
+    assert created.wait(patience.SECONDS) == 0, log.read_text()
     running = cli.run_there("run", stderr=log)
 
     def arrives(number: int) -> None:
         pubdb.execute("INSERT INTO a VALUES (%s, 'x')", number)
-        until(lambda: subdb.value("SELECT count(*) FROM a WHERE id = %s", number) == 1, 180)
+        until(lambda: subdb.value("SELECT count(*) FROM a WHERE id = %s", number) == 1)
 
     arrives(1000)
     for number, (line, who) in enumerate(zip(cli.lines, ("publisher", "target"), strict=True), 1001):
         line.cut()
         pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)  # there is something to be said to the target
-        until(lambda who=who: f"could not connect to the {who}" in log.read_text(), 240)
+        until(lambda who=who: f"could not connect to the {who}" in log.read_text())
         line.mend()
         arrives(number)
     cli.lines[1].cut()
     pubdb.execute("INSERT INTO a VALUES (2000, 'x')")
     running.terminate()
-    assert running.wait(120) == 0, log.read_text()
+    assert running.wait(patience.SECONDS) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
 
 

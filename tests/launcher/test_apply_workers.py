@@ -13,7 +13,7 @@ def test_more_and_fewer_sessions_apply_as_soon_as_that_is_asked_for_and_nothing_
 ) -> None:
     case = site()
     counted = Counted(case, "--apply-mode", "transactional")
-    process = case.run("--timeout", "200s")
+    process = case.serve()
     counted.write(50)
     counted.applied()
     for number in ("4", "1", "4", "2"):

@@ -48,6 +48,7 @@ def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:
     assert points == {*SERVING, *OTHERS}
 
 
+@pytest.mark.own_spark  # whose end a thread watches
 def test_a_launcher_goes_on_whichever_of_its_threads_ends(
     cli: Cli, tables: tuple[Database, Database], reached: Callable[[str], None]
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_launcher_goes_on_whichever_of_its_threads_ends(
     ended = cli("wait", "s", "--for", "caught-up", "--timeout", "2m", env={"PGSUB_RETRY_SECONDS": "0.2"})
     assert ended.returncode == 0 or "SystemExit" in ended.stderr, ended.stderr
     pubdb.execute("INSERT INTO a VALUES (1000, 'later')")
-    until(lambda: subdb.rows("SELECT t FROM a WHERE id = 1000") == [("later",)], 120)
+    until(lambda: subdb.rows("SELECT t FROM a WHERE id = 1000") == [("later",)])
     until(lambda: cli.sql("SELECT count(*) FROM pgsub_slot") == [(1,)])
     assert cli.stop(running) == 0
     died = {path.name for path in folder.iterdir()}

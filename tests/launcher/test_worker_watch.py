@@ -33,7 +33,7 @@ def _check(case: Site) -> tuple[int, dict[str, Any]]:
 def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_over(site: Callable[[], Site]) -> None:
     case = site()
     writer = case.make_ready("audit1", "counter1")
-    process = case.run("--timeout", "200s", PGSUB_WORKER_TIMEOUT="15")
+    process = case.serve(PGSUB_WORKER_TIMEOUT="15")
     writer.some(10)
     stopped, epoch = case.worker_pid(), case.epoch()
     until(lambda: _check(case)[1]["task"]["stage"] == "alive", "no sign of life is shown")

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 
+import patience
 import pytest
 from embedded import Server
 from fix_servers import Database
@@ -68,7 +69,7 @@ def test_a_writing_transaction_that_is_waited_for_is_named_once_with_all_that_is
         pid = writer.info.backend_pid
 
         def commit():
-            assert said.some.wait(60)
+            assert said.some.wait(patience.SECONDS)
             time.sleep(1.5)  # time for another look, which must not say it again
             writer.commit()
 
@@ -89,7 +90,7 @@ def test_a_prepared_transaction_that_is_waited_for_is_named_by_its_gid(pubdb, re
     said = LogText()
 
     def finish():
-        assert said.some.wait(60)
+        assert said.some.wait(patience.SECONDS)
         with pubdb.connect() as other:
             other.execute(said.all[0][2].splitlines()[-1])  # as the hint says
 
@@ -124,7 +125,7 @@ def test_whoever_sets_stop_ends_the_creation_and_leaves_no_slot(pubdb, replicati
         writer.autocommit = False
         writer.execute("INSERT INTO t VALUES (1)")
         said = LogText()
-        threading.Thread(target=lambda: said.some.wait(60) and stop.set()).start()
+        threading.Thread(target=lambda: said.some.wait(patience.SECONDS) and stop.set()).start()
         with pytest.raises(Fenced):
             _create(pubdb, replication, said, stop=stop)
         assert len(said.all) == 1 and _slots(pubdb) == []
@@ -142,7 +143,7 @@ def test_a_role_that_may_not_see_others_still_learns_the_pid(pubdb, server):
             connect(conninfo, application_name="s", replication=True) as limited,
             SlotWatch(limited, conninfo, "w_slot", said, after=0.05),
         ):
-            threading.Thread(target=lambda: said.some.wait(60) and writer.rollback()).start()
+            threading.Thread(target=lambda: said.some.wait(patience.SECONDS) and writer.rollback()).start()
             slots.create_slot(limited, "w_slot")
         pid = writer.info.backend_pid
     ((message, detail, _),) = said.all
@@ -155,7 +156,7 @@ def test_without_a_second_connection_the_creation_goes_on_and_says_what_is_missi
     with pubdb.connect() as writer:
         writer.autocommit = False
         writer.execute("INSERT INTO t VALUES (1)")
-        threading.Thread(target=lambda: said.some.wait(60) and writer.rollback()).start()
+        threading.Thread(target=lambda: said.some.wait(patience.SECONDS) and writer.rollback()).start()
         with SlotWatch(replication, "host=127.0.0.1 port=1 dbname=x", "w_slot", said, after=0.05):
             slots.create_slot(replication, "w_slot")
     ((_, detail, _),) = said.all

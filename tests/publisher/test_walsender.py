@@ -70,10 +70,10 @@ def kinds(messages):
     return "".join(chr(each.payload[0]) for each in envelopes if not isinstance(each, Keepalive))
 
 
-def collect(sender, commits, seconds=patience.SECONDS):
+def collect(sender, commits, seconds=None):
     """Receive until so many commits have come."""
     messages = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (seconds or patience.SECONDS)
     while kinds(messages).count("C") < commits:
         assert time.monotonic() < deadline
         burst = sender.receive()
@@ -83,9 +83,9 @@ def collect(sender, commits, seconds=patience.SECONDS):
     return messages
 
 
-def fail(sender, seconds=patience.SECONDS):
+def fail(sender, seconds=None):
     """Receive until it raises."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (seconds or patience.SECONDS)
     while time.monotonic() < deadline:
         if not sender.receive():
             sender.wait(1)

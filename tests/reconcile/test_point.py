@@ -137,12 +137,10 @@ def test_an_idle_publisher_comes_to_a_point_in_moments(pair: MakePair) -> None:
     p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
     with point_of(p) as point:
-        began = time.monotonic()
         assert rows_at(p, point) == ([("(1,x)",)], [("(1,x)",)])
         assert 0 < point.pause < points.STAND_SECONDS
     with point_of(p) as again:
         assert again.lsn > point.lsn
-    assert time.monotonic() - began < 20
     p.stop(task)
 
 

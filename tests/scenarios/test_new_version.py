@@ -69,7 +69,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
     case.end(case.create("--no-wait", "--streaming", "on"))
     ledger, store = versions(case)
     case.disarm("apply.before_target_commit")
-    killed = case.run("--timeout", "100s", points={"apply.before_target_commit": "stop"})
+    killed = case.serve(points={"apply.before_target_commit": "stop"})
     case.wait_ready()
     with case.pubdb.connect() as session, session.transaction():
         session.execute("INSERT INTO audit1 SELECT g, repeat('z', 100) FROM generate_series(1, 20000) g")
@@ -81,7 +81,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
         killed.wait()
         zombie = left_over(case)
         writer.some(20)
-        process = case.run("--timeout", "100s", **newer)
+        process = case.serve(**newer)
         until(lambda: versions(case) == (ledger + 1, store + 1), case.said)
         until(lambda: spooled(case) != left, lambda: f"the spool of the older one is left: {left}")
     writer.some(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import patience
 import pytest
 from fix_engine import Subscriber
 from fix_servers import Database
@@ -50,7 +51,7 @@ def test_a_synchronous_standby_has_all_that_was_reported_however_the_target_dies
     standby.close()
     target.close()
     target.server.kill9()
-    assert task.ends_within(60)
+    assert task.ends_within(patience.SECONDS)
     promoted(followed, standby)
     assert followed.catch_up().outcome == "reached"
     assert standby.rows("SELECT * FROM t ORDER BY id") == [(n,) for n in range(1, 40)]

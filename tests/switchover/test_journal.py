@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import patience
 import psycopg
 import pytest
 from fix_servers import Database
@@ -108,11 +109,12 @@ def test_a_database_takes_part_in_one_switchover_and_gives_the_right_once(sides:
 def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Database) -> None:
     query = "SELECT current_setting('default_transaction_read_only')"
     found: list[object] = []
+    ended = threading.Event()
 
     def client() -> None:
         try:
             with psycopg.connect(pubdb.conninfo, options="-c post_auth_delay=2") as session:
-                time.sleep(1.0)  # whoever ends it has done so by then
+                assert ended.wait(patience.SECONDS)
                 found.extend(session.execute(query).fetchone() or ())
         except psycopg.OperationalError as error:
             found.append(error)
@@ -120,11 +122,12 @@ def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Da
     thread = threading.Thread(target=client)
     with closing(connect(pubdb.conninfo, "a")) as session:
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience.SECONDS
         while not fence._starting(session, []) and time.monotonic() < deadline:
             time.sleep(0.01)
         fence.put(session, fence.READ_ONLY, ())
         fence.end_sessions(session, [], deadline)
+        ended.set()
         thread.join()
     assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import patience
 import psycopg
 import pytest
 from fix_program import one_error
@@ -67,7 +68,7 @@ def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(m
     first = mover.held("prepared", tmp_path, "--timeout", "2m", verify=True)
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
     (tmp_path / "go").touch()
-    assert first.wait(60) == 6
+    assert first.wait(patience.SECONDS) == 6
     said = first.log.read_text()  # type: ignore[attr-defined]
     assert "the writes were moved, but" in said and "Tables: public.writes." in said
     assert "pgsub verify moved_back --rows" in said
@@ -80,7 +81,7 @@ def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
     (tmp_path / "go").touch()
     try:
-        assert first.wait(60) == 8
+        assert first.wait(patience.SECONDS) == 8
         said = first.log.read_text()  # type: ignore[attr-defined]
         assert "timeout while waiting for prepared transactions" in said and "ROLLBACK PREPARED 'undecided'" in said
         assert "everything is left as it was" in said
@@ -97,7 +98,7 @@ def test_a_lock_that_somebody_holds_does_not_make_the_pause_longer(mover: Mover,
     with mover.databases[1].connect() as holder:
         holder.execute("BEGIN READ WRITE; LOCK TABLE writes")
         (tmp_path / "go").touch()
-        assert first.wait(60) == 8
+        assert first.wait(patience.SECONDS) == 8
     said = first.log.read_text()  # type: ignore[attr-defined]
     assert "timeout of the switchover" in said and "what ran then was canceled: " in said
     assert "everything is left as it was" in said
@@ -113,7 +114,7 @@ def test_a_lock_that_comes_behind_the_deadline_does_not_make_the_pause_longer_ei
     with mover.databases[1].connect() as holder:
         holder.execute("BEGIN READ WRITE; LOCK TABLE writes")
         (tmp_path / "go").touch()
-        assert first.wait(60) == 8
+        assert first.wait(patience.SECONDS) == 8
     _insert(mover, 0, 1)
 
 
@@ -203,7 +204,7 @@ def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
     first = mover.held("sessions_ended", tmp_path, "--timeout", "3s", "--back-target", way.conninfo)
     way.stall()
     (tmp_path / "go").touch()
-    assert first.wait(100) in (4, 5)
+    assert first.wait(patience.SECONDS) in (4, 5)
     _refused(mover, 0)  # nobody could lift the fence there
     way.resume()
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "3s")
@@ -302,7 +303,7 @@ def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
     one_error(ended, 9, "another switchover of the same database is under way", "pg_terminate_backend")
     (tmp_path / "go").touch()
-    assert first.wait(60) == 0, first.log.read_text()  # type: ignore[attr-defined]
+    assert first.wait(patience.SECONDS) == 0, first.log.read_text()  # type: ignore[attr-defined]
     assert _insert(mover, 1, 1) == 1
 
 
@@ -378,7 +379,7 @@ def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover
     first = mover.held("prepared", tmp_path, "--timeout", "1m")
     assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0
     (tmp_path / "go").touch()
-    assert first.wait(60) == 3, first.log.read_text()  # type: ignore[attr-defined]
+    assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]
     assert "are synchronized, or some are held" in first.log.read_text()  # type: ignore[attr-defined]
     assert _insert(mover, 0, 1) == 1
     assert mover("--status")["state"] == "none"
