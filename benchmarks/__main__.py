@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -32,14 +33,14 @@ def main() -> int:
         wanted = arguments.only or scaling.CASES
         if unknown := set(wanted) - set(scaling.CASES):
             parser.error(f"--plot: {', '.join(sorted(unknown))}: choose from {', '.join(scaling.CASES)}")
-        return scaling.main(facts, arguments.plot, arguments.streaming, wanted, quick=arguments.quick)
+        options = Options(arguments.streaming, apply_workers=arguments.apply_workers)
+        return scaling.main(facts, arguments.plot, options, wanted, quick=arguments.quick)
     if arguments.reconcile:
         return reconcile.main(facts, quick=arguments.quick)
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
-    results = run(
-        cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds, tls=arguments.tls
-    )
+    options = Options(arguments.streaming, apply_workers=arguments.apply_workers)
+    results = run(cases, arguments.format, options, quick=arguments.quick, rounds=arguments.rounds, tls=arguments.tls)
     if arguments.quick:
         print("Small sizes: goals and ceilings are meant for the full ones.")
     report.show(facts, results)
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def run(
-    cases: Sequence[Case], formats: str, streaming: str, *, quick: bool, rounds: int, tls: bool = False
+    cases: Sequence[Case], formats: str, given: Options, *, quick: bool, rounds: int, tls: bool = False
 ) -> list[CaseResult]:
     """Every case once a round and format; who is first changes from one to the next and from round to round."""
     results = []
@@ -57,12 +58,14 @@ def run(
         Arena(tls=tls) as arena,
         closing(Native(arena)) as native,
         closing(Pgsub(arena, "one_jvm", one_jvm=True)) as one_jvm,
+        closing(Pgsub(arena, "one_session", one_session=True)) as one_session,
         closing(Pgsub(arena)) as pgsub,
     ):
+        every: dict[str, Subscriber] = {side.name: side for side in (native, one_jvm, one_session)}
         for number in range(rounds):
-            for position, (case, options) in enumerate(_measurements(cases, formats, streaming)):
+            for position, (case, options) in enumerate(_measurements(cases, formats, given)):
                 print(f"{case.name} ({'binary' if options.binary else 'text'}) ...", file=sys.stderr, flush=True)
-                sides: list[Subscriber] = [native if case.baseline == native.name else one_jvm, pgsub]
+                sides: list[Subscriber] = [*(every[name] for name in (*case.beside, case.baseline)), pgsub]
                 order = sides if (number + position) % 2 == 0 else sides[::-1]
                 if case.master and not number:  # executors start and compile when they are given something first
                     measure(arena, case, case.quick, options, order)
@@ -71,15 +74,16 @@ def run(
                 if result.failure:
                     pgsub.restart()
                     one_jvm.restart()
+                    one_session.restart()
                 results.append(result)
     return results
 
 
-def _measurements(cases: Sequence[Case], formats: str, streaming: str) -> Iterator[tuple[Case, Options]]:
+def _measurements(cases: Sequence[Case], formats: str, given: Options) -> Iterator[tuple[Case, Options]]:
     for case in cases:
         wanted = (False,) if formats == "both" and not case.both_formats else _FORMATS[formats]
         for binary in wanted:
-            yield case, Options(streaming, binary)
+            yield case, replace(given, binary=binary)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tls", action="store_true", help="encrypt all connections; PGSUB_PG_BIN names a server built with TLS"
+    )
+    parser.add_argument(
+        "--apply-workers", metavar="N|auto", help="of pgsub, in cases that do not say how many; its default without it"
     )
     parser.add_argument("--streaming", choices=("off", "on", "parallel"), default="parallel", help="on both sides")
     parser.add_argument(

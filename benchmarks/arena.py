@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 import psycopg
@@ -150,6 +151,19 @@ class Arena:
         """Both sides of a case start right after a checkpoint: the same full-page images for both."""
         for server in (self.target, self.publisher):
             server.query("CHECKPOINT")
+
+    @contextlib.contextmanager
+    def target_settings(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Let the target have some settings for a while; such as need no restart."""
+        try:
+            for name, value in settings.items():
+                self.target.query(f"ALTER SYSTEM SET {name} = {value}")
+            self.target.query("SELECT pg_reload_conf()")
+            yield
+        finally:
+            for name in settings:
+                self.target.query(f"ALTER SYSTEM RESET {name}")
+            self.target.query("SELECT pg_reload_conf()")
 
     def own_backends(self) -> set[int]:
         """Process ids of the benchmark's own sessions, which are nobody's cost."""

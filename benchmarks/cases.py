@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from benchmarks.arena import PUBLICATION, Database
 
 #: The last transaction of every backlog inserts here: whoever shows its row has applied everything before it.
@@ -22,7 +24,12 @@ class Case:
     :cvar both_formats: text and binary values are two measurements; else only text, unless binary is asked for.
     :cvar heap: of pgsub's JVM, as ``--driver-memory`` takes it; None for its default.
     :cvar master: of pgsub's Spark; None for its default, one JVM.
+    :cvar synchronous_commit: of the subscription, on every side; None for what the run says.
+    :cvar apply_workers: as ``--apply-workers`` takes it, None for the default.
+    :cvar apply_mode: likewise.
+    :cvar target_settings: of the target server for this case, on every side.
     :cvar baseline: the side that pgsub is compared with.
+    :cvar beside: further sides, whose figures are only shown.
     :cvar default: part of a run that names no cases.
     """
 
@@ -38,7 +45,12 @@ class Case:
     both_formats = False
     heap: str | None = None
     master: str | None = None
+    synchronous_commit: str | None = None
+    apply_workers: str | None = None
+    apply_mode: str | None = None
+    target_settings: Mapping[str, str] = {}
     baseline = "native"
+    beside: tuple[str, ...] = ()
     default = True
     publication = "FOR ALL TABLES"
 
@@ -49,6 +61,9 @@ class Case:
     def schema(self, database: Database, size: int) -> None:
         """Tables of one database, and the rows that source and targets hold from the start."""
         database.execute(_MARKER, _ITEMS)
+
+    def target(self, database: Database, size: int) -> None:
+        """What only the targets have."""
 
     def source(self, database: Database, size: int) -> None:
         """What only the source holds before the subscriptions are created; its publication."""
@@ -240,6 +255,68 @@ class Latency(Case):
     rate = 200
 
 
+class SlowStatements(Singles):
+    """A target that takes 5 ms for each row, in which its other sessions can go on: what eight of them give."""
+
+    name, title = "slow-statements", "5 ms a row, 8 sessions to 1"
+    full, quick = 4_000, 600
+    both_formats = False
+    apply_workers = "8"
+    baseline = "one_session"
+    beside = ("native",)
+
+    def target(self, database: Database, size: int) -> None:
+        """A constraint that takes its time."""
+        database.execute("ALTER TABLE items ADD CHECK (pg_sleep(0.005) IS NOT NULL)")
+
+
+class SlowStatementsAuto(SlowStatements):
+    """The same where apply decides how many sessions there are."""
+
+    name, title = "slow-auto", "5 ms a row, auto to 1 session"
+    apply_workers = "auto"
+
+
+class SlowCommits(Singles):
+    """A target that takes 5 ms to flush a commit, as with a distant disk, each transaction a commit of its own."""
+
+    name, title = "slow-commits", "5 ms a commit, 8 sessions to 1"
+    full, quick = 4_000, 600
+    both_formats = False
+    apply_workers = "8"
+    apply_mode = "transactional"
+    synchronous_commit = "on"
+    target_settings = {"commit_delay": "5000", "commit_siblings": "0"}
+    baseline = "one_session"
+    beside = ("native",)
+
+
+class WideIndexes(Singles):
+    """A target that computes: ten indexes, of expressions that take some 0.1 ms a row together. Two cores are there."""
+
+    name, title = "wide-indexes", "CPU-bound indexes, 8 sessions to 1"
+    full, quick = 40_000, 4_000
+    both_formats = False
+    apply_workers = "8"
+    baseline = "one_session"
+    beside = ("native",)
+
+    def target(self, database: Database, size: int) -> None:
+        """Indexes that only the target has."""
+        for number in range(10):
+            word = "label || " * 40 + f"'{number}'"
+            database.execute(f"CREATE INDEX ON items (md5(md5(md5({word}))), number, at)")
+
+
+class LocalSessions(Singles):
+    """Where one session is enough: apply decides so, and loses nothing by it."""
+
+    name, title = "local-auto", "transactions of one insert, auto to 1 session"
+    both_formats = False
+    apply_workers = "auto"
+    baseline = "one_session"
+
+
 class StreamedTransaction(Case):
     """One transaction that is larger than what publisher, worker and JVM may keep of it: what it takes of memory."""
 
@@ -278,6 +355,11 @@ CASES: tuple[Case, ...] = (
     Pgbench(),
     Singles(),
     Latency(),
+    SlowStatements(),
+    SlowStatementsAuto(),
+    SlowCommits(),
+    WideIndexes(),
+    LocalSessions(),
     StreamedTransaction(),
 )
 

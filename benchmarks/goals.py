@@ -40,5 +40,19 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("latency", "p50"): _at_most(0.010),
     ("latency", "p99"): _at_most(0.100),
     ("latency", "lag at the end"): _at_most(0.100),
+    ("slow-statements", "time"): Goal(1 / 3, 1 / 3),
+    ("slow-auto", "time"): Goal(1 / 2, 1 / 2),
+    ("slow-commits", "time"): Goal(1 / 3, 1 / 3),
+    ("wide-indexes", "time"): Goal(0.65, 0.75),
+    ("local-auto", "time"): Goal(1.02, 1.02),
     ("stream-5gb", "python memory"): _at_most(400e6),
+}
+
+#: By case: pgsub's time as a multiple of the slowest of its floors, with one session.
+FLOORS: dict[str, Goal] = {
+    "insert": Goal(1.25, 1.25),
+    "update": Goal(1.25, 1.25),
+    "delete": Goal(1.25, 1.25),
+    "pgbench": Goal(1.30, 1.30),
+    "singles": Goal(1.15, 1.15),
 }

@@ -57,9 +57,29 @@ class CaseResult:
     sides: dict[str, SideResult] = field(default_factory=dict)
     failure: str | None = None
 
-    def ratio(self, figure: str) -> float | None:
-        """pgsub's time as a multiple of the server's own, or of what the case compares it with."""
-        names = (self.case.baseline, "pgsub")
+    @property
+    def floors(self) -> dict[str, float]:
+        """What no subscriber of this kind can be faster than, in seconds by name; empty where that is not known.
+
+        Target and Python work at it one process each: the CPU time of the run is what each would take if it never
+        waited for the others. The walsender alone was measured by itself.
+        """
+        usage = self.sides.get("pgsub", SideResult()).usage
+        if self.floor is None or self.failure or not {"target", "python workers"} <= usage.keys():
+            return {}
+        return {"walsender": self.floor, "target": usage["target"].cpu, "Python": usage["python workers"].cpu}
+
+    def floor_ratio(self) -> float | None:
+        """pgsub's time as a multiple of the slowest of its :attr:`floors`."""
+        floors, time_taken = self.floors, self.sides.get("pgsub", SideResult()).figures.get("time")
+        return time_taken / max(floors.values()) if floors and time_taken is not None else None
+
+    def ratio(self, figure: str, to: str | None = None) -> float | None:
+        """pgsub's time as a multiple of another side's.
+
+        :param to: its name; None for what the case compares it with.
+        """
+        names = (to or self.case.baseline, "pgsub")
         native, pgsub = (self.sides.get(name, SideResult()).figures.get(figure) for name in names)
         return None if native is None or pgsub is None or not native else pgsub / native
 
@@ -75,9 +95,10 @@ def measure(
     try:
         source, targets = _create(arena, case, size, options, order)
         result.floor = _write_backlog(case, size, source, options, floor=floor)
-        for side in order:
-            arena.checkpoint()
-            result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
+        with arena.target_settings(case.target_settings):
+            for side in order:
+                arena.checkpoint()
+                result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
         result.failure = _difference(case.tables(size), source, targets)
         for side in order:
             side.drop()
@@ -92,6 +113,8 @@ def _create(
     source, targets = arena.fresh([side.name for side in order])
     for database in (source, *targets.values()):
         case.schema(database, size)
+    for database in targets.values():
+        case.target(database, size)
     case.source(source, size)
     connection = arena.address(source, case.link)
     for side in order:

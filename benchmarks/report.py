@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import Case
-from benchmarks.goals import GOALS
+from benchmarks.goals import FLOORS, GOALS
 from benchmarks.measure import CaseResult, SideResult
 
 Rows = list[list[str]]
 Facts = dict[str, str | int | float]
 
 _COSTS = ("case", "format", "side", "group", "CPU s", "peak MB", "largest MB")
+_FLOORS = ("case", "format", "walsender alone", "target's CPU", "Python's CPU", "pgsub", "to the slowest", "goal")
 _RUNS = ("case", "format", "first", "pgsub start", "launcher", "result")
 
 
@@ -31,7 +32,9 @@ def show(facts: Facts, results: Sequence[CaseResult]) -> None:
     )
     runs = [_run_row(result) for result in results]
     costs = [row for result in results for row in _cost_rows(result)]
-    for columns, rows in (_figure_table(results), (_RUNS, runs), (_COSTS, costs)):
+    floors = [_floor_row(result) for result in results if result.floors]
+    shown = (_figure_table(results), *([(_FLOORS, floors)] if floors else []), (_RUNS, runs), (_COSTS, costs))
+    for columns, rows in shown:
         if sys.stdout.isatty():
             _rich(columns, rows)
         else:
@@ -56,6 +59,8 @@ def document(facts: Facts, results: Sequence[CaseResult]) -> dict[str, Any]:
                 "round": result.round,
                 "order": result.order,
                 "walsender": result.floor,
+                "floors": result.floors,
+                "floor_ratio": result.floor_ratio(),
                 "failure": result.failure,
                 "sides": {name: asdict(side) for name, side in result.sides.items()},
                 "ratio": {figure: result.ratio(figure) for figure in _figures(result)},
@@ -107,6 +112,11 @@ def _figure_rows(pair: Mapping[bool, CaseResult], formats: Sequence[bool]) -> It
         for binary in formats:
             row += _cells(pair.get(binary), figure)
         yield [*row, _limits(case, figure)]
+        for name in case.beside:
+            row = [f"{title}, beside {name}", f"{any_result.size:,} {case.unit}"]
+            for binary in formats:
+                row += _cells_beside(pair.get(binary), figure, name)
+            yield [*row, "-"]
 
 
 def _cells(result: CaseResult | None, figure: str) -> list[str]:
@@ -125,6 +135,15 @@ def _cells(result: CaseResult | None, figure: str) -> list[str]:
     return cells
 
 
+def _cells_beside(result: CaseResult | None, figure: str, name: str) -> list[str]:
+    """A side that is only shown, in the place of the one that the case is judged by."""
+    if result is None:
+        return ["-"] * 4
+    values = [result.sides.get(one, SideResult()).figures.get(figure) for one in (name, "pgsub")]
+    ratio = result.ratio(figure, name)
+    return ["-", *(_quantity(figure, value) for value in values), "-" if ratio is None else f"{ratio:.2f}"]
+
+
 def _limits(case: Case, figure: str) -> str:
     goal = GOALS.get((case.name, figure))
     if goal is None:
@@ -132,6 +151,15 @@ def _limits(case: Case, figure: str) -> str:
     if not goal.absolute:
         return f"{goal.goal:.2f} / {goal.ceiling:.2f}"
     return f"{_quantity(figure, goal.goal)} / {_quantity(figure, goal.ceiling)}"
+
+
+def _floor_row(result: CaseResult) -> list[str]:
+    """What the slowest part alone would take, and how close pgsub comes to that."""
+    ratio, goal = result.floor_ratio(), FLOORS.get(result.case.name)
+    said = "-" if ratio is None else f"{ratio:.2f}" + (f" {goal.verdict(ratio)}" if goal is not None else "")
+    figures = [*result.floors.values(), result.sides["pgsub"].figures.get("time")]
+    wanted = "-" if goal is None else f"{goal.goal:.2f}"
+    return [result.case.name, _format(result), *map(_duration, figures), said, wanted]
 
 
 def _run_row(result: CaseResult) -> list[str]:

@@ -46,7 +46,7 @@ CASES = tuple(case.name for case in _CASES)
 
 
 def main(
-    facts: Mapping[str, str | int | float], folder: Path, streaming: str, only: Collection[str], *, quick: bool
+    facts: Mapping[str, str | int | float], folder: Path, options: Options, only: Collection[str], *, quick: bool
 ) -> int:
     """Measure, write data and plot, print what was found.
 
@@ -55,7 +55,7 @@ def main(
     """
     cases = [case for case in _CASES if case.name in only]
     try:
-        points = _measure(cases, Options(streaming), _QUICK if quick else _FULL, str(facts["date"]))
+        points = _measure(cases, options, _QUICK if quick else _FULL, str(facts["date"]))
     except BenchmarkFailed as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1

@@ -26,11 +26,15 @@ _SYNCHRONIZED = "SELECT count(*) FROM {} WHERE srsubstate IN ('s', 'r')"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the subscription, the same for both."""
+    """Options of the subscription, the same for both.
+
+    :ivar apply_workers: of pgsub, where a case does not say how many; None for its default.
+    """
 
     streaming: str = "parallel"
     binary: bool = False
     synchronous_commit: str = "off"
+    apply_workers: str | None = None
 
 
 class Subscriber(Protocol):
@@ -95,7 +99,7 @@ class Native:
                 sql.Literal(case.copy),
                 sql.Literal(options.streaming),
                 sql.Literal(options.binary),
-                sql.Literal(options.synchronous_commit),
+                sql.Literal(case.synchronous_commit or options.synchronous_commit),
             )
         )
 
@@ -132,12 +136,14 @@ class Pgsub:
 
     :param name: of the side.
     :param one_jvm: whatever master a case names.
+    :param one_session: one session applies, whatever a case says.
     """
 
-    def __init__(self, arena: Arena, name: str = "pgsub", *, one_jvm: bool = False) -> None:
+    def __init__(self, arena: Arena, name: str = "pgsub", *, one_jvm: bool = False, one_session: bool = False) -> None:
         self._arena = arena
         self.name = name
         self._one_jvm = one_jvm
+        self._one_session = one_session
         self._folder = Path(tempfile.mkdtemp(prefix="pgsub-bench-"))
         self._run: subprocess.Popen[bytes] | None = None
         self._served: tuple[str | None, str | None] = (None, None)  #: heap and master
@@ -147,13 +153,16 @@ class Pgsub:
     def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """See :class:`Subscriber`."""
         self.serve(case.heap, None if self._one_jvm else case.master)
+        applying = "1" if self._one_session else case.apply_workers or options.apply_workers
         self.command(
             *("create", self.name, "--connection", connection, "--target", target.conninfo),
             *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
-            *("--synchronous-commit", options.synchronous_commit),
+            *("--synchronous-commit", case.synchronous_commit or options.synchronous_commit),
             "--copy-data" if case.copy else "--no-copy-data",
             "--binary" if options.binary else "--no-binary",
             *(("--copy-workers", str(case.copy_workers)) if case.copy_workers else ()),
+            *(("--apply-workers", applying) if applying else ()),
+            *(("--apply-mode", case.apply_mode) if case.apply_mode else ()),
         )
 
     def start_up(self, source: Database, target: Database, *, copy: bool) -> None:

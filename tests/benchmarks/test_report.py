@@ -11,6 +11,7 @@ from benchmarks.cases import CASES
 from benchmarks.goals import GOALS
 from benchmarks.measure import CaseResult, SideResult
 from benchmarks.plot import Line, draw
+from benchmarks.sampling import Usage
 from benchmarks.subscribers import Options
 
 _CASES = {case.name: case for case in CASES}
@@ -50,6 +51,29 @@ def test_text_and_binary_are_columns_of_one_row(capsys):
     assert row.index("0.90 ceiling") < row.index("0.80 goal") < row.index("0.85 / 0.95")
     document = report.document({}, results)
     assert [one["verdict"] for one in document["results"]] == [{"time": "ceiling"}, {"time": "goal"}]
+
+
+def test_a_time_is_compared_with_the_slowest_of_the_parts_that_it_needs(capsys):
+    result = _result("update", "time", 4.0, 2.6)
+    result.sides["pgsub"].usage = {"target": Usage(2.0), "python workers": Usage(0.7)}
+    assert result.floors == {"walsender": 1.0, "target": 2.0, "Python": 0.7}
+    facts = dict.fromkeys(("cpu", "cores", "load_before", "postgresql", "python", "pgsub", "date"), "x")
+    report.show(facts, [result])
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("update ") and "1.25" in line]
+    assert row.split()[-3:] == ["1.30", "above", "1.25"]
+    assert report.document({}, [result])["results"][0]["floor_ratio"] == 1.3
+    result.failure = "pgsub is not equal to the source"
+    assert result.floors == {} and result.floor_ratio() is None
+
+
+def test_a_side_that_is_only_shown_has_a_row_of_its_own(capsys):
+    result = _result("slow-statements", "time", 12.0, 2.0)
+    result.sides["one_session"] = SideResult(figures={"time": 10.0})
+    facts = dict.fromkeys(("cpu", "cores", "load_before", "postgresql", "python", "pgsub", "date"), "x")
+    report.show(facts, [result])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("5 ms a row")]
+    assert ["0.20 goal" in row for row in rows] == [True, False]
+    assert "beside native" in rows[1] and "12.00 s" in rows[1] and "0.17" in rows[1]
 
 
 def test_a_plot_has_a_line_and_a_dot_for_each_point():
