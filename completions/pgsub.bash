@@ -41,12 +41,13 @@ _pgsub() {
         create)
             options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --adopt --keep-replaced --yes -y --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --apply-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --if-not-exists --dry-run --json --follow --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
-                --publication|--connection|--target|--keep-replaced|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --publication|--connection|--target|--keep-replaced|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
                 --origin) _pgsub_words "any none" "$cur"; return ;;
                 --apply-mode) _pgsub_words "batched transactional" "$cur"; return ;;
+                --apply-workers) _pgsub_words "auto" "$cur"; return ;;
             esac
             ;;
         run)
@@ -68,12 +69,13 @@ _pgsub() {
             options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --publisher-upgraded --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --disable-on-error --no-disable-on-error --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --sequences --no-sequences --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --apply-workers --max-parallel-apply-workers --two-phase --no-two-phase --password-required --no-password-required --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--apply-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
                 --origin) _pgsub_words "any none" "$cur"; return ;;
                 --apply-mode) _pgsub_words "batched transactional" "$cur"; return ;;
+                --apply-workers) _pgsub_words "auto" "$cur"; return ;;
             esac
             ;;
         status)

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pgsub.apply.writers import plan
 from pgsub.apply.writers.balance import Balance
+from pgsub.apply.writers.growth import Growth
 
 Log = Callable[[str], list[str]]
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, least: int = 5) -> None:
-    """Have all sessions used that a subscription may have.
+def forced(monkeypatch: pytest.MonkeyPatch, least: int = 5, seed: int = 0) -> None:
+    """Have all sessions used that a subscription may have; where apply decides how many, another number all the time.
 
     :param least: changes of a unit.
+    :param seed: of those numbers.
     """
-    monkeypatch.setattr(Balance, "sessions", lambda self, changes, connected: self._most)
+    chance = random.Random(f"growth {seed}")
+
+    def look(self: Growth, now: float) -> int:
+        self.sessions = chance.randrange(1, self._most + 1)
+        return 0
+
+    def sessions(self: Balance, changes: int, connected: int) -> int:
+        return self._most if self._growth is None else self._growth.sessions
+
+    monkeypatch.setattr(Growth, "look", look)
+    monkeypatch.setattr(Balance, "sessions", sessions)
     monkeypatch.setattr(Balance, "least", least)
     monkeypatch.setattr(plan, "WORTH", 1.01)
     monkeypatch.setattr(Balance, "probe", 0)

@@ -45,6 +45,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),
+    "more sessions stay only if they pay": (
+        "test_where_several_sessions_do_not_pay_they_are_tried_less_and_less_often",
+        "test_a_target_that_does_no_more_at_once_keeps_the_sessions_that_it_gained_by",
+    ),
     "an epoch is claimed once": ("test_the_same_task_run_twice_is_refused",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
     "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),

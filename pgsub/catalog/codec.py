@@ -32,6 +32,12 @@ def _typed(value: Any, expected: type) -> Any:
     return value
 
 
+def _positive(value: Any) -> int:
+    if _typed(value, int) < 1:
+        raise ValueError(value)
+    return int(value)
+
+
 def _decode_bool(value: Any) -> bool:
     if value not in (0, 1):
         raise ValueError(value)
@@ -74,6 +80,8 @@ def choice(*words: str, **letters: str) -> Kind:
 
 
 INT = Kind(int, lambda value: _typed(value, int))
+#: A number of sessions; 0 is stored as the word for as many as pay.
+SESSIONS = Kind(lambda number: int(number) or "auto", lambda value: 0 if value == "auto" else _positive(value))
 TEXT = Kind(_encode_text, lambda value: _typed(value, str))
 BOOL = Kind(int, _decode_bool)
 LSN = Kind(format_lsn, lambda value: parse_lsn(_typed(value, str)))

@@ -104,6 +104,7 @@ class WorkerRow:
 
     :ivar silent_since: when it was last heard of, where that is not a moment ago: it is inside a statement.
     :ivar waits_for: what is known of why.
+    :ivar sessions: of the target that apply what was committed, and ``sessions_why`` where apply decides how many.
     """
 
     worker_type: str  #: apply, parallel apply, table synchronization
@@ -117,6 +118,8 @@ class WorkerRow:
     latest_end_time: Time | None = None
     silent_since: Time | None = None
     waits_for: str | None = None
+    sessions: int | None = None
+    sessions_why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,9 +297,20 @@ _APPLY_WORKERS = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_apply_workers INTEGER NOT NULL DEFAULT 1;
 """
 
+_SESSIONS = """
+ALTER TABLE pgsub_worker ADD COLUMN sessions INTEGER;
+ALTER TABLE pgsub_worker ADD COLUMN sessions_why TEXT;
+DROP VIEW pg_stat_subscription;
+CREATE VIEW pg_stat_subscription AS
+    SELECT s.oid AS subid, subname, worker_type, pid, leader_pid, relid, received_lsn, last_msg_send_time,
+           last_msg_receipt_time, latest_end_lsn, latest_end_time, sessions, sessions_why
+      FROM pg_subscription s LEFT JOIN pgsub_worker w ON w.subid = s.oid;
+"""
+
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
 MIGRATIONS: tuple[tuple[int, str], ...] = (
     (1, _SUBSCRIPTION + _PROGRESS + _HISTORY),
     (2, _SEQUENCES + _MOVES),
     (3, _APPLY_WORKERS),
+    (4, _SESSIONS),
 )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, choice, decoded, optional
+from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, SESSIONS, TEXT, Kind, choice, decoded, optional
 from pgsub.catalog.database import Database
 from pgsub.catalog.times import utc_now
 from pgsub.common.errors import InternalError, SubscriptionExists, SubscriptionNotFound
@@ -50,7 +50,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "on_conflict": ("pgsub_on_conflict", NAMES),
     "sequences": ("pgsub_sequences", BOOL),
     "moves": ("pgsub_moves", INT),
-    "apply_workers": ("pgsub_apply_workers", INT),
+    "apply_workers": ("pgsub_apply_workers", SESSIONS),
 }
 #: what the ledger's copy of a definition leaves out: secrets may be near it, or the ledger has it elsewhere, or it is
 #: learnt from the target

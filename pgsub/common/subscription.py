@@ -12,6 +12,9 @@ KEEP = 10_000
 #: Connection parameters that authenticate by themselves, scram keys too: none is stored or shown.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
+#: Sessions that apply at once: as many as pay, as apply measures it.
+AUTO = 0
+
 _TIME = re.compile(r"\s*([+-]?\d+(?:\.\d*)?)\s*(us|ms|s|min|h|d)?\s*", re.ASCII)
 _MILLISECONDS = {"us": 0.001, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -52,7 +55,7 @@ class Subscription:
     copy_workers: int = 2  #: chunks of one table that copy at once
     #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
     max_parallel_apply_workers: int = 2
-    apply_workers: int = 1  #: sessions that apply committed transactions at once
+    apply_workers: int = AUTO  #: sessions that apply committed transactions at once
     on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py

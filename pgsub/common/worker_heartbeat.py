@@ -74,6 +74,8 @@ class Heartbeat:
     serial_relations: int = 0
     set_fallbacks: int = 0
     parallel: int = 0  #: transactions in progress that are being applied
+    sessions: int = 1  #: of the target that apply what was committed, and a sentence why, where apply decides that
+    sessions_why: str = ""
     untagged: bool = False  #: what it writes carries no replication origin
     bytes_done: int = 0
     rows_done: int = 0

@@ -38,6 +38,7 @@ from pgsub.apply.parallel import worker
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.subscription import AUTO
 from pgsub.protocol.decoder import Decoder
 from pgsub.protocol.messages import (
     CommitPrepared,
@@ -67,7 +68,7 @@ WORKLOADS = st.builds(
     two_phase=st.booleans(),
     immediate=st.booleans(),
     encodings=st.sampled_from([ENCODINGS[0], *ENCODINGS]),
-    writers=st.sampled_from([1, 2, 4, 8, 3, 6]),
+    writers=st.sampled_from([AUTO, 2, 4, 8, 3, 6, 1]),
 )
 _numbers = itertools.count(1)
 Databases = Callable[[tuple[str, str]], tuple[Database, Database, Database]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pgsub.apply.writers import balance
+from pgsub.apply.writers import balance, plan
 from pgsub.apply.writers.balance import Balance
+from pgsub.apply.writers.dependencies import Dependencies
+from pgsub.apply.writers.growth import Growth
 
 
 class Clock:
@@ -61,3 +64,27 @@ def test_sessions_that_are_faster_are_kept(clock: Clock) -> None:
     one.several(1000, 0.2)
     assert one.sessions(1000, 7) == 8
     assert one.trial > 1000
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("sessions", [2, 3, 8])
+def test_transactions_without_a_key_in_common_are_divided_among_all_sessions(sessions: int, *, single: bool) -> None:
+    none = np.empty(0, np.int64)
+    found = Dependencies(np.ones(1001, np.int64), none, none)
+    made = plan.parts(found, sessions, 1, single=single)
+    assert plan.gain(found, made, sessions) > 0.9 * sessions
+
+
+def test_transactions_that_all_change_the_same_row_are_left_to_one_session() -> None:
+    numbers = np.arange(1000)
+    found = Dependencies(np.ones(1000, np.int64), numbers[:-1], numbers[1:])
+    assert plan.parts(found, 2, 1, single=False) == [plan.Part(0, 1000, -1)]
+    assert plan.parts(found, 2, 1, single=True) == [plan.Part(0, 1000, -1)]
+
+
+def test_what_is_applied_at_once_leaves_room_for_decisions_where_apply_makes_them(clock: Clock) -> None:
+    one = Balance(0, single=False, growth=Growth(8, 0.0))
+    clock.run(one, 400, waited=1.9, busy=0.1)
+    assert one.piece(10_000, 20_000) == 200  # transactions of two changes of 5 ms
+    assert one.piece(100, 200) == 100
+    assert Balance(8, single=False).piece(10_000, 20_000) == 10_000

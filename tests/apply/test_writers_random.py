@@ -32,6 +32,7 @@ from pgsub.apply.parallel import worker
 from pgsub.apply.worker import feedback
 from pgsub.apply.writers import pool
 from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.subscription import AUTO
 
 if TYPE_CHECKING:
     from embedded import Server
@@ -89,11 +90,11 @@ class Course:
         self.chance = chance = random.Random(f"writers {seed}")
         self.counts: Counter[str] = Counter()
         self.sessions = chance.randrange(2, 9)
-        forced(monkeypatch, chance.choice([1, 1, 5, 20]))
+        forced(monkeypatch, chance.choice([1, 1, 5, 20]), seed)
         monkeypatch.setattr(pool, "LONGEST_PAUSE", 2)  # or a few faults would leave most of it to one session
         two_phase = chance.random() < 0.5
         options = {
-            "apply_workers": self.sessions,
+            "apply_workers": AUTO if seed % 3 == 1 else self.sessions,
             "apply_mode": chance.choice(["batched", "batched", "transactional"]),
             "streaming": chance.choice(["parallel", "on", "off"]),
             "binary": chance.random() < 0.3,

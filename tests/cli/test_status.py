@@ -385,6 +385,14 @@ def test_the_runbook_names_the_session_that_apply_waits_for_and_ends_it(pgsub, s
     assert f" for {standby}." in shown and "pg_terminate_backend" not in shown
 
 
+def test_how_many_sessions_apply_is_told_with_the_reason_unless_it_is_one(pgsub, store, orders, served):
+    why = "Apply waited for the target 93% of the time, with more transactions at hand."
+    for sessions in (1, 4):
+        store.put_workers(5, [replace(_apply_worker(0x20, 0x20), sessions=sessions, sessions_why=why)])
+        assert (why in " ".join(pgsub("status", "orders").stdout.split())) is (sessions > 1)
+        assert [(one["sessions"], one["sessions_why"]) for one in orders()["workers"]] == [(sessions, why)]
+
+
 def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):
     _fail(store, PublisherUnavailable)
     ended = pgsub("status", "--check", "--json")

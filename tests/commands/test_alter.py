@@ -267,6 +267,12 @@ def test_more_sessions_that_apply_than_the_target_has_room_for_are_a_warning(mak
         assert f"The subscription may take {stored + 1} of them at once" in found
         assert "Use a smaller --apply-workers, or raise the limit (max_connections is 8" in found
         assert ("only 5 replication origins are free on the target" in found) is bool(_origins(5))
+    ended, stored = altered("--apply-workers", "auto", "--strict")  # that takes what is free and no more
+    assert (ended.returncode, ended.stderr, stored) == (0, "", "auto")
+    ended, stored = altered("--apply-workers", "17")
+    assert (ended.returncode, stored) == (2, "auto")
+    assert "neither 'auto' nor a number from 1 to 16" in " ".join(ended.stderr.split())
+    assert altered("--apply-workers", "16")[1] == 16
     ended, stored = altered("--apply-workers", "12")  # fewer take nothing
     assert (ended.returncode, ended.stderr, stored) == (0, "", 12)
     pair.target.stop()

@@ -28,3 +28,26 @@ def test_more_and_fewer_sessions_apply_as_soon_as_that_is_asked_for_and_nothing_
             assert seen <= int(number)
     case.terminate(process)
     counted.check()
+
+
+def test_the_log_and_the_state_store_say_how_many_sessions_apply_by_default_and_why(site: Callable[[], Site]) -> None:
+    case = site()
+    counted = Counted(case, "--apply-mode", "transactional")
+    assert case.sqlite("SELECT pgsub_apply_workers FROM pg_subscription") == [("auto",)]
+    process = case.run("--timeout", "200s")
+    query = "SELECT sessions, sessions_why FROM pg_stat_subscription WHERE worker_type = 'apply'"
+    shown: set[tuple[int, str]] = set()
+
+    def grown() -> bool:
+        if counted.waiting() < 1000:
+            counted.write(500)
+        shown.update(case.sqlite(query))
+        return any(sessions and sessions > 1 for sessions, _ in shown)
+
+    until(grown, case.said)
+    counted.applied()
+    assert "sessions of the target apply subscription" in case.output.read_text(errors="replace")
+    case.terminate(process)
+    [(_, why)] = [one for one in shown if one[0] == 2]
+    assert "with more transactions at hand" in why
+    counted.check()

@@ -39,10 +39,11 @@ class WorkerStreams:
     walsender: WalSender
     assembler: Assembler
     open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
+    open_writer: Callable[[], TargetSession]  #: the same, for one of several that apply what was committed
     standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
     timing: Timing
     parallel_workers: int = 0  #: transactions that may be applied while they arrive
-    writers: int = 1  #: sessions that apply what was committed, this one included
+    writers: int = 1  #: sessions that apply what was committed, this one included; AUTO for as many as pay
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
 
@@ -54,12 +55,18 @@ def recorded_publisher(known: Identity) -> PublisherIdentity:
 
 
 def target_session(
-    sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
+    sub: Subscription,
+    name: SessionName,
+    claim: Claim,
+    synchronous_commit: str,
+    *,
+    must: bool = False,
+    spare: bool = False,
 ) -> TargetSession:
     """Open a session that makes changes of the subscription as apply does: its settings, its replication origin.
 
     :param claim: what its commits of progress are checked against.
-    :param must: see :func:`pgsub.target.session.origins.attach`.
+    :param must: see :func:`pgsub.target.session.origins.attach`, and for ``spare``.
     :raises TargetUnavailable: no origin is free.
     """
     connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
@@ -68,7 +75,8 @@ def target_session(
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
         connection.execute("SET enable_seqscan = off")
         ledger_privileges.check(connection)
-        progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
+        tagged = origins.attach(connection, sub, must=must, spare=spare) is not None
+        progress = Progress(connection, claim, tagged=tagged)
         tracked = progress.tagged and target.tracks_commits(connection)
         relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
         return TargetSession(connection, progress, relations)

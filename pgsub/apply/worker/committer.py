@@ -134,7 +134,8 @@ class Committer:
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
             if parallel is not None and self._commit_applied(first, parallel):
                 return 1
-        batch = batch.cut(self._limit if self._writers is None else self._writers.limit(self._limit))[0]
+        writers = self._writers
+        batch = batch.cut(self._limit if writers is None else writers.limit(self._limit, len(batch)))[0]
         serial = self.counters["serial_relations"]
         done = self._trying(lambda: self._commit(batch))
         by_rows = done is None or not self._set_based or self.counters["serial_relations"] > serial

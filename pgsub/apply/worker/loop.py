@@ -85,7 +85,7 @@ class ApplyLoop:
         self._writers = Writers(
             streams.writers,
             streams.session,
-            streams.open_session,
+            streams.open_writer,
             should_apply=lambda: None if self._leader.busy else policy.filter_for_streaming(),
             beat=self._beat,
             single=self._transactional,
@@ -230,7 +230,7 @@ class ApplyLoop:
             self._apply_batch()
 
     def _full(self) -> bool:
-        single = self._transactional and not self._writers.wanted
+        single = self._transactional and not self._writers.several
         return single or batch_limits.full(self._batch, self._batch_since)
 
     def _gathered(self, quiet: bool) -> bool:
@@ -251,6 +251,7 @@ class ApplyLoop:
                 self._applied(applied)
             elif self._policy.refused() or self._read_control().stop:
                 batch, self._ending = Batch(), True  # not begun here: the next worker is sent it again
+            self._writers.rest()
             self._beat()
         if self._later_keepalive is not None:
             self._keepalive(self._later_keepalive)
@@ -306,6 +307,7 @@ class ApplyLoop:
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
         heartbeat.reported_lsn = self._progress.reported_lsn
         heartbeat.parallel = len(self._leader.busy) + self._writers.open
+        heartbeat.sessions, heartbeat.sessions_why = 1 + self._writers.open, self._writers.why
         for name, count in (self._committer.counters + self._writers.counters).items():
             setattr(heartbeat, name, count)
         self._sender.send(heartbeat, now=now)

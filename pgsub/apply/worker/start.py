@@ -20,7 +20,7 @@ from pgsub.apply.stream.spool_space import limit
 from pgsub.apply.stream.synchronous_standby import StandbyNames, named
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable, log_text
-from pgsub.common.subscription import Subscription, receiver_timeout
+from pgsub.common.subscription import AUTO, Subscription, receiver_timeout
 from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
@@ -126,6 +126,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         sender,
         Assembler(spool, parallel_streaming=parallel),
         partial(_further_session, spec, tagged=own.progress.tagged),
+        partial(_further_session, spec, tagged=own.progress.tagged, spare=sub.apply_workers == AUTO),
         standby,
         timing,
         parallel_workers=sub.max_parallel_apply_workers if parallel and spec.applies else 0,
@@ -135,11 +136,11 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
     )
 
 
-def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
+def _session(spec: WorkerSpec, *, must: bool = False, spare: bool = False) -> TargetSession:
     """Open a writing session: a take-over finds it by its name, the ledger lets it in by the claim."""
     sub, role = spec.subscription, "apply" if spec.applies else f"sync:{spec.claim.worker}"
     name = SessionName(sub.subid, role, spec.claim.epoch)
-    return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)
+    return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must, spare=spare)
 
 
 def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
@@ -152,15 +153,16 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
     events.add(session, sub.subid, events.log_entry("WARNING", text))
 
 
-def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
+def _further_session(spec: WorkerSpec, *, tagged: bool, spare: bool = False) -> TargetSession:
     """Open one more, while the claim stands: a take-over ended those that it found, this one may have come too late.
 
     :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
         local, and send back, what comes from a session without.
+    :param spare: it can be done without.
     :raises Fenced: the epoch was raised.
     :raises TargetUnavailable: no origin is free.
     """
-    session = _session(spec, must=tagged)
+    session = _session(spec, must=tagged, spare=spare and tagged)
     try:
         session.progress.control()
     except BaseException:

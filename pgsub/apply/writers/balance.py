@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from pgsub.apply.writers.growth import Growth
+
 #: Seconds that a unit takes at least, about: what it costs besides is two round trips and a commit.
 UNIT_SECONDS = 0.01
 #: Several sessions are to be so many times as fast as one, as far as one can tell before.
@@ -25,6 +27,9 @@ FEW = 10
 PROBE, KNOWN_SECONDS = 50, 0.1
 #: And for how long several do, about, to show that they are faster.
 TRIAL_SECONDS = 0.3
+#: Seconds that a batch takes at most, about, where apply decides how many sessions there are: it looks between batches,
+#: and where the target is slow each would be larger than the one before.
+PIECE_SECONDS = 2.0
 #: Round trips of a batch besides its changes.
 _ROUND_TRIPS = 6
 #: Batches that one session applies after several were no faster; twice as many each time, up to so many.
@@ -36,11 +41,15 @@ class Balance:
 
     :param most: sessions.
     :param single: each transaction is a commit of its own: round trips count, for several sessions share them.
+    :param growth: decides how many sessions pay, and is told what each batch took; None where a number was given.
+    :ivar more: whole transactions are at hand behind those that are applied.
     """
 
-    def __init__(self, most: int, *, single: bool) -> None:
+    def __init__(self, most: int, *, single: bool, growth: Growth | None = None) -> None:
         self._most = most
         self._single = single
+        self._growth = growth
+        self.more = False
         self._changes = self._waited = self._busy = 0.0  #: of one session; what is older counts less
         self._together = self._seconds = 0.0  #: changes by several sessions, and how long they took
         self._left = self._back = 0
@@ -65,13 +74,23 @@ class Balance:
         if not self._single:
             waited -= _ROUND_TRIPS * round_trip
         self._round_trip = round_trip
+        if self._growth is not None:
+            more = self.more and (self._single or lasted >= SHORT)
+            self._growth.alone(lasted, max(waited, 0.0), made, more=more)
         self._changes = self._changes / 2 + made
         self._waited = self._waited / 2 + max(waited, 0.0)
         self._busy = self._busy / 2 + busy
 
-    def several(self, changes: int, seconds: float) -> None:
-        """Take what several sessions did, and leave the next batches to one if that was no faster."""
+    def several(self, changes: int, seconds: float, busy: float = 0.0, *, divided: bool = True) -> None:
+        """Take what several sessions did, and leave the next batches to one if that was no faster.
+
+        :param busy: seconds that all of them computed.
+        :param divided: all of them had something to do.
+        """
         self._together, self._seconds = self._together / 2 + changes, self._seconds / 2 + seconds
+        if self._growth is not None:
+            self._growth.together(seconds, max(seconds - busy, 0.0), changes, divided=divided)
+            return
         if self._seconds / max(self._together, 1) <= 0.9 * self._cost:
             self._back //= 2
             return
@@ -91,7 +110,18 @@ class Balance:
     @property
     def trial(self) -> int:
         """How many transactions several sessions are given while it is not known whether they are faster."""
-        return sys.maxsize if self._together else max(2, round(TRIAL_SECONDS / max(self._cost, 1e-9)))
+        known = self._together and not (self._growth is not None and self._growth.on_trial)
+        return sys.maxsize if known else max(2, round(TRIAL_SECONDS / max(self._cost, 1e-9)))
+
+    def piece(self, transactions: int, changes: int) -> int:
+        """Return how many transactions are to be applied at once, so that apply can decide anew soon.
+
+        :param transactions: at hand, with so many ``changes``.
+        """
+        if self._growth is None:
+            return transactions
+        expected = changes * self._cost / self._growth.sessions
+        return transactions if expected <= PIECE_SECONDS else max(1, int(transactions * PIECE_SECONDS / expected))
 
     @property
     def _cost(self) -> float:
@@ -113,4 +143,5 @@ class Balance:
         if not self._changes or changes * self._cost < (SHORT if connected else _CONNECTING * self._round_trip):
             return 1
         times = (self._waited + self._busy) / max(_OVERHEAD * self._busy, 1e-9)
-        return min(self._most, round(times + 0.5)) if times >= WORTH else 1
+        most = self._most if self._growth is None else self._growth.sessions
+        return min(most, round(times + 0.5)) if times >= WORTH else 1

@@ -17,6 +17,8 @@ from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 
 #: Units for each session, from few to many: the more, the fewer keys two have in common, and the less is folded.
 _CUTS = (1, 4, 16)
+#: The part of their number by which several sessions are faster where all of them have something to do.
+DIVIDED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,24 @@ def parts(found: Dependencies, sessions: int, least: int, *, single: bool) -> li
     count = len(found.changes)
     if single:
         made = _merged(found, list(range(count + 1)), merge=False)
-        return made if _gain(found, made, sessions) >= WORTH else [Part(0, count, -1)]
+        return made if gain(found, made, sessions) >= _worth(sessions) else [Part(0, count, -1)]
     done = np.cumsum(found.changes)
-    best, gain = [Part(0, count, -1)], WORTH
+    best, most = [Part(0, count, -1)], _worth(sessions)
     for cut in _CUTS:
         size = max(least, -(-int(done[-1]) // (sessions * cut)))
         edges = [0, *(np.flatnonzero(np.diff(done // size)) + 1).tolist(), count]
         made = _merged(found, sorted(set(edges)), merge=True)
-        here = _gain(found, made, sessions)
-        if here > gain:
-            best, gain = made, here
-        if here >= 0.7 * sessions or size == least:
+        here = gain(found, made, sessions)
+        if here > most:
+            best, most = made, here
+        if here >= DIVIDED * sessions or size == least:
             break
     return best
+
+
+def _worth(sessions: int) -> float:
+    """Return how many times as fast so many sessions are to be, at best, so that they are used: two are never WORTH."""
+    return min(WORTH, DIVIDED * sessions)
 
 
 def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[Part]:
@@ -98,7 +105,7 @@ def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[P
     return made
 
 
-def _gain(found: Dependencies, made: Sequence[Part], sessions: int) -> float:
+def gain(found: Dependencies, made: Sequence[Part], sessions: int) -> float:
     """Return how many times as fast the parts are done as one after the other, at best."""
     done = np.concatenate([[0], np.cumsum(found.changes)])
     free, longest = [0.0] * sessions, 0.0

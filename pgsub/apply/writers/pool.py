@@ -14,10 +14,15 @@ from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.writers.balance import Balance
 from pgsub.apply.writers.dependencies import Dependencies, Together
-from pgsub.apply.writers.plan import count_changes, parts, plain
-from pgsub.apply.writers.unit import Unit, Units
-from pgsub.apply.writers.writer import Writer
+from pgsub.apply.writers.growth import Growth
+from pgsub.apply.writers.plan import DIVIDED, count_changes, gain, parts, plain
+from pgsub.apply.writers.unit import NoSession, Unit, Units
+from pgsub.apply.writers.writer import CLOSE_SECONDS, Writer
 from pgsub.common.errors import StreamsMustRestart
+from pgsub.common.subscription import AUTO
+from pgsub.target.session import origins
+from pgsub.target.session.room import free_sessions
+from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +30,11 @@ _log = logging.getLogger(__name__)
 SINGLE = 256
 #: Batches that one session applies after a failure; twice as many after the next, up to so many.
 PAUSE, LONGEST_PAUSE = 2, 128
+#: Sessions at most where nobody has said how many.
+MOST = 8
+#: Sessions of the target that are left to others there: as many, and such a part of max_connections.
+LEFT_TO_OTHERS, PART_OF_OTHERS = 4, 0.1
+_DEADLOCK = "40P01"
 #: Seconds after which sessions that were not needed are closed.
 IDLE_SECONDS = 60.0
 
@@ -32,7 +42,7 @@ IDLE_SECONDS = 60.0
 class Writers:
     """The writers of one worker.
 
-    :param sessions: that apply at once, the worker's own included; 1 for no writers.
+    :param sessions: that apply at once, the worker's own included; 1 for no writers, AUTO for as many as pay.
     :param own: the worker's own session.
     :param open_session: opens a further one.
     :param should_apply: the filter with the states_version that it decides by; None while a table is not ready.
@@ -61,8 +71,9 @@ class Writers:
         self._writers: list[Writer] = []
         self._turn = 0
         self._pause = self._paused = 0
-        self.balance = Balance(sessions, single=single)
-        self._used = self._began = 0.0
+        self.growth = Growth(MOST, time.monotonic()) if sessions == AUTO else None
+        self.balance = Balance(sessions, single=single, growth=self.growth)
+        self._used = self._began = self._busy = 0.0
         self._fresh = False  #: sessions of these units had yet to connect
         self.changes = 0
         self.counters: Counter[str] = Counter()
@@ -75,14 +86,26 @@ class Writers:
     @property
     def wanted(self) -> bool:
         """Whether there may be several sessions."""
-        return self._sessions > 1
+        return self._sessions != 1
 
-    def limit(self, limit: int) -> int:
+    @property
+    def several(self) -> bool:
+        """Whether several sessions may apply the next batch."""
+        return self._sessions > 1 if self.growth is None else self.growth.sessions > 1
+
+    @property
+    def why(self) -> str:
+        """A sentence about the number of sessions, where it was left to apply."""
+        return "" if self.growth is None else self.growth.why
+
+    def limit(self, limit: int, transactions: int) -> int:
         """Return how many transactions may be taken from a batch at once.
 
         :param limit: of one session.
+        :param transactions: that are at hand.
         """
-        return SINGLE if self._single and self.wanted and not self._paused else limit
+        self.balance.more = transactions > 1
+        return SINGLE if self._single and self.several and not self._paused else limit
 
     def units(self, batch: Batch, old: int) -> Units | int:
         """Cut what can be done by several sessions from the beginning of a batch.
@@ -97,18 +120,20 @@ class Writers:
             return len(batch)
         if self.balance.probe:
             return self.balance.probe
-        sessions = self.balance.sessions(count_changes(batch), len(self._writers))
+        changes = count_changes(batch)
+        piece = self.balance.piece(len(batch), changes)
+        sessions = self.balance.sessions(changes, len(self._writers)) if self.several else 1
         if sessions == 1:
-            return len(batch)
+            return piece
         decided = self._should_apply()
         relations = self._own.relations
         if decided is None or relations.rules or not relations.replica or self._own.progress.skips:
-            return len(batch)
+            return piece
         count = plain(batch)
         if count < 2:  # what describes a relation comes once, before its first change
             return 1
         relations.notice_ddl()
-        count = min(count, self.balance.trial)
+        count = min(count, self.balance.trial, max(piece, 2))
         batch = batch.cut(count)[0]
         try:
             found = Dependencies.of(batch, relations.known)
@@ -126,7 +151,9 @@ class Writers:
             self._turn += 1
             made.append(Unit(number, first, part.after, self._key(), old, new))
             old = new
-        return Units(made, relations.snapshot(), decided[1], decided[0], sessions, int(found.changes.sum()))
+        divided = gain(found, cut, sessions) >= DIVIDED * sessions
+        changes = int(found.changes.sum())
+        return Units(made, relations.snapshot(), decided[1], decided[0], sessions, changes, divided)
 
     def _key(self) -> int:
         """Return the number of a turn, of this subscription alone as far as anyone can tell."""
@@ -144,15 +171,15 @@ class Writers:
             raise StreamsMustRestart("an advisory lock of the subscription is taken")
         units.set(first, "begun")
         self._start(min(len(units.units), units.sessions) - 1)
-        self._began = time.monotonic()
+        self._began, self._busy = time.monotonic(), time.thread_time()
         for unit in units.units[1:]:
             self._queue.put((units, unit))
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             units.set(first, "failed")
             self._wait(units)
-            self._failed()
+            self._failed(error)
             raise
         units.set(first, "committed")
 
@@ -180,20 +207,28 @@ class Writers:
         if done[-1].progress is not None:
             self._own.progress.follow(done[-1].progress)
         if len(done) < len(units.units):
-            self._failed()
-            _log.debug("unit %s of %s failed: %s", len(done), len(units.units), units.units[len(done)].error)
+            error = units.units[len(done)].error
+            self._failed(error)
+            _log.debug("unit %s of %s failed: %s", len(done), len(units.units), error)
         else:
             self._pause //= 2
             if not self._fresh:
-                self.balance.several(units.changes, self._used - self._began)
+                busy = time.thread_time() - self._busy + sum(unit.busy for unit in done)
+                self.balance.several(units.changes, self._used - self._began, busy, divided=units.divided)
         lost = next((unit.lost for unit in units.units if unit.lost is not None), None)
         if lost is not None:
             raise StreamsMustRestart("a session of several that apply was lost", detail=f"{lost}.") from lost
         return sum(len(unit.batch) for unit in done), done[-1].new
 
-    def _failed(self) -> None:
+    def _failed(self, error: BaseException | None) -> None:
         self._pause = min(max(2 * self._pause, PAUSE), LONGEST_PAUSE)
         self._paused = self._pause
+        if self.growth is not None:
+            found = error.error if isinstance(error, StatementFailed) else error
+            if getattr(found, "sqlstate", None) == _DEADLOCK:
+                self.growth.deadlock(time.monotonic())
+            elif isinstance(error, NoSession):
+                self.growth.refused(time.monotonic(), f"No further session could be opened: {error}.")
 
     def _wait(self, units: Units) -> None:
         """Wait for units; those that cannot commit any more are cancelled."""
@@ -209,9 +244,37 @@ class Writers:
                 raise StreamsMustRestart("a thread of several that apply has ended")
 
     def rest(self) -> None:
-        """Close sessions that were not needed for some time."""
-        if self._writers and time.monotonic() >= self._used + IDLE_SECONDS:
+        """Close sessions that are not needed, and add some where they pay; not inside a transaction."""
+        if self.growth is not None:
+            self._settle(self.growth, time.monotonic())
+        elif self._writers and time.monotonic() >= self._used + IDLE_SECONDS:
             self.close()
+
+    def _settle(self, growth: Growth, now: float) -> None:
+        count = growth.look(now)
+        if count:
+            room, why = self._room()
+            if room < 1:
+                growth.refused(now, why)
+            else:
+                growth.add(min(count, room))
+        if len(self._writers) >= growth.sessions:
+            self._close(len(self._writers) + 1 - growth.sessions)
+
+    def _room(self) -> tuple[int, str]:
+        """Return how many further sessions the target has room for, and why not more."""
+        connection, subid = self._own.connection, self._own.relations.subid
+        found = free_sessions(connection, subid)
+        if found is None:
+            return 0, "The target does not say how many sessions are free."
+        free = found.free - max(LEFT_TO_OTHERS, round(PART_OF_OTHERS * found.most))
+        if free < 1:
+            return 0, f"Only {max(found.free, 0)} sessions are free on the target, which are left to others."
+        left = origins.spare(connection, subid) if self._own.progress.tagged else None
+        if left is None:
+            return free, ""
+        left -= 1 + len(self._writers)
+        return min(free, left), "Replication origins of the target are left to others." if left < 1 else ""
 
     def close(self) -> None:
         """End them all; what they have open is rolled back."""
@@ -220,3 +283,14 @@ class Writers:
         for writer in self._writers:
             writer.close()
         self._writers = []
+
+    def _close(self, count: int) -> None:
+        """End some that have nothing to do, whichever they are."""
+        for _ in range(count):
+            self._queue.put(None)
+        deadline, left = time.monotonic() + CLOSE_SECONDS, len(self._writers) - count
+        while sum(writer.is_alive() for writer in self._writers) > left:
+            if time.monotonic() > deadline:
+                raise StreamsMustRestart("a session of several that apply does not end")
+            time.sleep(0.001)
+        self._writers = [writer for writer in self._writers if writer.is_alive()]

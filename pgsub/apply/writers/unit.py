@@ -17,6 +17,10 @@ class Abandoned(Exception):
     """A unit before this one failed."""
 
 
+class NoSession(Exception):
+    """The further session could not be opened; the message says why."""
+
+
 @dataclass(slots=True)
 class Unit:
     """A run of whole transactions that one session executes and commits.
@@ -40,6 +44,7 @@ class Unit:
     lost: BaseException | None = None
     progress: Progress | None = None  #: of the session that committed it
     changes: int = 0
+    busy: float = 0.0  #: seconds that its session computed
     counters: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -55,6 +60,7 @@ class Units:
     :ivar relations: descriptions by the publisher that hold for all of them.
     :ivar sessions: that they are for.
     :ivar changes: of all of them.
+    :ivar divided: every session has something to do.
     :ivar states_version: the table states' that ``should_apply`` decides by.
     """
 
@@ -64,6 +70,7 @@ class Units:
     states_version: int
     sessions: int
     changes: int
+    divided: bool = True
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def set(self, unit: Unit, state: str) -> None:

@@ -19,8 +19,8 @@ import psycopg
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.worker_sessions import TargetSession
-from pgsub.apply.writers.unit import Abandoned, Unit, Units
-from pgsub.common import failpoints
+from pgsub.apply.writers.unit import Abandoned, NoSession, Unit, Units
+from pgsub.common import failpoints, server_words
 from pgsub.common.errors import PgsubError, StreamsMustRestart
 from pgsub.common.threads import SupervisedThread
 
@@ -85,10 +85,12 @@ class Writer(SupervisedThread):
                 self._session.connection.close()
 
     def _do(self, units: Units, unit: Unit) -> None:
+        busy = time.thread_time()
         try:
             self.checkpoint()
             units.wait(unit, lambda: unit.after < 0 or units.units[unit.after].state == "committed")
             self._commit(units, unit, *self._executed(units, unit))
+            unit.busy = time.thread_time() - busy
         except BaseException as error:
             unit.error = error
             self._roll_back(unit, error)
@@ -119,13 +121,20 @@ class Writer(SupervisedThread):
 
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self._session is None or self._executor is None:
-            session = self._open_session()
+            session = self._opened()
             # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
             session.connection.prepare_threshold = None
             relations = session.relations
             self._executor = Executor(session.connection, relations, _too_many, set_based=self._set_based)
             self._session = session
         return self._session, self._executor
+
+    def _opened(self) -> TargetSession:
+        try:
+            return self._open_session()
+        except (PgsubError, psycopg.Error) as error:
+            known = error if isinstance(error, PgsubError) else server_words.said(error)
+            raise NoSession(known.message) from error
 
     def _commit(self, units: Units, unit: Unit, session: TargetSession, executor: Executor) -> None:
         before = units.units[unit.number - 1]

@@ -41,6 +41,10 @@ def parse_duration(text: str | float) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+#: Sessions of one subscription that may apply at once.
+MOST_WRITERS = 16
+
+
 def receiver_timeout(text: str | None) -> str | None:
     """Refuse what the server would not take as wal_receiver_timeout."""
     from pgsub.common import subscription
@@ -48,6 +52,21 @@ def receiver_timeout(text: str | None) -> str | None:
     if text is not None:
         subscription.receiver_timeout(text)
     return text
+
+
+def sessions_that_apply(text: str | int) -> int:
+    """Read ``N`` or ``auto``, which is stored as 0.
+
+    :raises typer.BadParameter: it is neither.
+    """
+    from pgsub.common.subscription import AUTO
+
+    word = str(text).strip().lower()
+    if word in ("auto", str(AUTO)) and text != "0":
+        return AUTO
+    if not word.isdecimal() or not 1 <= int(word) <= MOST_WRITERS:
+        raise typer.BadParameter(f"'{text}' is neither 'auto' nor a number from 1 to {MOST_WRITERS}.")
+    return int(word)
 
 
 def unsupported(message: str, detail: str, hint: str) -> Callable[[Value], Value]:

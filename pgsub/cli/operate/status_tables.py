@@ -121,9 +121,19 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
         yield waiting(one)
     elif one.next:
         yield render.rows(["next"], [{"next": one.next}], expanded=True)
-    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies)):
+    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies), (_applying(one), sessions)):
         if shown:
             yield make(one)
+
+
+def _applying(one: SubscriptionStatus) -> list[Mapping[str, Any]]:
+    """Return the apply worker's row where it decides how many sessions apply, and has not left it at one."""
+    return [row for row in one.workers if row["sessions_why"] and row["sessions"] != 1]
+
+
+def sessions(one: SubscriptionStatus) -> str:
+    """Format how many sessions of the target apply, and why."""
+    return render.rows(["sessions", "sessions_why"], _applying(one), expanded=True)
 
 
 def relations(one: SubscriptionStatus) -> str:

@@ -22,13 +22,11 @@ from pgsub.cli.command_tree.option_values import (
     choice,
     receiver_timeout,
     repeatable,
+    sessions_that_apply,
     switch,
     unsupported,
 )
-from pgsub.common.subscription import KEEP
-
-#: Sessions of one subscription that may apply at once.
-MOST_WRITERS = 16
+from pgsub.common.subscription import AUTO, KEEP
 
 AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
@@ -149,13 +147,13 @@ class Parameters:
     apply_workers: Annotated[
         int,
         typer.Option(
-            metavar="N",
-            min=1,
-            max=MOST_WRITERS,
+            metavar="N|auto",
+            parser=sessions_that_apply,
+            show_default="auto",
             help="Sessions of the target that apply at once where apply waits for it, each with a replication origin of"
-            " its own; commits keep their order.",
+            " its own; commits keep their order. With auto as many as are seen to pay, and as the target has room for.",
         ),
-    ] = 1
+    ] = AUTO
     max_parallel_apply_workers: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="In-progress transactions applied at once with --streaming parallel."),

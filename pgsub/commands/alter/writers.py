@@ -32,7 +32,7 @@ def check_room(
     :raises TargetSchemaError: there is a warning, and warnings are to be errors.
     """
     new = replace(sub, **fields)
-    if new.apply_workers <= sub.apply_workers or not sub.dboid:
+    if new.apply_workers <= max(sub.apply_workers, 1) or not sub.dboid:
         return
     try:
         if session is not None:

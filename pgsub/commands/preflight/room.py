@@ -14,6 +14,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.slot_creation import long_transactions
 from pgsub.target.session import origins
+from pgsub.target.session.room import free_sessions
 
 #: Seconds that a transaction has been open when it is named as one that delays slots.
 LONG_SECONDS = 5.0
@@ -83,11 +84,14 @@ def check_room(
 def check_writers(session: psycopg.Connection, sub: Subscription, syncing: int = 0, each: int = 0) -> Iterator[Caution]:
     """Check that the target has room for the sessions that apply at once, whichever of them are there already.
 
+    Where their number is left to apply it needs one, and takes further ones only as long as enough are free.
+
     :param syncing: tables that synchronize beside them, with so many sessions ``each``.
     """
     options = (("--apply-workers",) if sub.apply_workers > 1 else ()) + (_COPYING if syncing else ())
-    yield from _sessions(session, "target", 1 + sub.apply_workers + syncing * each, options, sub.subid)
-    yield from check_origins(session, sub.apply_workers + syncing, sub.subid)
+    applying = max(sub.apply_workers, 1)
+    yield from _sessions(session, "target", 1 + applying + syncing * each, options, sub.subid)
+    yield from check_origins(session, applying + syncing, sub.subid)
 
 
 def check_origins(session: psycopg.Connection, needed: int, subid: int = 0) -> Iterator[Caution]:
@@ -132,26 +136,6 @@ def delays(connection: publisher.Connection) -> Iterator[Caution]:
         yield Caution(f"{waits} {len(more)} more transactions", ", ".join(one.name for one in more))
 
 
-# Reserved connections are not for everybody, and a role and a database have limits of their own. What the role may not
-# see of others counts as a client's; what the subscription has already is counted among those that it may take.
-_SESSIONS = """
-SELECT least(
-       current_setting('max_connections')::bigint - CASE WHEN r.rolsuper THEN 0 ELSE
-           current_setting('superuser_reserved_connections')::bigint
-           + coalesce(current_setting('reserved_connections', true)::bigint, 0) END - a.clients,
-       CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
-       CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END) + a.present,
-       current_setting('max_connections')
-  FROM pg_catalog.pg_roles r, pg_catalog.pg_database d,
-       (SELECT count(*), count(*) FILTER (WHERE usename = current_user),
-               count(*) FILTER (WHERE datname = current_database()),
-               count(*) FILTER (WHERE usename = current_user AND datname = current_database()
-                                  AND application_name LIKE %s)
-          FROM pg_catalog.pg_stat_activity
-         WHERE datid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend'
-       ) AS a (clients, ours, here, present)
- WHERE r.rolname = current_user AND d.datname = current_database()
-"""
 _COPYING = ("--max-sync-workers", "--copy-workers")
 
 
@@ -163,11 +147,12 @@ def _sessions(
     :param options: that say how many.
     :param subid: of the subscription whose sessions there are counted among those needed; 0 for none.
     """
-    row = connection.execute(_SESSIONS.encode(), (f"pgsub {subid} %",)).fetchone()
-    if row is not None and row[0] < needed:
+    room = free_sessions(connection, subid)
+    left = needed if room is None else room.free + room.present
+    if room is not None and left < needed:
         smaller = f"Use a smaller {' or '.join(options)}, or raise" if options else "Raise"
         yield Caution(
-            f"only {max(row[0], 0)} sessions are free for this role on the {server}",
+            f"only {max(left, 0)} sessions are free for this role on the {server}",
             f"The subscription may take {needed} of them at once; what finds none is tried again.",
-            f"{smaller} the limit (max_connections is {row[1]}, or CONNECTION LIMIT of role or database).",
+            f"{smaller} the limit (max_connections is {room.most}, or CONNECTION LIMIT of role or database).",
         )

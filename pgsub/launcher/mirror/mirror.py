@@ -321,4 +321,6 @@ def _worker(heartbeat: Heartbeat) -> WorkerRow:
         last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time),
         latest_end_lsn=heartbeat.latest_end_lsn or None,
         latest_end_time=wire_time(heartbeat.latest_end_time),
+        sessions=heartbeat.sessions if apply else None,
+        sessions_why=heartbeat.sessions_why or None,
     )

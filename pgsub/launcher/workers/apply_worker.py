@@ -10,6 +10,7 @@ from pgsub.apply.worker import worker
 from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common.errors import Directive, Fenced, PgsubError, WorkerDied, log_text
+from pgsub.common.plural import counted
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
@@ -52,6 +53,7 @@ class ApplyWorkerHandle:
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
         self._stopped_at: int | None = None  #: apply's position when it ended with an error last
+        self._sessions = 1  #: of the target that apply, as was logged last
         self.reached = False
         self.watch = WorkerWatch(
             context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui
@@ -76,9 +78,19 @@ class ApplyWorkerHandle:
                 self.watch.ended()
             else:
                 self.watch.look(session)
+                self._say_sessions()
                 self._take_over_if_silent(session)
         elif self._retry.due() and not self.reached:
             self._start(session)
+
+    def _say_sessions(self) -> None:
+        """Log when the worker uses more or fewer sessions of the target than before."""
+        found = self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
+        if found is None or not found.sessions_why or found.sessions == self._sessions:
+            return
+        self._sessions = found.sessions
+        text = f'{counted(found.sessions, "session")} of the target apply subscription "{self._sub.name}" now'
+        self._context.log("LOG", log_text(text, detail=found.sessions_why))
 
     def _take_over_if_silent(self, session: psycopg.Connection) -> None:
         """Give up a worker that hangs; the next one ends its sessions and goes on where the ledger is."""
@@ -111,6 +123,7 @@ class ApplyWorkerHandle:
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
         self._heartbeats.forget(self._sub.subid, worker_takeover.APPLY)
+        self._sessions = 1
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:

@@ -161,6 +161,17 @@ def free(connection: psycopg.Connection, subid: int = 0) -> int | None:
     return max(int(scalar(connection, query, (_names(subid),))), 0)
 
 
+def spare(connection: psycopg.Connection, subid: int) -> int | None:
+    """Count the origins that sessions of a subscription can have, of which no other subscription may be in need.
+
+    :return: those that it has already included; None where the role may not see it.
+    """
+    others, left = free(connection, subid), free(connection)
+    if others is None or left is None:
+        return None
+    return others - left + max(left - LEFT_TO_OTHERS, 0)
+
+
 def _names(subid: int) -> str:
     """Return the names of a subscription's origins as a regular expression."""
     return f"^pgsub_{subid}(_[0-9]+)?$"
