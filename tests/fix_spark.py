@@ -46,16 +46,19 @@ class Cluster:
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        port = free_port()
-        self.url = f"spark://127.0.0.1:{port}"
-        self._start("master", "master.Master", "127.0.0.1", "--port", str(port))
-        self._await("master", "New state: ALIVE")
+        self._port = free_port()
+        self.url = f"spark://127.0.0.1:{self._port}"
+        self._start_master()
         for number in range(len(ADDRESSES)):
             self.join(number, wait=False)
         for number in range(len(ADDRESSES)):
             self._await(f"worker{number}", "Successfully registered")
         self.archive = folder / "pgsub_env.tar.gz"
         archive.write(self.archive, python())
+
+    def _start_master(self) -> None:
+        self._start("master", "master.Master", "127.0.0.1", "--port", str(self._port))
+        self._await("master", "New state: ALIVE")
 
     def conf(self, **more: str) -> list[str]:
         """Words of a command that runs on this cluster.
@@ -144,10 +147,10 @@ class Cluster:
         self.signal(number, signal.SIGKILL)
         self._processes[f"worker{number}"].wait()
 
-    def tasks(self, number: int) -> int:
-        """How many tasks a machine has begun, by the logs of its executors."""
-        logs = (self.folder / f"work{number}").glob("app-*/*/stderr")
-        return sum(log.read_text(errors="replace").count("Running task ") for log in logs)
+    def kill_worker(self, number: int) -> None:
+        """Only the worker of a machine ends, without a word; what it has started is not told."""
+        self._processes[f"worker{number}"].kill()
+        self._processes[f"worker{number}"].wait()
 
     def ports(self, number: int) -> set[int]:
         """Local ports of a machine's connections."""

@@ -18,17 +18,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import pgsub
 from pgsub.apply.worker import executor_check, worker
-from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
+from pgsub.common.errors import Log, LogText, PgsubError, SparkUnusable, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.common.worker_heartbeat import HeartbeatAddress
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.spark import executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 #: Modules whose functions are submitted.
 _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
@@ -44,6 +46,8 @@ _REGISTERING_SECONDS = 5.0
 _GIVEN_SECONDS = 2.0
 #: Seconds for the task that looks at an executor; each of its connections may take ten.
 _CHECK_SECONDS = 90.0
+#: Seconds that a heartbeat of that task may take beyond its result.
+_HEARTBEAT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Engine:
     :param conf: Spark settings of the user, which win over pgsub's own.
     :param subscriptions: that will be served: a long task pins a slot, and with too few a copy would wait for ever.
     :param patient: wait for executors of a cluster for ever.
-    :ivar heartbeat: where executors send heartbeats, for the task that looks at one.
+    :ivar heartbeats: what executors send heartbeats to, for the task that looks at one.
     """
 
     def __init__(
@@ -79,7 +83,8 @@ class Engine:
         self._log = log
         self._patient = patient
         self._subscriptions = tuple(subscriptions)
-        self.heartbeat: HeartbeatAddress | None = None
+        self.heartbeats: HeartbeatReceiver | None = None
+        self._checks = 0
         self._failed_at = -_FAILED_SECONDS
         self._settings: dict[str, str] | None = None
         self.ui: str | None = None  #: address of Spark's pages
@@ -213,7 +218,7 @@ class Engine:
 
     def _executors_hint(self, master: str) -> str:
         if not self._patient:
-            return "Let the command wait longer.\n--conf spark.scheduler.maxRegisteredResourcesWaitingTime=5m"
+            return f"Let the command wait longer.\n{executors.WAIT_LONGER}"
         if master.startswith("spark://"):
             return f"Start a worker, or end other applications that have its cores.\n{start_worker(master)}"
         log = shlex.quote(str(self._state_dir / "log" / "spark.log"))
@@ -225,26 +230,46 @@ class Engine:
         :raises SparkUnusable: nothing of pgsub can run there. A server that cannot be reached from there is logged:
             each worker reports it again, and tries again.
         """
+        there = self._ask(submitter, executor_check.installed, None)
+        if there is not None:
+            _check_build(*there)
         place = self._state_dir / "spool"
-        spec = executor_check.CheckSpec(self._subscriptions, self.heartbeat, self.spool_dir(place))
-        job = submitter.submit("check executor", executor_check.run, [spec])
-        end = time.monotonic() + _CHECK_SECONDS
-        while not job.wait(_POLL) and not self._closed and time.monotonic() < end:
-            pass
-        if not job.done():
-            job.cancel()
-            return  # what does not begin is shown as waiting
-        [found] = job.result(0)
-        if found.version != pgsub.__version__:
-            raise SparkUnusable(
-                f"the executors have pgsub {found.version}, but this launcher is {pgsub.__version__}",
-                hint="Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz",
-            )
+        self._checks += 1
+        address = None if self.heartbeats is None else self.heartbeats.address
+        spec = executor_check.CheckSpec(self._checks, self._subscriptions, address, self.spool_dir(place))
+        found = self._ask(submitter, executor_check.run, spec)
+        if found is None:
+            return
         for name, error in found.errors:
             if isinstance(error, SparkUnusable):
                 raise error
             message = f'subscription "{name}": {error.message}'
             self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
+        self._check_heartbeat(found.host)
+
+    def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
+        """Run a task that looks at an executor; None where it does not begin or end, which is shown as waiting."""
+        job = submitter.submit("check executor", function, [item])
+        end = time.monotonic() + _CHECK_SECONDS
+        while not job.wait(_POLL) and not self._closed and time.monotonic() < end:
+            pass
+        if not job.done():
+            job.cancel()
+            return None
+        [found] = job.result(0)
+        return found
+
+    def _check_heartbeat(self, host: str) -> None:
+        """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
+        receiver, nobody = self.heartbeats, executor_check.NOBODY
+        end = time.monotonic() + _HEARTBEAT_SECONDS
+        while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:
+            if self._closed:
+                return
+            if time.monotonic() >= end:
+                self._log("WARNING", _deaf(host, receiver.address.host, receiver.address.port))
+                return
+            time.sleep(_POLL)
 
     def missing(self, served: Sequence[Subscription]) -> int:
         """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
@@ -301,6 +326,31 @@ class Engine:
             submitter, self._submitter = self._submitter, None
         if submitter is not None:
             session.close_context(self._context)
+
+
+def _check_build(version: str, build: str) -> None:
+    """Refuse executors with another pgsub: what both say to each other and to the ledger is not the same then.
+
+    :raises SparkUnusable: they have.
+    """
+    own, own_build = executor_check.installed()
+    if version == own and (build == own_build or not (build and own_build)):
+        return
+    if version == own:
+        message = f"the executors have another build of pgsub {own} than this launcher"
+    else:
+        message = f"the executors have pgsub {version}, but this launcher is {own}"
+    hint = "Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz"
+    raise SparkUnusable(message, hint=hint)
+
+
+def _deaf(executor: str, host: str, port: int) -> LogText:
+    return log_text(
+        f'no heartbeat of the executor on "{executor}" arrives at "{host}", UDP port {port}',
+        detail="Nothing is lost: positions come from the ledger, and are shown later.",
+        hint="Let executors reach the port; give it a number if a firewall has to know it."
+        "\n--conf spark.pgsub.heartbeat.port=7079",
+    )
 
 
 def start_worker(master: str) -> str:

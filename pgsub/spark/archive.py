@@ -20,6 +20,7 @@ import tarfile
 from importlib import metadata
 from pathlib import Path
 
+from pgsub import __version__
 from pgsub.spark.deployment import check_archive_name
 
 #: Distributions whose code runs in tasks.
@@ -103,6 +104,8 @@ def main() -> None:
     parser.add_argument("--launcher", action="store_true", help="add what the launcher imports")
     given = parser.parse_args()
     write(given.file, given.python, launcher=given.launcher)
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    print(f"{given.file}: pgsub {__version__}, for Python {minor} at {given.python}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ _VERSION = re.compile(r"Python in worker has different version:? \(?(\S+?)\)? th
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"[^\n]*')
 _DAEMON = re.compile(r"Error from python worker:\s*\n\s*([^\n]+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
+_ATTRIBUTE = re.compile(r"^AttributeError: Can't get attribute '\w+' on <module 'pgsub[^\n]*", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
 _ARCHIVE = "pgsub_env.tar.gz"
@@ -38,6 +39,8 @@ def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
         module = _MODULE.search(found[2])
         message = f'the executors cannot import "{module[1] if module else found[2]}"'
         detail = f"{_imports(text)}."
+    elif found := _ATTRIBUTE.search(text):
+        message, detail = "the executors have another pgsub than this launcher", f"{found[0]}."
     elif found := _DAEMON.search(text):
         message, detail = "the Python process of the executors does not start", f"{found[1].strip()}."
     else:

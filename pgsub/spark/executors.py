@@ -17,6 +17,8 @@ from pgsub.spark import settings
 
 #: Spark's own setting for how long executors of a cluster may take to register, and its default.
 _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
+#: What lets a command with an end wait for executors that take longer.
+WAIT_LONGER = f"--conf {_REGISTRATION[0]}=5m"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,19 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
             raise PgsubError("the start of Spark was given up")
         awaiting.registered(slots, context.master)
         time.sleep(0.2)
-    settings.check_slots(slots, workers, context.master, int(context.getConf().get("spark.task.cpus", "1") or 1))
+    cpus = int(context.getConf().get("spark.task.cpus", "1") or 1)
+    settings.check_slots(slots, workers, context.master, hint=_hint(context.master, slots, workers * cpus))
+
+
+def _hint(master: str, slots: int, cores: int) -> str:
+    """Return what helps where too few executors came in time; spark.cores.max was looked at before."""
+    if master.startswith("spark://"):
+        room = "Start another worker of Spark, or end other applications that have its cores and memory"
+    elif slots:
+        return settings.more_cores(master, cores)
+    else:
+        room = "The cluster has no room for them, or they do not start"
+    return f"{room}; or let the command wait longer.\n{WAIT_LONGER}"
 
 
 def _registered(context: SparkContext, log: Path) -> int:

@@ -147,32 +147,34 @@ def check_known_slots(setting: Callable[[str, str], str | None], workers: int, m
         slots = int(limit) if limit else None
     if slots is not None:
         cpus = int(setting("spark.task.cpus", "1") or 1)
-        check_slots(slots // cpus, workers, master, cpus)
+        check_slots(slots // cpus, workers, master, hint=more_cores(master, workers * cpus))
 
 
-def check_slots(slots: int, workers: int, master: str, cpus: int = 1) -> None:
+def check_slots(slots: int, workers: int, master: str, *, hint: str) -> None:
     """Refuse a master on which long tasks would starve the others.
 
     :param slots: tasks that it runs at once.
     :param workers: tasks that pgsub runs at once.
-    :param cpus: cores of a task.
+    :param hint: what gives it more.
     :raises StateForbids: where there are fewer slots than workers.
     """
     if slots < workers:
         raise StateForbids(
             f'Spark master "{master}" has {slots} task slots, but {workers} are needed',
             detail="A worker occupies a slot for as long as it runs, so with too few of them others never begin.",
-            hint="Give it more cores, or fewer subscriptions to one launcher.\n" + _more(master, workers * cpus),
+            hint=hint,
         )
 
 
-def _more(master: str, cores: int) -> str:
-    """Return the option that gives as many cores."""
+def more_cores(master: str, cores: int) -> str:
+    """Return the hint with the option that gives as many cores."""
     if is_local(master):
-        return f"--master '{default_master(cores)}'"
-    if master.startswith("spark://"):
-        return f"--conf spark.cores.max={cores}"
-    return f"--conf spark.executor.instances={cores}"  # of one core, as YARN and Kubernetes have it
+        option = f"--master '{default_master(cores)}'"
+    elif master.startswith("spark://"):
+        option = f"--conf spark.cores.max={cores}"
+    else:
+        option = f"--conf spark.executor.instances={cores}"  # of one core, as YARN and Kubernetes have it
+    return f"Give it more cores, or fewer subscriptions to one launcher.\n{option}"
 
 
 def check_version(spark_home: Path, pyspark_version: str) -> None:

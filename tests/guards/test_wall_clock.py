@@ -14,6 +14,7 @@ READ = {
     "catalog/times.py": "times that are shown",
     "cli/output/reporting.py": "times in the log",
     "commands/status/status.py": "the lag that is shown, never below 0",
+    "common/worker_heartbeat.py": "the number with which a worker begins; at worst a chunk's bytes are not shown",
     "spark/class_archive.py": "the age of files of a cache",
     "spark/jvm_process.py": "the age of what a start that was killed has left",
 }

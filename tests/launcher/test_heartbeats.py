@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from fix_failpoints import At
@@ -122,6 +126,31 @@ def test_a_heartbeat_that_somebody_recorded_and_repeats_is_no_sign_of_life(
         until(lambda: ear.newest(1, 0))
         somebody.send(recorded(Heartbeat(1, 0, epoch=3)))  # and again the one that was taken over
         assert heard(ear, 8) and ear.seconds_since(1, 0, 4) < 30
+
+
+#: A machine that was started a minute later: its monotonic clock is behind.
+_YOUNGER = ("unshare", "--time", "--monotonic", "-60")
+
+
+def _other_clocks() -> bool:
+    try:
+        return subprocess.run([*_YOUNGER, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _other_clocks(), reason="no time namespace can be made here")
+def test_a_chunk_that_another_machine_tries_again_is_heard_whichever_was_started_first(ear: HeartbeatReceiver) -> None:
+    first, again = Heartbeat(1, 5, 3, epoch=2), Heartbeat(1, 5, 3, epoch=2, rows_done=7)
+    HeartbeatSender(ear.address).send(first, now=True)
+    until(lambda: ear.of(1))
+    program = (
+        "from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender\n"
+        f"HeartbeatSender({ear.address!r}).send({again!r}, now=True)"
+    )
+    words = [*_YOUNGER, sys.executable, "-c", program]
+    subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    until(lambda: [heartbeat.rows_done for _, heartbeat in ear.of(1)] == [7])
 
 
 def test_a_worker_sends_from_an_address_that_only_its_launcher_can_answer(ear: HeartbeatReceiver) -> None:

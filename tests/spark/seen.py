@@ -49,3 +49,9 @@ def spark_pages(case: Site, what: str) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{pages}/{application['id']}/{what}") as answer:
         found: list[dict[str, Any]] = json.load(answer)
     return found
+
+
+def tasks_of(case: Site, job: str) -> list[dict[str, Any]]:
+    """Tasks of jobs of a name, as Spark's own pages list them, each with its host and status."""
+    stages = [stage for stage in spark_pages(case, "stages?details=true") if stage["name"] == job]
+    return [task for stage in stages for task in stage["tasks"].values()]

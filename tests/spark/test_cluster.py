@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 from fix_faults import Site, until
 from fix_spark import ADDRESSES, CORES, Cluster
-from spark.seen import begins, shown, spark_pages, status, stored
+from spark.seen import begins, shown, spark_pages, status, stored, tasks_of
+
+#: What a chunk of the large table waits for.
+_HELD_UP = """
+CREATE FUNCTION held_up() RETURNS bool LANGUAGE plpgsql AS
+'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN true; END';
+ALTER TABLE auditbig ADD CHECK (held_up())
+"""
 
 
 def both_machines() -> list[str]:
@@ -22,18 +29,24 @@ def both_machines() -> list[str]:
     return [word for name, value in settings.items() for word in ("--conf", f"spark.{name}={value}")]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_whatever_dies(
     site: Callable[[], Site], cluster: Cluster
 ) -> None:
     case = site()
     writer = case.make("audit1", "keyed1", "counter1", "auditbig")
-    case.end(case.create("--no-wait", "--max-sync-workers", "4", "--copy-workers", "4"))
-    unbounded = [*cluster.conf(), "--timeout", "10m"]
-    process = case.run(*unbounded, *both_machines())
+    case.end(case.create("--no-wait", "--max-sync-workers", "4", "--copy-workers", "8"))
+    unbounded = [*cluster.conf(), "--timeout", "30m"]
+    case.subdb.execute(_HELD_UP)
+    with case.subdb.connect() as session:  # so that all tasks of a table run at once: no machine has room for them
+        session.execute("SELECT pg_advisory_lock(7)")
+        process = case.run(*unbounded, *both_machines(), PGSUB_CHUNK_BYTES="50000")
+        waiting = "SELECT count(*) > %s FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        case.subdb.wait(f"{waiting} AND datname = current_database()", CORES)
     case.wait_ready()
     writer.some(20)
-    assert all(cluster.tasks(number) for number in range(len(ADDRESSES)))
+    chunks = tasks_of(case, "copy auditbig")
+    assert {task["host"] for task in chunks if task["status"] == "SUCCESS"} == set(ADDRESSES), chunks
     until(lambda: stored(case, "stage") == "alive", case.said)
     until(lambda: shown(case)["state"] == "running", case.said)
 
@@ -47,6 +60,13 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
     for executor in cluster.executors(machine):
         os.kill(executor, signal.SIGKILL)
     begins(case, "an executor was killed", epoch)
+    writer.some(20)
+
+    machine, epoch = cluster.machine_of(case.worker_pid()), case.epoch()
+    cluster.kill_worker(machine)  # its executor ends by itself
+    begins(case, "a worker was killed", epoch)
+    assert cluster.machine_of(case.worker_pid()) != machine
+    cluster.join(machine)
     writer.some(20)
 
     epoch = case.epoch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fix_spark import Cluster, other_python, python
 from psycopg.conninfo import conninfo_to_dict
 from thorough import only_thorough
 
+import pgsub
 from pgsub.common import conninfo
 from pgsub.demo.servers import free_port
 
@@ -57,6 +59,7 @@ def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_an
     waits = "spark.scheduler.maxRegisteredResourcesWaitingTime"
     said = said_of(case, 3, [*plain, "--conf", "spark.executor.memory=100g", "--conf", f"{waits}=3s"])
     assert f'Spark master "{cluster.url}" has 0 task slots, but 2 are needed' in said
+    assert "HINT:  Start another worker of Spark" in said and said.rstrip().endswith(f"--conf {waits}=5m")
 
     case.output.write_bytes(b"")
     process = case.run(*plain, "--conf", "spark.pyspark.python=/nowhere/python", "--timeout", "10m")
@@ -74,6 +77,33 @@ def test_another_minor_version_of_python_on_the_executors_is_named_with_the_laun
     said = said_of(case, 13, [*cluster.conf(), "--conf", f"spark.pyspark.python={other}"])
     assert "the executors run Python 3." in said, said
     assert f"but this launcher runs Python 3.{sys.version_info.minor}" in said, said
+
+
+def test_executors_with_another_pgsub_than_the_launchers_run_nothing_of_it(
+    site: Callable[[], Site], cluster: Cluster, tmp_path: Path
+) -> None:
+    case = site()
+    case.make("audit1").stop()
+    case.end(case.create("--no-wait"))
+    with tarfile.open(cluster.archive) as tar:
+        tar.extractall(tmp_path / "env", filter="fully_trusted")
+    [module] = (tmp_path / "env").glob("lib/*/site-packages/pgsub/__init__.py")
+    source = module.read_text()
+    other = cluster.folder / "other.tar.gz"
+
+    def said_with(text: str) -> str:
+        module.write_text(text)
+        with tarfile.open(other, "w:gz", compresslevel=1) as tar:
+            tar.add(tmp_path / "env", ".")
+        return said_of(case, 13, cluster.conf(spark_archives=f"{other}#env"))
+
+    said = said_with(source.replace(f'"{pgsub.__version__}"', '"0.0.9"'))
+    assert f"the executors have pgsub 0.0.9, but this launcher is {pgsub.__version__}" in said
+    said = said_with(source + "# of another day\n")
+    assert f"the executors have another build of pgsub {pgsub.__version__} than this launcher" in said
+    assert said.rstrip().endswith("python -m pgsub.spark.archive pgsub_env.tar.gz")
+    said_of(case, 0, cluster.conf())
+    case.check()
 
 
 def test_where_only_apply_and_one_copy_fit_copies_take_turns(site: Callable[[], Site], cluster: Cluster) -> None:

@@ -112,6 +112,7 @@ def test_behind_nat_and_without_a_heartbeat_all_ends_well_and_a_partition_loses_
     writer = case.make("audit1", "keyed1", "counter1")
     case.end(case.create("--timeout", "5m", *outside.conf(cluster)), timeout=300)
     assert case.all_ready()
+    assert f'arrives at "{OUTSIDE}", UDP port ' in case.output.read_text()
 
     process = case.run(*outside.conf(cluster, **_LOST), "--timeout", "15m")
     until(lambda: stored(case, "stage") == "alive", case.said)
@@ -155,6 +156,7 @@ def test_a_machine_that_is_cut_off_from_the_driver_loses_apply_to_the_other_one_
     until(lambda: outside.beats > 0, case.said)
     seen = "SELECT last_msg_receipt_time FROM pg_stat_subscription WHERE worker_type = 'apply'"
     until(lambda: case.sqlite(seen)[0][0] is not None, case.said)  # what only heartbeats say
+    assert "no heartbeat of the executor" not in case.output.read_text()
     until(lambda: all(cluster.executors(number) for number in range(len(ADDRESSES))), case.said)
     machine, epoch = cluster.machine_of(case.worker_pid()), case.epoch()
 

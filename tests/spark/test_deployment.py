@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from psycopg import pq
 
+import pgsub
+from pgsub.apply.worker import executor_check
 from pgsub.common import conninfo
 from pgsub.common.errors import SparkUnusable, UsageError
+from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.spark import archive, deployment, settings
 
+ROOT = Path(__file__).parents[2]
 _JAVA = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0\n"
 _PYTHON = _JAVA + (
     "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
@@ -47,6 +54,11 @@ _PYTHON = _JAVA + (
             _JAVA + 'java.io.IOException: Cannot run program "./env/bin/python": error=2, No such file or directory\n',
             'the Python interpreter "./env/bin/python" cannot be run on the executors',
             'Cannot run program "./env/bin/python": error=2, No such file or directory.',
+        ),
+        (
+            _PYTHON.format(last="AttributeError: Can't get attribute 'installed' on <module 'pgsub.x' from '/x.py'>"),
+            "the executors have another pgsub than this launcher",
+            "AttributeError: Can't get attribute 'installed' on <module 'pgsub.x' from '/x.py'>.",
         ),
         (
             _JAVA + "org.apache.spark.SparkException: \nError from python worker:\n  python3: No module named x\n",
@@ -104,6 +116,14 @@ def test_the_address_that_executors_are_given_is_the_one_on_the_way_to_the_maste
     assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.9"
 
 
+def test_whoever_makes_an_archive_is_told_which_interpreter_executors_need(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pgsub.spark.archive", str(tmp_path / "env.tgz"), "--python", "/opt/bin/python3"]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    said = f"{tmp_path / 'env.tgz'}: pgsub {pgsub.__version__}, for Python {minor} at /opt/bin/python3\n"
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
 def _password_sent(file: Path, params: dict[str, str]) -> str:
     """The password that libpq has for a server, before it says a word to it."""
     made = conninfo.join(params, passfile=str(file), connect_timeout="1")
@@ -152,6 +172,22 @@ def test_an_executor_uses_its_own_passfile_where_the_launchers_is_not_there(monk
     monkeypatch.setenv("PGPASSFILE", "/etc/pgsub/pgpass")
     assert conninfo.usable({"host": "h", "passfile": str(gone)}) == {"host": "h"}
     assert conninfo.usable({"host": "h", "passfile": str(there)}) == {"host": "h", "passfile": str(there)}
+
+
+def test_a_service_that_only_the_launchers_machine_has_is_named_with_the_setting_that_brings_it(monkeypatch, tmp_path):
+    sub = Subscription(1, "s", "service=shop", "service=copy", (), "s")
+    other, gone = tmp_path / "other", tmp_path / "gone"
+    other.write_text("[else]\nhost=127.0.0.1\n")
+    for file in (other, gone):
+        monkeypatch.setenv("PGSERVICEFILE", str(file))
+        found = [e for _, e in executor_check.run(executor_check.CheckSpec(1, (sub,), None, str(tmp_path))).errors]
+        assert [error.message for error in found] == [
+            'service "copy" of the target is not defined on the executors',
+            'service "shop" of the publisher is not defined on the executors',
+        ]
+        for error in found:
+            assert (error.exit_code, error.detail) == (13, f'PGSERVICEFILE is "{file}" there.')
+            assert error.hint.splitlines()[-1] == "--conf spark.executorEnv.PGSERVICEFILE=/etc/pgsub/pg_service.conf"
 
 
 def test_heartbeats_have_an_address_to_bind_and_one_to_send_to_and_a_port():

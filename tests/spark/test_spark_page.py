@@ -94,22 +94,23 @@ class User:
             "SPARK_HOME": str(spark_home()),
         }
 
-    def types(self, line: str, shown: list[str]) -> None:
+    def types(self, line: str, shown: list[str], code: int = 0) -> None:
         """Run a command; one that serves subscriptions goes on once it has printed what the page shows."""
         if line.endswith(" run"):
             self.ends()
-            self._serves(line, shown)
+            self.serves(line, shown)
             return
         words = ["bash", "-c", self.here(line)]
         ended = subprocess.run(
             words, cwd=self.folder, env=self._environment(), capture_output=True, text=True, timeout=patience.SECONDS
         )
-        assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
+        assert ended.returncode == code, f"{line}\n{ended.stdout}{ended.stderr}"
         task_pages.compare(line, shown, ended.stdout + ended.stderr)
         if found := re.search(r"submitted as (driver-\S+)", ended.stderr):
             self.driver = found[1]
 
-    def _serves(self, line: str, shown: list[str]) -> None:
+    def serves(self, line: str, shown: list[str]) -> None:
+        """Run a command that serves subscriptions until it has printed something and status shows that it does."""
         with self._output.open("wb") as output:
             self.launcher = subprocess.Popen(
                 ["bash", "-c", f"exec {self.here(line)}"],
@@ -230,6 +231,25 @@ def test_a_launcher_in_cluster_mode_is_started_again_by_the_master_and_gone_when
 
     typist.types(*kill)
     until(lambda: not cluster.launchers(), lambda: f"{cluster.launchers()}")
+
+
+@only_thorough
+@pytest.mark.timeout(600)
+def test_the_example_for_spark_submit_serves_and_services_that_executors_do_not_have_are_named(
+    user: tuple[User, Pair], cluster: Cluster
+) -> None:
+    typist, pair = user
+    typist.types("python -m pgsub.spark.archive pgsub_env.tar.gz", [])
+    create = "pgsub create sales --connection service=shop --target service=copy --publication sales"
+    words = "--conf spark.archives=pgsub_env.tar.gz#env --conf spark.pyspark.python=./env/bin/python"
+    nowhere = "--conf spark.executorEnv.PGSERVICEFILE=/nowhere"
+    named = ['pgsub: error: service "copy" of the target is not defined on the executors']
+    typist.types(f"{create} --master {cluster.url} {words} {nowhere}", named, 13)
+    typist.defaults("spark.executorEnv.PGSERVICEFILE  /etc/pgsub/pg_service.conf\n")
+    script = ROOT / "examples" / "spark-submit.sh"
+    typist.serves(f"env MASTER={cluster.url} {script}", ['... LOG:  serving subscription "sales"'])
+    pair.subdb.wait("SELECT count(*) FROM orders", value=1000)
+    typist.ends()
 
 
 @only_thorough

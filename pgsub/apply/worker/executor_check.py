@@ -6,14 +6,16 @@ executor: another version, a file that is not there, a route or a rule of pg_hba
 
 from __future__ import annotations
 
+import hashlib
 import os
-import platform
+import re
 import shlex
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pgsub
 from pgsub.apply.stream.spool import Spool
@@ -27,12 +29,20 @@ from pgsub.target.session.connect import SessionName
 
 #: Heartbeats of the check are those of no subscription.
 NOBODY = 0
+#: A datagram may be lost where the way is open.
+_HEARTBEATS = 3
+#: parseServiceInfo and parseServiceFile, fe-connect.c
+_NO_SERVICE = re.compile(r'definition of service "|service file "[^"]*" not found')
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSpec:
-    """Item of the task: what workers will need."""
+    """Item of the task: what workers will need.
 
+    :ivar number: rises with every check of a launcher; the epoch of its heartbeats.
+    """
+
+    number: int
     subscriptions: tuple[Subscription, ...]
     heartbeat: HeartbeatAddress | None
     spool_dir: str | None
@@ -46,21 +56,34 @@ class Checked:
     """
 
     host: str
-    python: str
-    version: str
     errors: list[tuple[str, PgsubError]] = field(default_factory=list)
+
+
+def installed(_: None = None) -> tuple[str, str]:
+    """Return version and build of pgsub here, the build as a hash of its source, empty where that is not in files.
+
+    A task of its own and the first one: the classes of all others may be different in another build.
+    """
+    package = Path(pgsub.__file__).parent
+    files = sorted(package.rglob("*.py"), key=Path.as_posix)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(b"%s\0%s\0" % (os.fsencode(file.relative_to(package)), file.read_bytes()))
+    return pgsub.__version__, digest.hexdigest() if files else ""
 
 
 def run(spec: CheckSpec) -> Checked:
     """Look for everything, and go on after a fault."""
-    found = Checked(socket.gethostname(), platform.python_version(), pgsub.__version__)
+    found = Checked(socket.gethostname())
     for sub in spec.subscriptions:
         _try(found, sub, partial(_passfile, sub.target, "target"))
         _try(found, sub, partial(_passfile, sub.connection, "publisher"))
-        _try(found, sub, partial(_with_password, partial(_target, sub), sub.target, "target"))
-        _try(found, sub, partial(_with_password, partial(_publisher, sub), sub.connection, "publisher"))
+        _try(found, sub, partial(_with_files, partial(_target, sub), sub.target, "target"))
+        _try(found, sub, partial(_with_files, partial(_publisher, sub), sub.connection, "publisher"))
         _try(found, sub, partial(_spool, sub, spec.spool_dir))
-    HeartbeatSender(spec.heartbeat).send(Heartbeat(NOBODY, NOBODY), now=True)
+    sender = HeartbeatSender(spec.heartbeat)
+    for _ in range(_HEARTBEATS):
+        sender.send(Heartbeat(NOBODY, NOBODY, epoch=spec.number), now=True)
     return found
 
 
@@ -91,12 +114,15 @@ def _passfile(conninfo: str, side: str) -> None:
         raise _unreadable(file, side)
 
 
-def _with_password(look: Callable[[], None], conninfo: str, side: str) -> None:
-    """Connect; where libpq had no password to send, say what is wrong with the passfile that it ignored."""
+def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
+    """Connect; where libpq did not find the service, or had no password to send, say what is wrong with the file."""
     try:
         look()
     except PgsubError as error:
-        file = ci.usable(ci.parse(conninfo, side)).get("passfile") or os.environ.get("PGPASSFILE")
+        params = ci.usable(ci.parse(conninfo, side))
+        if (service := params.get("service")) and _NO_SERVICE.search(error.message):
+            raise _undefined(service, side) from None
+        file = params.get("passfile") or os.environ.get("PGPASSFILE")
         if not file or "no password supplied" not in error.message:
             raise
         if not os.access(file, os.R_OK):
@@ -110,6 +136,17 @@ def _with_password(look: Callable[[], None], conninfo: str, side: str) -> None:
                 f" have any mode.\nchmod 600 {shlex.quote(file)}",
             ) from None
         raise
+
+
+def _undefined(service: str, side: str) -> SparkUnusable:
+    """Return the error of a service that the launcher's machine has and an executor has not."""
+    file = os.environ.get("PGSERVICEFILE")
+    return SparkUnusable(
+        f'service "{service}" of the {side} is not defined on the executors',
+        detail="PGSERVICEFILE is not set there." if file is None else f'PGSERVICEFILE is "{file}" there.',
+        hint="Put a service file where executors can read it, and set its path for them."
+        "\n--conf spark.executorEnv.PGSERVICEFILE=/etc/pgsub/pg_service.conf",
+    )
 
 
 def _unreadable(file: str, side: str) -> SparkUnusable:
