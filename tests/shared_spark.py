@@ -55,6 +55,8 @@ def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     opens = args[0] == "run" or (args[0] in ("create", "reconcile") and _NEEDS_NONE.isdisjoint(args))
     if not opens or set(env) - _OF_WORKERS or os.environ.get("PGSUB_TEST_THOROUGH"):
         return {}
+    if "--master" in args:  # the JVM of a cluster's driver is its own
+        return {}
     if "jvm.pid" in env.get("PGSUB_FAILPOINTS", ""):  # it is to be killed
         return {}
     if not hasattr(os, "pidfd_open") or any(holder.poll() is None for holder in _holders):

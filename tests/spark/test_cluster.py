@@ -45,10 +45,10 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
         case.subdb.wait(f"{waiting} AND datname = current_database()", CORES)
     case.wait_ready()
     writer.some(20)
-    chunks = tasks_of(case, "copy auditbig")
-    assert {task["host"] for task in chunks if task["status"] == "SUCCESS"} == set(ADDRESSES), chunks
     until(lambda: stored(case, "stage") == "alive", case.said)
     until(lambda: shown(case)["state"] == "running", case.said)
+    chunks = tasks_of(case, "copy auditbig")
+    assert {task["host"] for task in chunks if task["status"] == "SUCCESS"} == set(ADDRESSES), chunks
 
     jobs = spark_pages(case, "jobs")
     assert f"apply {case.name}" in {job["description"] for job in jobs}

@@ -126,7 +126,7 @@ def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Da
         while not fence._starting(session, []) and time.monotonic() < deadline:
             time.sleep(0.01)
         fence.put(session, fence.READ_ONLY, ())
-        fence.end_sessions(session, [], deadline)
+        fence.end_sessions(session, [], time.monotonic() + patience.SECONDS)
         ended.set()
         thread.join()
     assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
