@@ -300,11 +300,6 @@ ALTER TABLE pg_subscription ADD COLUMN pgsub_apply_workers INTEGER NOT NULL DEFA
 _SESSIONS = """
 ALTER TABLE pgsub_worker ADD COLUMN sessions INTEGER;
 ALTER TABLE pgsub_worker ADD COLUMN sessions_why TEXT;
-DROP VIEW pg_stat_subscription;
-CREATE VIEW pg_stat_subscription AS
-    SELECT s.oid AS subid, subname, worker_type, pid, leader_pid, relid, received_lsn, last_msg_send_time,
-           last_msg_receipt_time, latest_end_lsn, latest_end_time, sessions, sessions_why
-      FROM pg_subscription s LEFT JOIN pgsub_worker w ON w.subid = s.oid;
 """
 
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file

@@ -26,7 +26,7 @@ COLUMNS = {
     "target_is_called ahead problem taken_at",
     "pg_replication_origin_status": "local_id external_id remote_lsn local_lsn",
     "pg_stat_subscription": "subid subname worker_type pid leader_pid relid received_lsn last_msg_send_time "
-    "last_msg_receipt_time latest_end_lsn latest_end_time sessions sessions_why",
+    "last_msg_receipt_time latest_end_lsn latest_end_time",
     "pg_stat_subscription_stats": "subid subname apply_error_count sync_seq_error_count sync_table_error_count "
     "confl_insert_exists confl_update_origin_differs confl_update_exists confl_update_deleted confl_update_missing "
     "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count "

@@ -60,6 +60,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "last_error",
         "blocked",
         "waits",
+        "applying",
         "task",
         "sequences",
     ]
@@ -390,7 +391,7 @@ def test_how_many_sessions_apply_is_told_with_the_reason_unless_it_is_one(pgsub,
     for sessions in (1, 4):
         store.put_workers(5, [replace(_apply_worker(0x20, 0x20), sessions=sessions, sessions_why=why)])
         assert (why in " ".join(pgsub("status", "orders").stdout.split())) is (sessions > 1)
-        assert [(one["sessions"], one["sessions_why"]) for one in orders()["workers"]] == [(sessions, why)]
+        assert orders()["applying"] == {"sessions": sessions, "why": why}
 
 
 def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):

@@ -35,7 +35,7 @@ def test_the_log_and_the_state_store_say_how_many_sessions_apply_by_default_and_
     counted = Counted(case, "--apply-mode", "transactional")
     assert case.sqlite("SELECT pgsub_apply_workers FROM pg_subscription") == [("auto",)]
     process = case.run("--timeout", "200s")
-    query = "SELECT sessions, sessions_why FROM pg_stat_subscription WHERE worker_type = 'apply'"
+    query = "SELECT sessions, sessions_why FROM pgsub_worker WHERE worker_type = 'apply'"
     shown: set[tuple[int, str]] = set()
 
     def grown() -> bool:

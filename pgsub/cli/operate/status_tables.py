@@ -121,19 +121,18 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
         yield waiting(one)
     elif one.next:
         yield render.rows(["next"], [{"next": one.next}], expanded=True)
-    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies), (_applying(one), sessions)):
+    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies), (_several(one), applying)):
         if shown:
             yield make(one)
 
 
-def _applying(one: SubscriptionStatus) -> list[Mapping[str, Any]]:
-    """Return the apply worker's row where it decides how many sessions apply, and has not left it at one."""
-    return [row for row in one.workers if row["sessions_why"] and row["sessions"] != 1]
+def _several(one: SubscriptionStatus) -> bool:
+    return one.applying is not None and one.applying["sessions"] != 1
 
 
-def sessions(one: SubscriptionStatus) -> str:
+def applying(one: SubscriptionStatus) -> str:
     """Format how many sessions of the target apply, and why."""
-    return render.rows(["sessions", "sessions_why"], _applying(one), expanded=True)
+    return render.rows(["sessions", "why"], [one.applying or {}], expanded=True)
 
 
 def relations(one: SubscriptionStatus) -> str:

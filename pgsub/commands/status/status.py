@@ -61,6 +61,7 @@ class SubscriptionStatus:
     state: str  #: running, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
     waits: Row | None  #: since when apply has given no sign of life, and what it waits for
+    applying: Row | None  #: how many sessions of the target apply, and why, where apply decides that
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
     relations: list[Row]
@@ -121,6 +122,7 @@ class SubscriptionStatus:
             "last_error": _error_object(self.errors[0]) if self.errors else None,
             "blocked": self.blocked,
             "waits": self.waits,
+            "applying": self.applying,
             "task": self.task,
             "sequences": self.sequences,
         }
@@ -222,6 +224,7 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
         state=state,
         lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)) if served else None,
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
+        applying=_applying(store.workers(sub.subid)),
         task=task,
         columns=rows("pg_subscription")[0],
         relations=rows("pg_subscription_rel", "schemaname", "relname"),
@@ -268,6 +271,13 @@ def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) 
 
 def _since(moment: str | None, now: datetime) -> float:
     return max((now - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
+
+
+def _applying(workers: Sequence[WorkerRow]) -> Row | None:
+    worker = next((row for row in workers if row.worker_type == APPLY), None)
+    if worker is None or worker.sessions_why is None:
+        return None
+    return {"sessions": worker.sessions, "why": worker.sessions_why}
 
 
 def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
