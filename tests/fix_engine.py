@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,6 +58,11 @@ class Task:
     def done(self) -> bool:
         """Whether it has ended."""
         return not self._thread.is_alive()
+
+    def stack(self) -> str:
+        """What its thread runs."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "it has ended" if frame is None else "".join(traceback.format_stack(frame))
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for it for a while."""

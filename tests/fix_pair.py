@@ -108,8 +108,19 @@ class Pair(Subscriber):
         deadline = time.monotonic() + patience.SECONDS
         while (seen := self.subdb.value(query, *params)) != value:
             assert task is None or task.error is None, task.error
-            assert time.monotonic() < deadline, f"{query}: still {seen!r}, not {value!r}"
+            late = time.monotonic() >= deadline
+            assert not late, f"{query}: still {seen!r}, not {value!r}\n{self._scene(task)}"
             time.sleep(0.02)
+
+    def _scene(self, task: Task | None) -> str:
+        """What both servers and the task are at, for a wait that was in vain."""
+        sessions = (
+            "SELECT application_name, state, wait_event_type, wait_event, backend_xid IS NOT NULL, left(query, 200)"
+            " FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        slots = "SELECT slot_name, active, confirmed_flush_lsn, pg_current_wal_flush_lsn() FROM pg_replication_slots"
+        seen = [*self.pubdb.rows(sessions), *self.pubdb.rows(slots), *self.subdb.rows(sessions)]
+        return "\n".join([*map(repr, seen), "" if task is None else task.stack()])
 
 
 MakePair = Callable[..., Pair]

@@ -51,7 +51,9 @@ def spark_pages(case: Site, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def tasks_of(case: Site, job: str) -> list[dict[str, Any]]:
-    """Tasks of jobs of a name, as Spark's own pages list them, each with its host and status."""
+def running_on(case: Site, job: str) -> set[str]:
+    """Hosts on which tasks of jobs of this name run now; none while the launcher has no pages yet."""
+    if stored(case, "ui") is None:
+        return set()
     stages = [stage for stage in spark_pages(case, "stages?details=true") if stage["name"] == job]
-    return [task for stage in stages for task in stage["tasks"].values()]
+    return {task["host"] for stage in stages for task in stage["tasks"].values() if task["status"] == "RUNNING"}

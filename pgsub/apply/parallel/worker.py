@@ -13,6 +13,7 @@ counts: it rolls back, and the file is replayed when the transaction ends, as wi
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -33,6 +34,8 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.frames import Segment
+
+_log = logging.getLogger(__name__)
 
 #: Seconds without more to apply after which a parallel worker asks whether it stands in the way.
 IDLE_SECONDS = 0.5
@@ -289,6 +292,7 @@ class ParallelWorker(SupervisedThread):
         raise ReplayFromFile("too many rows are missing, or too many messages")
 
     def _give_up(self, reason: str) -> None:
+        _log.debug("transaction %s is not applied while it arrives: %s", self.xid, reason)
         self.reason = self.reason or reason
         self._rollback()
 
