@@ -77,6 +77,7 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
     cluster.join(0)
     begins(case, "no machine was left, and one came back", epoch)
 
+    cluster.join(1)  # a new driver waits for both, as it was told
     epoch = case.epoch()
     os.kill(int(case.jvm_pid.read_text()), signal.SIGKILL)
     begins(case, "the driver's JVM was killed", epoch)
@@ -91,7 +92,6 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
     case.pubdb.execute("INSERT INTO later SELECT generate_series(1, 1000); ALTER PUBLICATION p ADD TABLE later")
     case.end(case.start("refresh", case.name, "--timeout", "100s"))
     case.tables.append("later")
-    cluster.join(1)
     case.wait_equal()
     case.terminate(process)
     case.check()
