@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 # Tests wait for servers and Spark more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1) + 1))')
+# Which tests, as pytest's -m: `make tests MARKED=` runs all of them.
+MARKED ?= not long
 ARGS ?=
 # What runs PostgreSQL's own subscription tests with pgsub as the subscriber.
 COMPAT ?= ../shared/tap/run
@@ -14,7 +16,7 @@ FUZZ_MINUTES ?= 5
 WRITERS_MINUTES ?= 10
 SWITCHOVERS ?= 200
 
-.PHONY: venv demo test lint compiled tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
+.PHONY: venv demo test lint compiled tests long again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
 
 venv: $(STAMP)
 
@@ -52,7 +54,12 @@ compiled: $(STAMP)
 # Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others.
 tests: $(STAMP) $(if $(COMPILED),,compiled)
 	servers=$$($(PY) tests/servers.py) && \
-		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
+		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 \
+		-m "$(MARKED)" $(ARGS)
+
+# The other half: what takes long.
+long: MARKED := long
+long: tests
 
 # Those that failed the last time, one after the other.
 again: $(STAMP)
@@ -61,6 +68,7 @@ again: $(STAMP)
 
 # With further variants of what takes long, and the core on every other Python that is here.
 thorough: export PGSUB_TEST_THOROUGH = 1
+thorough: MARKED :=
 thorough: tests pythons
 
 # The suite's core on the oldest of each minor version; PGSUB_TEST_PYTHONS=/usr/bin/python3.11:... names others.
@@ -80,6 +88,7 @@ compat:
 
 # Every change by a statement of its own; what says how sets are made is left out.
 serial: export PGSUB_SET_BASED = off
+serial: MARKED :=
 serial: override ARGS := $(addprefix tests/,apply tablesync faults commands launcher guards) $(ARGS)
 serial: tests
 

@@ -51,7 +51,7 @@ def check(tmp_path: Path) -> Check:
     there = _python(tmp_path, "harness", "exit 0")
 
     def run(targets: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        made = "".join(f"{name}:\n\t@{does}\n" for name, does in targets.items())
+        made = "".join(f"{name}:\n\t@{does}\n" for name, does in {"long": "true", **targets}.items())
         (tmp_path / "Makefile").write_text(made)
         environment = {**os.environ, "COMPAT": there if "compat" in targets else str(tmp_path / "nowhere")}
         return subprocess.run([tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
@@ -64,8 +64,9 @@ _OLDEST = "echo '22 passed in 13.80s'"
 
 
 def test_the_last_line_of_the_check_has_the_counts_of_all_stages(check: Check) -> None:
-    ended = check({"test": _GOOD, "compat": "echo 'tap: 35/35 scripts, 523/523 subtests'", "oldest": _OLDEST})
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3535 passed, 0 failed")
+    foreign = "echo 'tap: 35/35 scripts, 523/523 subtests'"
+    ended = check({"test": _GOOD, "long": "echo '=== 200 passed in 9.10s ==='", "compat": foreign, "oldest": _OLDEST})
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3735 passed, 0 failed")
 
 
 def test_a_lost_subtest_a_failed_test_and_a_stage_that_counts_nothing_fail_the_check(check: Check) -> None:
@@ -77,6 +78,7 @@ def test_a_lost_subtest_a_failed_test_and_a_stage_that_counts_nothing_fail_the_c
         ({"test": failed, "again": "exit 1", "oldest": _OLDEST}, "42 passed, 1 failed"),
         ({"test": "echo '=== 11 failed, 20 passed in 9.10s ==='; exit 1", "oldest": _OLDEST}, "42 passed, 11 failed"),
         ({"test": "exit 1", "oldest": _OLDEST}, "22 passed, 1 failed"),
+        ({"test": _GOOD, "long": failed, "again": failed, "oldest": _OLDEST}, "3052 passed, 3 failed"),
         ({"test": f"{_GOOD}; exit 1", "again": "echo again", "oldest": _OLDEST}, "3012 passed, 1 failed"),
     ):
         ended = check(targets)
@@ -89,6 +91,8 @@ def test_a_test_that_passes_alone_counts_as_passed_and_is_named(check: Check) ->
     ended = check({"test": first, "again": "echo '1 passed in 2.00s'", "oldest": _OLDEST})
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "43 passed, 0 failed")
     assert "ci: 2nd try: FAILED tests/a.py::b" in ended.stdout
+    ended = check({"test": _GOOD, "long": first, "again": "echo '1 passed in 2.00s'", "oldest": _OLDEST})
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3033 passed, 0 failed")
 
 
 def test_a_check_without_the_foreign_suite_says_so(check: Check) -> None:

@@ -1,7 +1,7 @@
 """Variants of a test that find what others find too, only later; they run with ``PGSUB_TEST_THOROUGH=1``.
 
 A suite that is run at every change has to end within minutes; what it leaves out is never a promise, only another
-way to the same one.
+way to the same one. A test that takes long and is a promise of its own is marked ``long`` instead.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from fix_pair import MakePair, Pair
 
 from pgsub.protocol.lsn import lsn_or_none
 
+pytestmark = pytest.mark.long
+
 MB = 1 << 20
 STREAM_MB = int(os.environ.get("PGSUB_TEST_STREAM_MB", "160"))
 VALUE_MB = int(os.environ.get("PGSUB_TEST_VALUE_MB", "100"))

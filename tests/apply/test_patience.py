@@ -139,6 +139,7 @@ def test_a_value_that_takes_longer_than_every_timeout_arrives(subscribed: Pair, 
     p.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("setting", "option"), [("3s", "-1"), ("1h", "3000"), ("0", "3 s")])
 def test_a_publisher_that_vanished_without_a_word_is_given_up(
     subscribed: Pair, servers: tuple[Server, Server], proxy: Callable[[str], Proxy], setting: str, option: str

@@ -62,6 +62,7 @@ def applied(p: Pair, task: Task) -> int:
     return most
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["batched", "transactional"])
 def test_a_slow_target_gets_more_sessions_and_one_is_left_when_there_is_nothing_to_do_any_more(
     pair: MakePair, mode: str
@@ -89,6 +90,7 @@ def test_a_target_without_room_keeps_one_session(
     assert "sessions are free on the target, which are left to others" in refusals[0]
 
 
+@pytest.mark.long
 def test_a_session_that_cannot_be_opened_after_all_fails_nothing(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_new_tables_are_copied_by_the_new_publications_while_a_launcher_serves_t
         subdb.execute("TRUNCATE c")
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15")
 def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(served, tables):
     cli, name = served

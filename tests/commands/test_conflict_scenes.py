@@ -370,6 +370,7 @@ def test_who_is_stuck_sees_what_waits_behind_and_nothing_of_it_is_lost(scene: Sc
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("back", ["pgsub", "native"])
 def test_two_subscriptions_with_origin_none_between_two_databases_do_not_loop(scene: Scene, back: str) -> None:
     table, here, there = f"both_{back}", scene.pubdb, scene.subdb

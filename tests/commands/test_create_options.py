@@ -124,6 +124,7 @@ def test_without_a_connection_then_a_slot_by_hand_enable_and_refresh(cli, tables
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_without_a_slot_name_then_one_that_was_made_later(cli, tables):
     pubdb = tables[0]
     assert cli.create("s", "--slot-name", "none", "--no-enabled", "--no-create-slot").returncode == 0
@@ -135,6 +136,7 @@ def test_without_a_slot_name_then_one_that_was_made_later(cli, tables):
     synchronized(cli, tables)
 
 
+@pytest.mark.long
 def test_a_slot_that_is_made_after_create_said_not_to(cli, tables):
     assert cli.create("s", "--no-create-slot", "--no-wait").returncode == 0
     said = one_error(cli("run", "s", "--until-caught-up", "--timeout", "60s"), 7, 'replication slot "s" does not exist')

@@ -14,6 +14,7 @@ def _error(cli: Cli, name: str) -> dict[str, Any] | None:
     return found
 
 
+@pytest.mark.long
 def test_changes_that_a_dropped_publication_leaves_out_are_told_and_brought_again(
     served: tuple[Cli, str], tables: tuple[Database, Database]
 ) -> None:

@@ -9,6 +9,8 @@ import threading
 import pytest
 from fix_program import Cli, nothing_created, one_error, until
 
+pytestmark = pytest.mark.long
+
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _MOVES = "SELECT coalesce(max(moves), 0) FROM pgsub.definition"
 _OPTION = "SELECT options ->> %s FROM pgsub.definition"

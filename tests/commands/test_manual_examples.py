@@ -60,6 +60,7 @@ def sales(launcher: Cli, tables: Tables) -> Iterator[Cli]:
     launcher("drop", "sales", "--if-exists", "--yes")
 
 
+@pytest.mark.long
 def test_the_examples_of_the_manual_pages_do_what_they_are_for(sales: Cli, tables: Tables) -> None:
     found = [words for words in _examples() if words[0] not in ("create", "drop")]
     creates = [words for words in _examples() if words[0] == "create"]

@@ -58,6 +58,7 @@ def test_sequences_are_at_the_publishers_values_when_create_returns_and_status_s
     assert line[:5] == ["public.down", "r", "-22", "-100", "78"]
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", "19")
 def test_a_running_launcher_keeps_sequences_close_and_never_takes_one_backward(cli: Cli, sequences: Tables) -> None:
     pubdb, subdb = sequences
@@ -138,6 +139,7 @@ def test_a_run_to_the_publishers_position_takes_the_sequences_along(cli: Cli, se
     assert _positions(subdb, *_OURS) == _positions(pubdb, *_OURS)
 
 
+@pytest.mark.long
 def test_a_run_to_the_publishers_position_ends_well_only_if_its_sequences_follow(cli: Cli, sequences: Tables) -> None:
     pubdb, subdb = sequences
     assert cli.create("s", "--sequences", "--no-wait").returncode == 0

@@ -191,6 +191,7 @@ def test_a_drop_that_fails_gives_the_subscription_back_to_its_launcher(served, t
     subdb.wait("SELECT count(*) FROM b", value=1)
 
 
+@pytest.mark.long
 def test_to_disable_takes_no_answer_of_a_target_that_is_silent(cli, tables, proxy):
     between = proxy(tables[1].conninfo)
     cli.target = between.conninfo
@@ -233,6 +234,7 @@ def test_a_launcher_serves_on_while_the_target_is_down_and_says_that_it_has_reco
     assert cli.stop(launcher) == 0
 
 
+@pytest.mark.long
 def test_who_mends_and_starts_may_wait_at_once(cli, tables):
     tables[1].execute("INSERT INTO a VALUES (1, 'local')")
     assert cli.create("s", "--no-wait").returncode == 0

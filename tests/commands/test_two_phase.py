@@ -87,6 +87,7 @@ def test_without_a_slot_of_its_own_making_it_is_pending_at_first(cli, tables, op
     assert tables[1].value(_LEDGER) == "p" and cli.sql(_STORED) == [("p",)]
 
 
+@pytest.mark.long
 def test_a_target_that_cannot_prepare_is_warned_of_and_stops_at_the_first_prepare(make_cli, own_pair):
     it = own_pair(publisher={"max_prepared_transactions": 5}, target={"max_prepared_transactions": 0})
     for database in (it.pubdb, it.subdb):

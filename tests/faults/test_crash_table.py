@@ -170,7 +170,11 @@ def _reconnect(p: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("row", "victim"),
-    [pytest.param(row, victim, id=f"{row.what}-{victim}") for row in TABLE for victim in row.victims],
+    [
+        pytest.param(row, victim, id=f"{row.what}-{victim}", marks=[] if victim == "process" else pytest.mark.long)
+        for row in TABLE
+        for victim in row.victims
+    ],
 )
 def test_a_crash_leaves_what_the_table_says_and_the_next_attempt_ends_well(
     subscribed: Callable[[str, Row], Pair],

@@ -20,6 +20,8 @@ from pgsub.common.errors import Directive, PgsubError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.tablesync.copy import plan
 
+pytestmark = pytest.mark.long
+
 #: More messages than a start, a batch and an end have.
 MANY = 200
 

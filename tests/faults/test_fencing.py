@@ -220,6 +220,7 @@ def test_a_batch_whose_epoch_was_raised_meanwhile_is_rolled_back(
     assert rows(subdb) == upto(10)
 
 
+@pytest.mark.long
 def test_a_ledger_that_moved_restarts_the_streams_without_a_word(site: Callable[[], Site], reached: Reached) -> None:
     case = site()
     writer = case.make_ready("audit1", "counter1")

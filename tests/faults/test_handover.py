@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fix_engine import Subscriber
 from fix_faults import Site, until
 from fix_servers import Database
@@ -174,6 +175,7 @@ def test_a_table_in_error_keeps_none_of_many_others_from_changing_hands(site: Ma
     case.check()
 
 
+@pytest.mark.long
 def test_a_sync_slot_lost_after_the_copy_is_told_with_the_command_that_copies_the_table_again(
     site: Make, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ WORKER_POINTS = (
 MIRROR = "mirror.before_state_db"
 
 
+@pytest.mark.long
 @pytest.mark.own_spark  # which ends with the launcher
 def test_a_launcher_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(site: Make) -> None:
     case = site()

@@ -9,6 +9,8 @@ import pytest
 from fix_faults import Site, until
 from forked import Started
 
+pytestmark = pytest.mark.long
+
 Make = Callable[[], Site]
 
 STEPS = ("refresh.after_fence", "refresh.after_release", "refresh.before_commit", "refresh.after_commit")

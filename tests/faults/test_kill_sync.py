@@ -75,6 +75,7 @@ def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_no
     finish(case)
 
 
+@pytest.mark.long
 def test_a_launcher_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     case.make(*BIG)

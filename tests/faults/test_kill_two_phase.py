@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import pytest
 from fix_faults import Site, Writer, until
+
+pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from fix_servers import Pair

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 from fix_faults import Site
 
+pytestmark = pytest.mark.long
+
 Make = Callable[[], Site]
 
 _SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s"

@@ -15,6 +15,8 @@ from fix_servers import Pair
 from forked import Started
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 Make = Callable[..., Site]
 
 #: Of the worker's own session, which commits the first unit: before that, for which the others wait, and after it.

@@ -18,7 +18,7 @@ from fix_servers import Database
 from forked import Started
 from thorough import only_thorough
 
-pytestmark = pytest.mark.own_spark
+pytestmark = [pytest.mark.own_spark, pytest.mark.long]
 
 _names = itertools.count(1)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from fix_faults import Site, until
 from fix_proxy import Harm, Link, Proxy
+
+pytestmark = pytest.mark.long
 
 
 class AtCommit:

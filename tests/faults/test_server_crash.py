@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fix_faults import Site, until
 from fix_servers import Pair
+
+pytestmark = pytest.mark.long
 
 Make = Callable[..., Site]
 Reached = Callable[[str], None]

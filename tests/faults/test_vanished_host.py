@@ -18,9 +18,12 @@ from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from thorough import only_thorough
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="a network namespace needs root and iproute2"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None, reason="a network namespace needs root and iproute2"
+    ),
+]
 #: What an impatient user gives in a conninfo; without it the same takes a minute.
 _SOON = {
     "tcp_user_timeout": "2000",

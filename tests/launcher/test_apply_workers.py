@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from counted import SESSIONS, Counted
 from fix_faults import Site, until
+
+pytestmark = pytest.mark.long
 
 
 def test_more_and_fewer_sessions_apply_as_soon_as_that_is_asked_for_and_nothing_comes_twice(

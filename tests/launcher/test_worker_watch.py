@@ -30,6 +30,7 @@ def _check(case: Site) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)["subscriptions"][0]
 
 
+@pytest.mark.long
 def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_over(site: Callable[[], Site]) -> None:
     case = site()
     writer = case.make_ready("audit1", "counter1")

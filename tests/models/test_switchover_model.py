@@ -42,6 +42,7 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rules", "failure"), BROKEN.values(), ids=BROKEN.keys())
 def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     found = explore(Switchover(rules))

@@ -7,6 +7,8 @@ from models.model_explorer import explore
 from models.writers_model import Failure, Rules, Writers
 from thorough import only_thorough
 
+pytestmark = pytest.mark.long
+
 
 def test_no_order_of_steps_shows_a_state_that_the_publisher_never_had_or_strands_anything() -> None:
     found = explore(Writers(Rules()))

@@ -97,6 +97,7 @@ class Subscribed:
         return float(until(recorded))
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_by_a_day_under_launcher_and_workers_is_not_even_noticed(
     cli: Cli, tables: tuple[Database, Database], clock: Clock
 ) -> None:

@@ -17,6 +17,8 @@ from fix_servers import Database
 
 from pgsub.common.errors import ReplicationBroken, SlotLost
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def source(make_server):

@@ -104,6 +104,7 @@ def test_apply_does_not_go_on_from_half_a_slot_of_a_publisher_that_was_restored(
     same(restored, subdb, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("further", [False, True], ids=["behind", "beyond the old position"])
 def test_a_publisher_restored_from_a_backup_goes_on_from_a_new_slot(followed, make_server, subdb, launcher, further):
     source, name = followed

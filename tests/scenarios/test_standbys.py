@@ -176,6 +176,7 @@ def test_a_message_marks_a_position_that_can_be_waited_for(primary, published, l
     arrived(subdb, published, "first", "second")
 
 
+@pytest.mark.long
 def test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied(
     primary, published, launcher, make_server, subdb
 ):

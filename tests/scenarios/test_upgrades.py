@@ -87,6 +87,7 @@ def test_a_target_that_pg_upgrade_renewed_goes_on_where_the_old_one_stopped(laun
         pubdb.drop()
 
 
+@pytest.mark.long
 def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_says_so(launcher, make_server, subdb):
     name, old = "renewed_publisher", Database(make_server(), "app")
     subscribed(launcher, name, old, subdb, "--two-phase", "--failover")

@@ -24,6 +24,8 @@ from thorough import only_thorough
 from pgsub.spark.java import find_java
 from pgsub.spark.jvm_process import spark_home
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 _PAGE = ROOT / "docs" / "spark.md"
 #: Service files of the executors, and of the user who runs the workers.

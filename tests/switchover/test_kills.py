@@ -15,6 +15,8 @@ from fix_switchover import Mover
 from switching_clients import Clients
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 #: Steps before the right is given, and those behind it.
 _BEFORE = (
     "planned",

@@ -14,6 +14,8 @@ from fix_switchover import Mover
 from switching_clients import Clients
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 _TABLES = 100
 #: Switchovers in a row, there and back.
 ROUNDS = dict([("once and back", 2), *thorough([("ten times and back", 20)])])

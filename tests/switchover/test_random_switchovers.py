@@ -30,6 +30,8 @@ from switching_clients import COUNTS, Counting
 from pgsub.commands.switchover.steps import APPROACH
 from pgsub.common import failpoints
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from fix_servers import Pair
 

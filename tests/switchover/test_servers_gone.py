@@ -14,6 +14,8 @@ from fix_switchover import Mover, moving
 from switching_clients import Clients
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 MakeCli = Callable[[str, str], Cli]
 MakePair = Callable[..., Pair]
 

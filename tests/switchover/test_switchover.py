@@ -167,6 +167,7 @@ def test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_
     assert (tmp_path / "told").read_text() == "promote\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "commands"),
     [
@@ -197,6 +198,7 @@ def test_a_run_that_only_undoes_what_was_begun_does_not_end_as_if_the_writes_had
     assert mover("--no-verify")["state"] == "done"
 
 
+@pytest.mark.long
 def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
     mover: Mover, tmp_path: Path, proxy: Callable[[str], Proxy]
 ) -> None:

@@ -7,6 +7,8 @@ import task_pages
 from fix_program import Cli
 from fix_servers import Database
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.own_spark  # its workers read the page's services
 @pytest.mark.publishers("15")

@@ -44,6 +44,11 @@ class Way:
         return self.name
 
     @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Each way takes as long as all other tests of copies together; one is always run."""
+        return [] if self.name == "whole" else [pytest.mark.long]
+
+    @property
     def rows(self) -> int:
         """Rows to begin with: several blocks where they are to make chunks."""
         return 500
@@ -108,10 +113,11 @@ class Ran:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each way with the kinds that it has."""
     if "kind" in metafunc.fixturenames:
-        pairs = [pytest.param(way, kind, id=f"{way}-{kind}") for way in WAYS for kind in KINDS if way.has(kind)]
-        metafunc.parametrize(("ran", "kind"), pairs, indirect=["ran"])
+        pairs = [(way, kind) for way in WAYS for kind in KINDS if way.has(kind)]
+        params = [pytest.param(way, kind, id=f"{way}-{kind}", marks=way.marks) for way, kind in pairs]
+        metafunc.parametrize(("ran", "kind"), params, indirect=["ran"])
     elif "ran" in metafunc.fixturenames:
-        metafunc.parametrize("ran", WAYS, indirect=True, ids=str)
+        metafunc.parametrize("ran", [pytest.param(w, id=str(w), marks=w.marks) for w in WAYS], indirect=True)
 
 
 #: By way, so that each runs once in whatever order the tests come.

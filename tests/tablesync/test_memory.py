@@ -10,6 +10,8 @@ import pytest
 from fix_program import until
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 MB = 1_000_000
 WIDTH = 50 * MB
 ROWS = 8

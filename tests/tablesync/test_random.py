@@ -33,6 +33,8 @@ from pgsub.tablesync.copy import plan
 from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.tables import states
 
+pytestmark = pytest.mark.long
+
 #: By position; ``key`` has a primary key, ``log`` nothing, ``full`` a replica identity of all columns.
 KINDS = ("key", "log", "full", "key", "log")
 _POINTS = (
