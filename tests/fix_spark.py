@@ -80,6 +80,12 @@ class Cluster:
         if os.geteuid() == 0:
             os.chown(file, server_uid(), server_uid())
 
+    def renew_master(self) -> None:
+        """Kill the master and start it again; it has no recovery mode, so it knows nothing of applications."""
+        self._processes["master"].kill()
+        self._processes["master"].wait()
+        self._start_master()
+
     def join(self, number: int, *, wait: bool = True) -> None:
         """Start the worker of a machine."""
         name, folder = f"worker{number}", self.folder / f"work{number}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,10 @@ from pgsub.spark import settings
 _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 #: What lets a command with an end wait for executors that take longer.
 WAIT_LONGER = f"--conf {_REGISTRATION[0]}=5m"
+
+#: Executors that a master gives an application without dynamic allocation: as many as its cores allow.
+_ALL = 2**31 - 1
+_LISTENS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,7 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
 
     Executors that only come when tasks ask for them cannot be counted.
     """
-    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
-    if settings.is_local(context.master) or dynamic:
+    if settings.is_local(context.master) or _dynamic(context):
         return
     scala = context._jsc.sc()
     deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
@@ -51,6 +56,10 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
         time.sleep(0.2)
     cpus = int(context.getConf().get("spark.task.cpus", "1") or 1)
     settings.check_slots(slots, workers, context.master, hint=_hint(context.master, slots, workers * cpus))
+
+
+def _dynamic(context: SparkContext) -> bool:
+    return bool(context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true")
 
 
 def _hint(master: str, slots: int, cores: int) -> str:
@@ -84,3 +93,29 @@ def registered_slots(context: SparkContext) -> int:
     """Return how many tasks run at once on the executors that have registered."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def forgotten(context: SparkContext) -> bool:
+    """Return whether a standalone master is there and does not know the application: it was started without its state.
+
+    Such a master has the application's executors killed and gives it no others. It is asked for as many executors as it
+    would give anyway. One that kept its state has told the application where it is (MasterChanged of
+    StandaloneAppClient.scala); any other is asked on the connection that was lost, so the question fails. With dynamic
+    allocation the number of executors is not pgsub's to say, and nothing is asked.
+    """
+    if not context.master.startswith("spark://") or _dynamic(context):
+        return False
+    nowhere = context._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(context._jvm.java.util.HashMap())
+    try:
+        known = bool(context._jsc.sc().requestTotalExecutors(_ALL, 0, nowhere))
+    except Py4JJavaError:
+        known = False
+    return not known and any(map(_listens, context.master.removeprefix("spark://").split(",")))
+
+
+def _listens(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_SECONDS).close()
+        return True
+    return False

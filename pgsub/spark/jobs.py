@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
-from pgsub.spark.executors import registered_slots
+from pgsub.spark.executors import forgotten, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
 from pgsub.spark.session import alive
 
@@ -208,6 +208,12 @@ class Submitter:
             return registered_slots(self._context)
         except (Py4JError, PySparkException, OSError, AttributeError):
             return 0
+
+    def forgotten(self) -> bool:
+        """Return whether the master has forgotten the application (:func:`pgsub.spark.executors.forgotten`)."""
+        with contextlib.suppress(Py4JError, OSError, AttributeError):
+            return forgotten(self._context)
+        return False
 
     def submit(
         self, name: str, function: Callable[[Item], Result], items: Sequence[Item], slots: int | None = None

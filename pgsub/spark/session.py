@@ -109,6 +109,11 @@ def _active() -> SparkContext | None:
     return None if active is None or active in _own or active._jsc is None else active
 
 
+def is_guest(context: SparkContext) -> bool:
+    """Return whether somebody else opened the context, and closes it."""
+    return context in _guests
+
+
 def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
     """Start Spark with flags of the JVM that make it write an archive, and without any setting of the user.
 

@@ -172,6 +172,25 @@ def test_a_machine_that_is_cut_off_from_the_driver_loses_apply_to_the_other_one_
     case.check()
 
 
+def test_a_master_that_was_started_again_without_its_state_keeps_nothing_waiting(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1")
+    case.end(case.create("--no-wait"))
+    process = case.run(*cluster.conf(), "--timeout", "15m")
+    case.wait_ready()
+    until(lambda: stored(case, "stage") == "alive", case.said)
+    epoch = case.epoch()
+    cluster.renew_master()
+    begins(case, "the master was started again", epoch)
+    assert f'Spark master "{cluster.url}" does not know this application any more' in case.output.read_text()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
 def test_a_machine_that_stands_still_is_taken_over_and_may_wake_up_at_any_time(
     site: Callable[[], Site], cluster: Cluster
 ) -> None:
