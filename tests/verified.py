@@ -7,17 +7,20 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import patience
 import psycopg
 from fix_pair import Pair
 from fix_servers import Database
 from psycopg import sql
 
+from pgsub.commands.verify.table_comparisons import publisher_side
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
-from pgsub.reconcile.point import Point, one_point
+from pgsub.reconcile.point import Point, Standing, one_point, while_standing
+from pgsub.reconcile.repair import Repair, RepairedRows, unfit
 from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
@@ -59,6 +62,28 @@ def results(p: Pair, names: Sequence[tuple[str, str]]) -> Iterator[TableResult]:
                 assert local is not None
                 both = compared(described.tables[name], local)
                 yield comparison.compare(both, sources(both, in_utf8=in_utf8))
+
+
+def repaired(p: Pair, found: Sequence[TableResult]) -> dict[str, RepairedRows]:
+    """Repair what differs in tables that were compared, while a worker runs.
+
+    :return: what was done, by table; those that cannot be repaired row by row are left out.
+    """
+    done = {}
+    with contextlib.closing(target.connect(p.subdb.conninfo, "verify")) as session:
+        for result in found:
+            both, listed = result.table, result.differences.listed
+            if unfit(both) is not None or not listed:
+                continue
+            rows = [one.publisher or one.target or () for one in listed]
+            keys = list(dict.fromkeys(tuple(row[position] for position in both.key) for row in rows))
+            repair = Repair(p.sub, both, sources(both, in_utf8=False), keys)
+
+            def work(standing: Standing, repair: Repair = repair) -> RepairedRows | None:
+                return repair.run(standing, publisher_side(session, p.sub, standing.publisher))
+
+            done[both.target.name] = while_standing(session, p.sub, work, deadline=time.monotonic() + patience.SECONDS)
+    return done
 
 
 def exported(database: Database, stack: contextlib.ExitStack) -> str:
