@@ -449,20 +449,6 @@ def test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_nam
     _same(tables, "a")
 
 
-def test_an_adoption_waits_for_a_lock_only_so_long_and_goes_on_when_it_is_free(
-    launcher: Cli, adopting: Callable[..., str], tables: Tables
-) -> None:
-    tables[1].execute("INSERT INTO a VALUES (1, 'x')")
-    with contextlib.closing(tables[1].connect()) as session:
-        session.execute("BEGIN; UPDATE a SET t = 'y' WHERE id = 1")
-        adopting("--no-wait")
-        until(lambda: launcher.sql("SELECT 1 FROM pgsub_error WHERE message LIKE '%due to lock timeout%'"))
-        session.execute("ROLLBACK")
-    name = launcher.sql("SELECT subname FROM pg_subscription")[0][0]
-    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
-    _same(tables, "a")
-
-
 def test_a_subscription_whose_slot_is_gone_is_made_again_and_gets_only_what_it_lacks(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     tables[0].execute("SELECT pg_drop_replication_slot('s')")

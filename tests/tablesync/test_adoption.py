@@ -1,0 +1,34 @@
+"""A table that is adopted by a worker of this process: what it waits for, and how it goes on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from fix_pair import MakePair
+
+from pgsub.common.errors import PgsubError
+from pgsub.tablesync.copy import task
+
+
+def test_an_adoption_waits_for_a_lock_only_so_long_and_goes_on_when_it_is_free(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "ADOPT_PATIENCE", "SET LOCAL lock_timeout = '50ms'")
+    p = pair(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        pub="INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+        sub="INSERT INTO t VALUES (1, 'x')",
+        state="i",
+    )
+    p.subdb.execute("UPDATE pgsub.subscription_rel SET adopt = true")
+    with closing(p.subdb.connect()) as other:
+        other.execute("BEGIN")
+        other.execute("UPDATE t SET v = 'y' WHERE id = 1")
+        with pytest.raises(PgsubError, match="due to lock timeout"):
+            p.sync("t")
+        assert p.subdb.rows("SELECT * FROM t") == [(1, "x")]
+        other.execute("ROLLBACK")
+    p.sync("t")
+    p.same("t")
+    assert p.subdb.value("SELECT adopted FROM pgsub.subscription_rel") == [1, 0, 1]
