@@ -16,11 +16,14 @@ def test_nothing_is_found_where_nothing_stands_in_the_way(scene: Scene) -> None:
 
 @pytest.mark.publishers("15", "19")
 def test_nothing_is_changed_by_looking(scene: Scene) -> None:
-    before = [database.value("SELECT pg_current_xact_id()::text::bigint") for database in both(scene)]
-    scene.look()
-    assert [database.value("SELECT pg_current_xact_id()::text::bigint") for database in both(scene)] == [
-        number + 1 for number in before
-    ]
+    def changes_nothing() -> bool:
+        before = [database.value("SELECT pg_current_xact_id()::text::bigint") for database in both(scene)]
+        scene.look()
+        after = [database.value("SELECT pg_current_xact_id()::text::bigint") for database in both(scene)]
+        return after == [number + 1 for number in before]
+
+    # autovacuum, and tests that make databases ready meanwhile, take transaction IDs of the same servers
+    assert any(changes_nothing() for _ in range(20))
 
 
 @dataclass(frozen=True)
