@@ -2,7 +2,8 @@
 
 After FoundationDB's "sometimes" rule: a test that waits for a rare branch proves nothing on the day the branch is no
 longer taken. ``reached("claim")`` is called where the evidence was asserted; the end of the run prints how often each
-was reached, and fails when these folders ran whole and one was not.
+was reached, and fails when these folders ran whole and one was not. ``make test`` and ``make long`` are the two halves of
+such a run.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ WORKLOAD = (
 )
 _FOLDERS = [Path(__file__).parent / name for name in ("apply", "commands", "faults", "launcher")]
 _VARIABLE = "PGSUB_TEST_BRANCHES"
+#: The two halves of the tests, by pytest's -m, each with the other one; together they have to reach everything.
+_HALVES = {"long": "not long", "not long": "long"}
+_CACHED = "pgsub/branches reached by {}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,17 +107,36 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def _complete(config: pytest.Config) -> bool:
     chosen = any("::" in argument for argument in config.args)
     files = {file.name for folder in _FOLDERS for file in folder.glob("test_*.py")}
-    return not chosen and not _found("deselected") and files <= set(_found("collected"))
+    return not chosen and (_half(config) or not _found("deselected")) and files <= set(_found("collected"))
+
+
+def _half(config: pytest.Config) -> bool:
+    return config.option.markexpr in _HALVES and not config.option.keyword
+
+
+def _reached(config: pytest.Config) -> set[str] | None:
+    """What was reached, in a half also by the last run of the other one; None where there was none."""
+    found = set(_found("branch"))
+    if not _half(config):
+        return found
+    assert config.cache is not None
+    others = config.cache.get(_CACHED.format(_HALVES[config.option.markexpr]), None)
+    return None if others is None else found | set(others)
 
 
 def _missing(config: pytest.Config) -> list[str]:
-    found = _found("branch")
-    return [name for name in (*BRANCHES, *POINTS) if name not in found] if _complete(config) else []
+    reached = _reached(config) if _complete(config) else None
+    return [] if reached is None else [name for name in (*BRANCHES, *POINTS) if name not in reached]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A branch that was not reached fails a run that would have passed."""
-    if not hasattr(session.config, "workerinput") and exitstatus == 0 and _missing(session.config):
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    if _half(config) and _complete(config) and config.cache is not None:
+        config.cache.set(_CACHED.format(config.option.markexpr), sorted(_found("branch")))
+    if exitstatus == 0 and _missing(config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -124,7 +147,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("rare branches reached")
     for name in (*BRANCHES, *WORKLOAD, *POINTS):
-        if found[name] or (name not in WORKLOAD and _complete(config)):
+        if found[name] or (name not in WORKLOAD and _complete(config) and not _half(config)):
             terminalreporter.line(f"{found[name]:5d}  {name}", red=not found[name])
     if missing := _missing(config):
         terminalreporter.line(f"NOT REACHED: {', '.join(missing)}", red=True)
