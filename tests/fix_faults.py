@@ -208,7 +208,8 @@ class Site:
             **env,
         }
         environment = {**kept, "PYTHONPATH": str(_ROOT), **changed}
-        joining = {} if self.own_spark else shared_spark.variables(args, changed)
+        served = any(process.poll() is None for process in self.processes)
+        joining = {} if self.own_spark else shared_spark.variables(args, changed, served=served)
         with self.output.open("ab") as output, (printed or self.output).open("ab" if printed is None else "wb") as out:
             output.write(f"\n$ pgsub {' '.join(args)} {actions}\n".encode())
             output.flush()

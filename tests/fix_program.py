@@ -59,7 +59,8 @@ class Cli:
 
     def _variables(self, args: Sequence[str], env: dict[str, str] | None) -> dict[str, str]:
         changed = {**dict(self.environment.items() - self._usual.items()), **(env or {})}
-        joining = {} if self.own_spark else shared_spark.variables(args, changed)
+        served = any(process.poll() is None for process in self._running)
+        joining = {} if self.own_spark else shared_spark.variables(args, changed, served=served)
         return {**self.environment, **joining, **(env or {})}
 
     def words(self, name: str, *options: str, publication: str | None = "p") -> list[str]:

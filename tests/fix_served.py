@@ -8,14 +8,31 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
-from fix_program import Cli
+from fix_program import Cli, until
 
 if TYPE_CHECKING:
     from fix_servers import Database
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
 _names = (f"y{number}" for number in itertools.count(1))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", "unserved_first: of a file; tests without the common launcher come first in it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests without the common launcher first in their file: while it runs, their commands cannot join its JVM."""
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], _comes_later(item)))
+
+
+def _comes_later(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker("unserved_first") is not None
+    return marked and "launcher" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +50,39 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 @pytest.fixture
-def served(launcher: Cli, tables: tuple[Database, Database]) -> Iterator[tuple[Cli, str]]:
-    """The launcher's program and the name of a subscription of the tables a and b, caught up.
+def joined(launcher: Cli, tables: tuple[Database, Database]) -> Iterator[Cli]:
+    """The launcher's program between the servers that have the tables a and b.
 
     At the end every subscription is dropped, whatever the test called them, and no slot may be left.
     """
     launcher.connection, launcher.target = (database.conninfo for database in tables)
-    name = next(_names)
-    assert launcher.create(name, "--no-wait").returncode == 0
-    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
-    yield launcher, name
+    yield launcher
     for (subname,) in launcher.sql("SELECT subname FROM pg_subscription"):
         assert launcher("drop", subname, "--yes").returncode == 0
     assert tables[0].rows(_SLOTS) == []
+
+
+@pytest.fixture
+def served(joined: Cli) -> tuple[Cli, str]:
+    """The launcher's program and the name of a subscription of the tables a and b, caught up."""
+    name = next(_names)
+    assert joined.create(name, "--no-wait").returncode == 0
+    assert joined("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    return joined, name
+
+
+def lose(source: Database, slot: str) -> None:
+    """Drop the slot of a running subscription."""
+    of_it = "FROM pg_replication_slots WHERE slot_name = %s"
+    source.wait(f"SELECT active {of_it}", slot)
+
+    def gone() -> bool:
+        source.execute(f"SELECT pg_terminate_backend(active_pid) {of_it}", slot)
+        with contextlib.suppress(psycopg.Error):  # a worker was faster
+            source.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_it}", slot)
+        return not source.rows(f"SELECT {of_it}", slot)
+
+    until(gone)
 
 
 @contextlib.contextmanager

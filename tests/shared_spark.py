@@ -33,7 +33,9 @@ _OF_WORKERS = {
     *("PGSUB_CHUNK_BYTES", "PGSUB_GROUP_TABLES", "PGSUB_SET_BASED", "PGSUB_FAILPOINTS", "PGSUB_FAILPOINTS_DIR"),
 }
 _HANDED_ON = "spark.executorEnv."
-#: Options of ``create`` with which it copies nothing itself.
+#: Commands that do themselves what no launcher does.
+_SERVES_ITSELF = ("create", "reconcile", "refresh", "verify")
+#: Options with which they do nothing.
 _NEEDS_NONE = {"--no-wait", "--dry-run", "--no-connect", "--no-enabled"}
 #: Seconds in which the JVM notices that a command has ended; it may still do what one that was killed had asked for.
 _NOTICED_SECONDS = 5.0
@@ -46,13 +48,14 @@ _holders: list[Started] = []  #: the command that joined it and may still run
 _watches: list[threading.Thread] = []  #: one waits for that command's end
 
 
-def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which a command joins the JVM; none where it shall start its own.
+def variables(args: Sequence[str], env: Mapping[str, str], *, served: bool = False) -> dict[str, str]:
+    """Variables with which a command joins the JVM; none where it shall start its own, or needs none.
 
     :param args: words of the command line.
     :param env: what the test sets beyond a command's usual environment.
+    :param served: whether a launcher runs to which others leave the work.
     """
-    opens = args[0] == "run" or (args[0] in ("create", "reconcile") and _NEEDS_NONE.isdisjoint(args))
+    opens = args[0] == "run" or (args[0] in _SERVES_ITSELF and not served and _NEEDS_NONE.isdisjoint(args))
     if not opens or set(env) - _OF_WORKERS or os.environ.get("PGSUB_TEST_THOROUGH"):
         return {}
     if "--master" in args:  # the JVM of a cluster's driver is its own

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import patience
+import pytest
 from fix_program import Cli, one_error, until, valid
 from fix_servers import Database
 
 from pgsub.common.errors import StateForbids, ThreadDied
+
+pytestmark = pytest.mark.unserved_first
 
 Tables = tuple[Database, Database]
 Served = tuple[Cli, str]
@@ -222,32 +225,33 @@ def test_what_stops_apply_is_the_error_and_no_difference(served: Served, tables:
     assert _verify(cli, name)["equal"]
 
 
-def test_without_a_launcher_it_applies_up_to_the_point_itself(cli: Cli, tables: Tables) -> None:
-    assert cli.create("s").returncode == 0
-    tables[0].execute("INSERT INTO a VALUES (800, 'written while nothing ran')")
-    found = _verify(cli, "s")
-    assert found["equal"] and _table(found, "a")["publisher_rows"] == _table(found, "a")["target_rows"]
-    assert tables[1].value("SELECT count(*) FROM a WHERE id = 800") == 1
-    assert cli.status("s")["state"] in ("stopped", "waiting")
+def _unserved(cli: Cli, tables: Tables) -> None:
+    """The subscription ``s`` of tables that hold the same rows."""
+    tables[1].execute("INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 100) g")
+    assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
 
 
 def test_a_launcher_of_its_own_that_ends_unexpectedly_is_told(
     cli: Cli, tables: Tables, reached: Callable[[str], None]
 ) -> None:
-    assert cli.create("s").returncode == 0
+    _unserved(cli, tables)
     failing = {"PGSUB_FAILPOINTS": "thread.verify=die"}
     one_error(cli("verify", "s", env=failing), ThreadDied.exit_code, '"verify" was ended', hint=False)
     reached("thread.verify")
 
 
-def test_an_amount_a_second_limits_what_is_read(served: Served, tables: Tables) -> None:
+def test_an_amount_a_second_limits_what_is_read_and_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 4000) g")
-    begun = time.monotonic()
-    found = _verify(cli, name, "--table", "public.a", "--rate", "1MB")
-    assert found["equal"] and time.monotonic() - begun > 2  # of three megabytes the last is read after two seconds
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
     _plant(tables[1], "UPDATE a SET t = 'y' WHERE id = 3999")
-    assert _table(_verify(cli, name, "--rate", "2MB", code=6), "a")["different"] == 1
+    begun = time.monotonic()
+    ended = cli("verify", name, "--table", "public.a", "--json", "--rate", "500kB")
+    assert time.monotonic() - begun > 2  # of three megabytes the last is read long after two seconds
+    assert ended.returncode == 6 and _table(valid("verify", ended.stdout), "a")["different"] == 1
+    assert "compared 0 of 1 tables" in ended.stderr and "compared 1 of 1 tables" in ended.stderr, ended.stderr
+    shown = r"table public\.a: comparing, \d+% \(\d+ kB of \d+ kB\), \d+ kB/s, \d+ s left"
+    assert re.search(shown, ended.stderr), ended.stderr
     one_error(cli("verify", name, "--rate", "fast"), 2, '"fast" is not a size')
 
 
@@ -266,14 +270,6 @@ def test_an_interrupt_ends_a_comparison_that_has_much_left_to_read(served: Serve
     assert 0 < tables[0].value(read) - before < 15_000
     assert "Traceback" not in comparing.log.read_text()
     assert _verify(cli, name, "--table", "public.a", "--resume")["equal"]
-
-
-def test_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:
-    cli, name = served
-    tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 4000) g")
-    said = cli("verify", name, "--table", "public.a", "--rate", "500kB").stderr
-    assert "compared 0 of 1 tables" in said and "compared 1 of 1 tables" in said, said
-    assert re.search(r"table public\.a: comparing, \d+% \(\d+ kB of \d+ kB\), \d+ kB/s, \d+ s left", said), said
 
 
 def test_a_comparison_that_is_killed_leaves_nothing_and_is_gone_on_with(
@@ -322,13 +318,17 @@ def test_a_sample_that_broke_off_says_nothing_of_all_keys(
     assert all(one["lsn"] == found["lsn"] for one in found["tables"])
 
 
-def test_a_comparison_that_served_itself_and_is_killed_is_run_again(
+def test_a_comparison_that_applies_up_to_the_point_itself_and_is_killed_is_run_again(
     cli: Cli, tables: Tables, reached: Callable[[str], None]
 ) -> None:
-    assert cli.create("s").returncode == 0
+    _unserved(cli, tables)
+    tables[0].execute("INSERT INTO a VALUES (800, 'written while nothing ran')")
     killed = cli("verify", "s", env={"PGSUB_FAILPOINTS": "verify.at_point=kill"})
     assert killed.returncode in (-9, 137), killed.stdout + killed.stderr
     reached("verify.at_point")
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 800") == 1
     tables[0].execute("INSERT INTO a VALUES (900, 'written while nothing ran')")
-    assert _verify(cli, "s", "--resume")["equal"]
+    found = _verify(cli, "s", "--resume")
+    assert found["equal"] and _table(found, "a")["publisher_rows"] == _table(found, "a")["target_rows"] == 102
+    assert cli.status("s")["state"] in ("stopped", "waiting")
     assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
