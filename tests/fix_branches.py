@@ -2,8 +2,8 @@
 
 After FoundationDB's "sometimes" rule: a test that waits for a rare branch proves nothing on the day the branch is no
 longer taken. ``reached("claim")`` is called where the evidence was asserted; the end of the run prints how often each
-was reached, and fails when these folders ran whole and one was not. ``make test`` and ``make long`` are the two halves of
-such a run.
+was reached, and fails when these folders ran whole and one was not. ``make test`` and ``make long`` are halves of such
+a run.
 """
 
 from __future__ import annotations
