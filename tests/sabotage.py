@@ -42,6 +42,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a session that holds locks waits for others where the target sees it": (
         "test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wait_for_ever",
     ),
+    "a ledger that is a stranger's is not even read": (
+        "test_a_ledger_that_somebody_planted_on_the_target_is_not_even_read",
+        "test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read",
+    ),
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),

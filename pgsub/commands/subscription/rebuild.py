@@ -126,7 +126,6 @@ def _servers(sub: Subscription) -> list[dict[str, str]]:
 def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore, reporter: Reporter) -> None:
     if schema.installed_version(session) == 0:
         raise ledger_definition.not_found(given.name, [])
-    ledger_privileges.check(session)
     ledger_privileges.give(session)
     subid, _ = ledger_definition.find(session, given.name)
     with _alone(session, subid, given.name), subscription_tables.maintenance(session, subid, given.name):

@@ -13,12 +13,13 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
 from pgsub.commands.subscription import passfiles
+from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.switchover import fence
-from pgsub.target.session import advisory_locks
+from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import must_use_password
 
@@ -115,9 +116,17 @@ def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[pub
 
 @contextlib.contextmanager
 def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateStore) -> Iterator[psycopg.Connection]:
-    """Open a session on the giving side as the way back will write there, before that is made."""
+    """Open a session on the giving side as the way back will write there, before that is made.
+
+    It only reads there, and refuses views: a role that may create in the database could make a ledger meanwhile.
+
+    :raises PermissionMissing: schema pgsub of that server is a stranger's.
+    """
     conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
-    with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False)) as session:
+    with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False, views=False)) as session:
+        # guard: a ledger that is a stranger's is not even read
+        with seen_backward():
+            ledger_privileges.check(session)
         yield session
 
 

@@ -244,9 +244,14 @@ _MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 
 
 def installed_version(connection: psycopg.Connection) -> int:
-    """Return the ledger's version in this database, 0 where there is none."""
+    """Return the ledger's version in this database, 0 where there is none.
+
+    :raises PermissionMissing: it is a stranger's: to read a view is to run the code of who made it.
+    """
     if not scalar(connection, "SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL"):
         return 0
+    # guard: a ledger that is a stranger's is not even read
+    ledger_privileges.check(connection)
     return int(scalar(connection, "SELECT max(version) FROM pgsub.ledger_version") or 0)
 
 

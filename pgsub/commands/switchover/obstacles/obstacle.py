@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ ERROR, WARNING = "error", "warning"
 SPOKEN = {GIVING: "publisher", TAKING: "target"}
 _NAMED, _STATEMENTS = 10, 100  #: at most so many in one obstacle
 _OTHER = {"publisher": "target", "target": "publisher", "subscriber": "publisher"}
-_SERVERS = re.compile(r'"[^"]*"|logical replication target|\b(?:publisher|target|subscriber)\b')
+_SERVERS = re.compile(r'"[^"]*"|logical replication target|(?<!-)\b(?:publisher|target|subscriber)\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,18 @@ def swapped(found: Obstacle) -> Obstacle:
     """
     detail, hint = (None if text is None else _swap(text) for text in (found.detail, found.hint))
     return replace(found, message=_swap(found.message), detail=detail, hint=hint)
+
+
+@contextlib.contextmanager
+def seen_backward() -> Iterator[None]:
+    """Call the servers in an error of the block what the subscription that ends calls them."""
+    try:
+        yield
+    except PgsubError as error:
+        error.message = _swap(error.message)
+        error.args = (error.message,)
+        error.detail, error.hint = (None if text is None else _swap(text) for text in (error.detail, error.hint))
+        raise
 
 
 def _swap(text: str) -> str:
