@@ -46,6 +46,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_ledger_that_somebody_planted_on_the_target_is_not_even_read",
         "test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read",
     ),
+    "a state store that lost everything is not taken for a new one": (
+        "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
+        "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",
+    ),
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),

@@ -179,7 +179,11 @@ class Database:
     def _prepare(self) -> None:
         for pragma in _PRAGMAS:
             self.rows(pragma)
-        if self._check_version() < _NEWEST:
+        version = self._check_version()
+        # guard: a state store that lost everything is not taken for a new one
+        if not version:  # a new one appears with its tables
+            raise _damaged(self.path, "file is empty")
+        if version < _NEWEST:
             with _alone(self.path, "upgraded"):
                 if self._check_version() < _NEWEST:
                     self.rows("PRAGMA journal_mode = WAL")
@@ -210,6 +214,8 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise _translated(self.path, error) from None
+        except UnicodeDecodeError:  # Python cannot even read what SQLite says of a damaged schema
+            raise _damaged(self.path, "malformed database schema") from None
         except OverflowError:
             raise InternalError("number is out of range for the state store") from None
 
@@ -240,7 +246,7 @@ def _copy(path: Path) -> sqlite3.Connection | None:
                 file.backup(copy)
             copy.execute("PRAGMA query_only = ON")
             return copy
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             copy.close()
     return None
 
@@ -302,6 +308,7 @@ def _damaged(path: Path, found: str) -> StateStoreError:
     return StateStoreError(
         f'state store "{path}" is damaged',
         detail=f"SQLite says: {found}. The file is left as it is; replicated data and progress are in the target.",
-        hint="Restore the state folder from a backup, or recover what can be read.\n"
+        hint="Restore the state folder from a backup, or recover what can be read. Where nothing can be, move the file"
+        " away: pgsub run NAME --from-target makes another one of what the target knows.\n"
         f"sqlite3 {file} .recover | sqlite3 {recovered}",
     )

@@ -1,5 +1,6 @@
 """Crashes, damage, full disks, other versions and other processes."""
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
+from pgsub.launcher.recorder import Recorder
 
 WRITER = """
 import pathlib, sys
@@ -131,6 +133,30 @@ def test_a_truncated_file_is_refused_and_kept(store: StateStore) -> None:
     store.close()
     os.truncate(store.path, store.path.stat().st_size // 2)
     assert_damaged(store.path.parent, store.path.read_bytes())
+
+
+def test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store(store: StateStore) -> None:
+    store.close()
+    os.truncate(store.path, 0)
+    assert_damaged(store.path.parent, b"")
+
+
+def test_a_damaged_schema_whose_words_are_no_text_is_refused_and_kept(store: StateStore) -> None:
+    store.close()
+    place = store.path.read_bytes().index(b"CREATE TABLE") + len(b"CREATE ")
+    assert_damaged(store.path.parent, scribble(store.path, place, b"\xff" * 5))
+
+
+def test_a_launcher_knows_what_it_serves_though_its_store_became_empty(store: StateStore) -> None:
+    with contextlib.closing(Recorder(store, lambda level, text: None)) as recorder:
+        known = recorder.subscriptions()
+        os.truncate(store.path, 0)
+        for _ in range(2):  # the file that is open, and the one that is opened anew
+            recorder._again = 0.0
+            with pytest.raises(StateStoreError):
+                recorder.run(lambda: store.journal("test", 5, "orders", {}))
+            assert recorder.subscriptions() == known
+        assert store.path.read_bytes() == b""
 
 
 def test_a_file_that_is_no_database_is_refused_and_kept(folder: Path) -> None:
