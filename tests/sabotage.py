@@ -50,6 +50,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
         "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",
     ),
+    "a stranger's lock keeps no unit waiting": ("test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply",),
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),

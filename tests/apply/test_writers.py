@@ -196,6 +196,37 @@ def test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wa
     p.same("t")
 
 
+def test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=2)
+    p.apply("INSERT INTO t VALUES (0)")
+    for number in range(1, 100):
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:1@1")  # the unit before it has long committed
+    turn = (
+        "SELECT classid::bigint << 32 | objid::bigint FROM pg_locks"
+        f" WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND classid = {p.subid}"
+    )
+    taken = threading.Event()
+
+    def take() -> None:
+        while not (found := stranger.execute(turn.encode()).fetchone()):
+            time.sleep(0.001)
+        stranger.execute("SELECT pg_advisory_lock(%s)", found)
+        taken.set()
+
+    with closing(p.subdb.connect()) as stranger:
+        thief = threading.Thread(target=take, daemon=True)
+        thief.start()
+        task = p.start()
+        p.until("SELECT count(*) FROM t", value=100, task=task)
+        assert taken.wait(patience.SECONDS)
+        p.stop(task)
+    assert said("waited for a stranger's advisory lock")
+    p.same("t")
+
+
 @pytest.mark.parametrize(
     "point", ["apply.unit_executed=error@3", "apply.unit_reply_lost=error@2", "thread.writer=die@6"]
 )

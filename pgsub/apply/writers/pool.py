@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from psycopg.pq import TransactionStatus
+
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
@@ -35,6 +37,8 @@ MOST = 8
 #: Sessions of the target that are left to others there: as many, and such a part of max_connections.
 LEFT_TO_OTHERS, PART_OF_OTHERS = 4, 0.1
 _DEADLOCK = "40P01"
+#: Seconds between looks for units that wait for a stranger.
+STRANGER_SECONDS = 1.0
 #: Seconds after which sessions that were not needed are closed.
 IDLE_SECONDS = 60.0
 
@@ -231,7 +235,8 @@ class Writers:
                 self.growth.refused(time.monotonic(), f"No further session could be opened: {error}.")
 
     def _wait(self, units: Units) -> None:
-        """Wait for units; those that cannot commit any more are cancelled."""
+        """Wait for units; those that cannot commit any more, or wait for a stranger, are cancelled."""
+        next_look = time.monotonic() + STRANGER_SECONDS
         while not all(unit.ended for unit in units.units):
             with units.changed:
                 units.changed.wait_for(lambda: all(unit.ended for unit in units.units), 0.2)
@@ -240,8 +245,21 @@ class Writers:
                 if any(unit is writer.busy for unit in late):
                     writer.cancel()
             self._beat()
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + STRANGER_SECONDS
+                self._cancel_held_up()
             if any(not writer.is_alive() for writer in self._writers):
                 raise StreamsMustRestart("a thread of several that apply has ended")
+
+    def _cancel_held_up(self) -> None:
+        connection = self._own.connection
+        if connection.info.transaction_status is not TransactionStatus.IDLE:
+            return
+        others = (writer.pid for writer in self._writers)
+        pids = [connection.info.backend_pid, *(pid for pid in others if pid is not None)]
+        # guard: a stranger's lock keeps no unit waiting
+        if count := self._own.progress.cancel_held_up(pids):
+            _log.debug("%s units waited for a stranger's advisory lock", count)
 
     def rest(self) -> None:
         """Close sessions that are not needed, and add some where they pay; not inside a transaction."""

@@ -57,6 +57,12 @@ class Writer(SupervisedThread):
         self._executor: Executor | None = None
         self.busy: Unit | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """The process of its session on the target, None where it has none."""
+        session = self._session
+        return None if session is None else session.connection.info.backend_pid
+
     def cancel(self) -> None:
         """Cancel the statement that its session runs, from another thread."""
         session = self._session

@@ -18,7 +18,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -53,6 +53,15 @@ def _statement(text: LiteralString) -> Statement:
 _BEGIN, _COMMIT = _statement("BEGIN"), _statement("COMMIT")
 _TAKE_TURN = _statement("SELECT pg_catalog.pg_try_advisory_xact_lock($1::bigint)")
 _AWAIT_TURN = _statement("SELECT pg_catalog.pg_advisory_xact_lock_shared($1::bigint)")
+_TURNS_HELD = """
+SELECT classid::bigint << 32 | objid::bigint FROM pg_catalog.pg_locks
+ WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = ANY(%s::int[])
+"""
+_CANCEL_OTHERS = """
+SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_locks
+ WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted AND pid = ANY(%s::int[])
+   AND classid::bigint << 32 | objid::bigint <> ALL(%s::bigint[])
+"""
 _LOCK = _statement(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
@@ -264,6 +273,18 @@ class Progress:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
             raise
+
+    def cancel_held_up(self, pids: Collection[int]) -> int:
+        """Cancel what waits for a turn whose lock a stranger holds; not inside a transaction.
+
+        Anyone who may connect to the database can ask for such a lock while it is held, and has it then. A session of
+        these that waits for another of these is left alone: what was held is read first, and nobody takes a turn twice.
+
+        :param pids: of all sessions that take turns.
+        :return: how many were cancelled.
+        """
+        held = self._connection.execute(_TURNS_HELD.encode(), (list(pids),)).fetchall()
+        return self._connection.execute(_CANCEL_OTHERS.encode(), (list(pids), [turn for (turn,) in held])).rowcount
 
     def follow(self, other: Progress) -> None:
         """Remember where the row is that another session of the worker moved."""
