@@ -61,6 +61,14 @@ SELECT l.pid FROM pg_catalog.pg_locks l
 """
 _OLD = f"{_SESSIONS} AND (a.backend_start <= %s::timestamptz OR a.pid = ANY(%s::int[]))"
 _POLL = 0.01
+# Runs a command, and kills it with all that it started where standard input ends without a line: this process is gone
+# then, whatever ended it, and the next run may be told to do the opposite.
+_WATCHED = """
+exec 3<&0 </dev/null
+{ read -r _ <&3 || kill -s KILL 0; } 3<&3 &
+exec 3<&-
+exec sh -c "$1"
+"""
 
 
 def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[str, Any]:
@@ -176,17 +184,26 @@ def run(command: str, action: str, giving: str, taking: str, seconds: float | No
         "PGSUB_TAKING": _public(taking),
     }
     process = subprocess.Popen(
-        command, shell=True, env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+        ["/bin/sh", "-c", _WATCHED, "sh", command],
+        bufsize=0,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=2,
+        start_new_session=True,
     )
-    try:
-        code = process.wait(seconds)
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it started: none of it may have an effect later
-        process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None
-        raise
+    assert process.stdin is not None
+    with process.stdin as line:
+        try:
+            code = process.wait(seconds)
+            with contextlib.suppress(OSError):
+                line.write(b"done\n")
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started: none of it may have an effect later
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None
+            raise
     if code != 0:
         raise PgsubError(
             f"the command to {action} failed with exit code {code}",

@@ -40,8 +40,15 @@ HAS_TAKEN = (TAKEN, PROMOTED, DONE)
 #: Phases in which a side takes part in a switchover that is not over for it, but for one that is being undone.
 UNFINISHED = {GIVING: (OPEN, FENCED), TAKING: (PLANNED, PREPARED, TAKEN, PROMOTED)}
 
+# A clock that was set back meanwhile must not make a pause longer.
 _COLUMNS = """id::text, side, subid, subname, back_name, back_subid, phase, fence, saved, definition, position::text,
- extract(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8"""
+ CASE WHEN fenced_at IS NOT NULL THEN
+ greatest(extract(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8, 0) END"""
+#: When a row changes: later than all that is there, though the clock was set back. Which row is the newest says who has
+#: the right to write.
+_NOW = """
+greatest(pg_catalog.clock_timestamp(),
+         (SELECT max(greatest(began_at, changed_at)) + interval '1 microsecond' FROM pgsub.switchover))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,9 @@ def add(connection: psycopg.Connection, entry: Entry) -> None:
     """Write the first row of a side, unless it is there."""
     definition = None if entry.definition is None else json.dumps(dict(entry.definition))
     connection.execute(
-        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, back_subid, phase, fence, definition)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::json) ON CONFLICT (id) DO NOTHING",
+        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, back_subid, phase, fence, definition,"
+        f" began_at, changed_at) SELECT %s::uuid, %s, %s::integer, %s, %s, %s::integer, %s, %s, %s::json, now, now"
+        f" FROM (SELECT {_NOW}) AS t(now) ON CONFLICT (id) DO NOTHING".encode(),
         (
             *(entry.id, entry.side, entry.subid, entry.subname, entry.back_name, entry.back_subid),
             *(entry.phase, entry.fence, definition),
@@ -171,7 +179,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     """
     assignments = sql.SQL("").join(sql.SQL(", {} = %s").format(sql.Identifier(name)) for name in columns)
     query = sql.SQL(
-        "UPDATE pgsub.switchover SET phase = %s, changed_at = pg_catalog.clock_timestamp(), fenced_at = CASE"
+        f"UPDATE pgsub.switchover SET phase = %s, changed_at = {_NOW}, fenced_at = CASE"
         " WHEN %s = 'fenced' AND phase <> 'fenced' THEN pg_catalog.clock_timestamp() ELSE fenced_at END{}"
         " WHERE id = %s AND phase = ANY(%s)"
     ).format(assignments)

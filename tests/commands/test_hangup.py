@@ -14,6 +14,7 @@ import pytest
 
 from pgsub.cli.operate.run import PAGE
 from pgsub.commands.serve.run import stopping_by_signal
+from pgsub.commands.subscription.create import undone_by_signals
 
 
 class Quiet:
@@ -49,6 +50,29 @@ def test_a_launcher_under_nohup_goes_on_ignoring_hangups(monkeypatch):
         with stopping_by_signal(Quiet()) as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _hung_up_twice() -> None:
+    """Shell and terminal both send it: once more while what was begun is undone."""
+    with undone_by_signals():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_a_hangup_undoes_what_a_command_has_begun_and_does_not_break_off_that():
+    received: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _hung_up_twice()
+        assert received == [signal.SIGHUP] * 2  # of which the process dies then
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with undone_by_signals():  # nohup
+            os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
 

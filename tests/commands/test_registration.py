@@ -92,7 +92,7 @@ def test_a_create_that_fails_half_way_undoes_everything(cli, tables, point):
     nothing_created(cli, *tables)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_create_that_is_interrupted_undoes_everything(cli, tables, tmp_path, number):
     reached = tmp_path / "reached"
     reached.mkdir()
@@ -100,7 +100,7 @@ def test_a_create_that_is_interrupted_undoes_everything(cli, tables, tmp_path, n
     creating = cli.start(*cli.words("s"), env=variables)
     until(lambda: (reached / "create.after_slot").exists())
     assert tables[0].rows(_SLOTS) == [("s",)]
-    assert cli.stop(creating, number) == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    assert cli.stop(creating, number) == (130 if number == signal.SIGINT else -number)
     nothing_created(cli, *tables)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import patience
 import psycopg
 import pytest
+from fix_program import until
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -106,6 +110,28 @@ def test_a_database_takes_part_in_one_switchover_and_gives_the_right_once(sides:
     journal.check_right(sides.giving, _ID.replace("1", "3"))
 
 
+def test_a_clock_that_is_set_back_hides_no_row_and_makes_no_pause_longer(sides: Sides) -> None:
+    back, third = _ID.replace("1", "2"), _ID.replace("1", "3")
+    sides.phases("given", "done")
+    for session in sides:  # as it was written while the clock was ahead
+        session.execute(
+            "UPDATE pgsub.switchover SET fenced_at = now() + '1 hour', began_at = now() + '1 day',"
+            " changed_at = now() + '1 day'"
+        )
+    assert journal.of(sides.giving, _ID).fenced_for == 0  # type: ignore[union-attr]
+    journal.add(sides.giving, Entry(back, journal.TAKING, 2, "s_back", "s", 3, "prepared", fence.READ_ONLY))
+    journal.move(sides.giving, back, ("prepared",), "taken")
+    journal.check_right(sides.giving, third)  # it has come back
+    journal.add(sides.giving, Entry(third, journal.GIVING, 4, "s", "s_back", 4, "open", fence.READ_ONLY))
+    journal.move(sides.giving, third, ("open",), "fenced")
+    journal.move(sides.giving, third, ("fenced",), "given")
+    with pytest.raises(StateForbids, match="has given the right to write away"):
+        journal.check_right(sides.giving, _ID.replace("1", "4"))
+    journal.add(sides.taking, Entry(third, journal.TAKING, 1, "s", "s_back", 4, "prepared", fence.READ_ONLY))
+    found = journal.of_subscription(sides.taking, journal.TAKING, 1)
+    assert found is not None and (found.id, found.fenced_for) == (third, None)
+
+
 def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Database) -> None:
     query = "SELECT current_setting('default_transaction_read_only')"
     found: list[object] = []
@@ -130,6 +156,35 @@ def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Da
         ended.set()
         thread.join()
     assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
+
+
+def _sleeping(seconds: str) -> bool:
+    """Whether a ``sleep`` of so many seconds runs."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if path.read_bytes().startswith(f"sleep\0{seconds}".encode()):
+                return True
+    return False
+
+
+def test_a_command_of_the_users_does_not_outlive_a_run_that_is_killed_and_what_it_leaves_behind_does(
+    tmp_path: Path,
+) -> None:
+    """What it does late would come behind what the next run has it do."""
+    run = "import sys; from pgsub.switchover import fence; fence.run(sys.argv[1], 'fence', 'host=a', 'host=b', None)"
+    command = [sys.executable, "-c", run]
+    first, second = (f"{3600 + os.getpid()}.{number}" for number in (25, 75))
+    with subprocess.Popen([*command, f"sleep {first} & sleep {second}"]) as running:
+        until(lambda: _sleeping(first) and _sleeping(second))
+        running.kill()
+    until(lambda: not _sleeping(first) and not _sleeping(second))
+    go, done = tmp_path / "go", tmp_path / "done"
+    daemon = f"(until test -e {go}; do sleep 0.05; done; touch {done}) &"
+    subprocess.run([*command, f'test "$PGSUB_SWITCHOVER" = fence && ! read line && {daemon}'], check=True)
+    go.touch()
+    until(done.exists)
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run([*command, "exit 3"], check=True, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("before", [None, "on", "off", "true"])

@@ -58,7 +58,8 @@ its sessions; a client that sets it off for itself is not kept out. connect take
 but those of pgsub; superusers are not kept out. --fence-command names a command of your own, as for a pooler: it is run
 by the shell with PGSUB_SWITCHOVER set to fence, or release, and PGSUB_GIVING and PGSUB_TAKING to connection strings
 without secrets of the server that clients leave and of the one that they go to. It must have an effect by the time it
-ends, and may be run more than once. --promote-command is run likewise, with promote.
+ends, may be run more than once, and is killed where pgsub ends before it. --promote-command is run likewise, with
+promote.
 
 The way back reads the target with the connection string of the target, whose role needs REPLICATION, and writes to the
 publisher with that of the publisher, whose role must own the database to fence it; --back-connection and --back-target

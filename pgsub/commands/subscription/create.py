@@ -44,7 +44,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
     :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
     """
     made = definition.resolve(options)
-    with undone_by_sigterm(), StateStore.open(options.state_dir) as store:
+    with undone_by_signals(), StateStore.open(options.state_dir) as store:
         if any(s.name == options.name for s in store.subscriptions()):
             if not options.if_not_exists:
                 raise SubscriptionExists(
@@ -87,22 +87,29 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
 
 
 @contextlib.contextmanager
-def undone_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM undo the creation as SIGINT does; then the process dies of it."""
+def undone_by_signals() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP of a terminal that is closed, undo what was begun as SIGINT does; then the process dies.
+
+    As in :func:`pgsub.commands.serve.run.stopping_by_signal`, nohup is respected.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers
         return
     received: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
+        again = number in received
         received.append(number)
-        raise KeyboardInterrupt
+        if number != signal.SIGHUP or not again:  # which shell and terminal both send
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, handler)
+    wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, handler) for one in wanted}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handling in before.items():
+            signal.signal(one, handling)
         for number in received:
             os.kill(os.getpid(), number)
 

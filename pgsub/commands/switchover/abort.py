@@ -7,7 +7,7 @@ import contextlib
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.subscription.create import undone_by_sigterm
+from pgsub.commands.subscription.create import undone_by_signals
 from pgsub.commands.switchover import gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome
@@ -34,7 +34,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises StateForbids: clients may write on the target already, or a server that is said to be gone answers.
     :raises TargetUnavailable: what is left is done when the command is run again.
     """
-    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
+    with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         with contextlib.ExitStack() as stack:
             back = found(store, options.names[1])

@@ -9,7 +9,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription.create import undone_by_sigterm
+from pgsub.commands.subscription.create import undone_by_signals
 from pgsub.commands.subscription.definition import new_subid
 from pgsub.commands.switchover import definition, gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
@@ -70,7 +70,7 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         raise UsageError(
             "--gone target goes with --abort", hint=f"Give the writes back:\n{options.command} --abort --gone target"
         )
-    with undone_by_sigterm(), StateStore.open(options.state_dir, create=False) as store:
+    with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
         return _in_spite_of_lost_connections(options, store, reporter)
 
 
