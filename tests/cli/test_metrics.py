@@ -197,6 +197,7 @@ def test_a_connection_that_is_reset_leaves_nothing_on_standard_error(server, cap
         ("GET /metrics HTTP/1.1\r\nHost: localhost:9187", 200),
         ("GET /metrics HTTP/1.1\r\nHost: [::1]:9187", 200),
         ("GET /metrics HTTP/1.1\r\nHost: rebound.example", 421),
+        ("GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text; version=x", 400),
         ("GET / HTTP/1.0", 404),
         ("POST /metrics HTTP/1.0", 501),
     ],

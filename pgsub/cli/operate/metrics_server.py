@@ -112,7 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send_error(421)
         if self.path.partition("?")[0] != "/metrics":
             return self.send_error(404)
-        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        try:
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # a version that is no number
+            return self.send_error(400)
         try:
             text = encode(registry(self.server.folder))
         except Exception:
