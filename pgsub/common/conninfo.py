@@ -77,6 +77,11 @@ def take_environment() -> dict[str, str]:
     return {key: value for key, value in taken.items() if value}
 
 
+def in_environment() -> bool:
+    """Return whether there are variables that :func:`take_environment` would take: they can name a target."""
+    return any(os.environ.get(name) for name in _ENVIRONMENT)
+
+
 def parse(conninfo: str, side: str) -> dict[str, str]:
     """Parse a conninfo or URI with libpq's own parser.
 

@@ -215,7 +215,7 @@ class Engine:
             return
         self._registering = math.inf
         text = (
-            f"waiting for executors: {least_slots(self._subscriptions)} task slots are needed, {slots} are registered"
+            f"waiting for executors: {least_slots(self._subscriptions)} task slots are needed, {slots} are there so far"
         )
         self._log("WARNING", log_text(text, hint=self._executors_hint(master)))
 

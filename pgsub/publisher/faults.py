@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsub.common import quoting, server_words
+from pgsub.common import conninfo_check, quoting, server_words
 from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
@@ -54,6 +54,7 @@ _REFUSALS = (
     (r"timeout expired|timed out|[Cc]onnection refused|No route|unreachable|No such file",
      "Check that the publisher runs and that host and port in --connection are right."),
     (r"SSL|certificate", "Check sslmode and the certificates named in --connection."),
+    ("service", "Correct service= in --connection, or define that service."),
 )  # fmt: skip
 
 
@@ -99,12 +100,13 @@ def refused(error: BaseException, endpoint: str, user: str | None = None) -> Pgs
     :return: never contains the conninfo or a password.
     """
     lines = server_words.lines(error) or [type(error).__name__]
-    first = re.sub(r"^(connection failed: )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
+    first = re.sub(r"^(connection (failed|is bad): )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
     reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
     message = f"could not connect to the publisher: {reason}"
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     whole = "\n".join(lines)
-    detail = " ".join([f"The publisher is {endpoint}.", *lines[1:]]) if endpoint else " ".join(lines[1:]) or None
+    more = [*lines[1:], conninfo_check.missing_service(whole) or ""]
+    detail = " ".join(filter(None, [f"The publisher is {endpoint}." if endpoint else "", *more])) or None
     if _POOLER.search(whole):
         return StateForbids(message, detail=detail, hint=POOLER_HINT, sqlstate=state)
     if _REPLICATION_ROLE.search(whole):

@@ -41,6 +41,12 @@ def test_status_without_a_subscription_says_where_it_looked_and_creates_nothing(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("more", [(), ("--json",), ("--view", "pg_subscription"), ("--expanded",)], ids=" ".join)
+def test_watching_an_empty_state_folder_ends_at_once(pgsub, folder, more):
+    assert str(folder) in one_error(pgsub("status", "--watch", *more), 3, "no subscription exists in state folder")
+    assert not folder.exists()
+
+
 def test_a_check_without_a_subscription_is_never_healthy(pgsub, folder):
     checked = pgsub("status", "--check")
     assert checked.returncode == 3

@@ -419,7 +419,7 @@ def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub,
         0,
     )
     start = '"$SPARK_HOME"/sbin/start-worker.sh spark://h:7077'
-    waits = "a task slot: 1 needed, 0 registered"
+    waits = "a free task slot: Spark has none yet"
     store.put_task(5, TaskRow("submitted", utc_now(), silent_since=utc_now(), waits_for=waits, next=start))
     assert orders()["state"] == "waiting"
     checked = pgsub("status", "orders", "--check")
@@ -428,6 +428,18 @@ def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub,
     assert start in pgsub("status", "orders", "--runbook").stdout
     waited = pgsub("wait", "orders", "--for", "synced", "--timeout", "200ms")
     assert (waited.returncode, f"The apply worker waits for {waits}." in waited.stderr) == (8, True)
+
+
+def test_the_page_of_spark_is_named_where_there_is_one(pgsub, store, served):
+    waits = "a free task slot: Spark has 55 in all"
+    task = TaskRow(
+        "submitted", utc_now(), silent_since=utc_now(), waits_for=waits, next="pgsub status orders --runbook"
+    )
+    store.put_task(5, task)
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert waits in shown and "pgsub run orders" in shown and "executors" not in shown
+    store.put_task(5, replace(task, ui="http://h:4040"))
+    assert "Give Spark more executors or cores; http://h:4040 shows" in pgsub("status", "orders", "--runbook").stdout
 
 
 def test_nobody_who_serves_no_more_is_waiting(store, orders):

@@ -94,8 +94,15 @@ def test_version_is_one_line(pgsub):
         ),
         (["create", "s", "--publication", "p", "--streaming", "maybe"], "invalid value for '--streaming'"),
         (["create", "s", "--publication", "p", "--max-sync-workers", "0"], "invalid value for '--max-sync-workers'"),
-        (["create", "s"], "missing option '--publication'"),
-        (["create"], "missing argument 'NAME'"),
+        (
+            ["create", "s"],
+            "missing option '--publication', option '--connection' (env var: 'PGSUB_CONNECTION')"
+            " and option '--target' (env var: 'PGSUB_TARGET')",
+        ),
+        (["create", "--target", "port=1"], "missing argument 'NAME', option '--publication' and option '--connection'"),
+        (["create", "s", "--connection", "port=1", "--target", "port=1"], "missing option '--publication'"),
+        (["create", "s", "--publication", "p"], "no connection string for the publisher, and none for the target"),
+        (["conflicts"], "missing argument"),
         (["create", "s", "--publication", "p", "--conf", "k"], '"k" is not a setting: expected key=value'),
         (["create", "s", "--publication", "p", "--connection", "-"], "no connection string on standard input"),
         (["run", "--until-lsn", "123"], "invalid value for '--until-lsn': invalid LSN \"123\""),
@@ -111,8 +118,8 @@ def test_version_is_one_line(pgsub):
         (["enable", "s", "--colour"], "no such option: --colour"),
         (["completion", "tcsh"], "invalid value for 'bash|zsh|fish'"),
         (["--color", "sometimes", "status"], "invalid value for '--color'"),
-        (["drop", "s"], 'dropping subscription "s" needs --yes'),
-        (["refresh", "s", "--resync", "public.a"], "emptying a table needs --yes"),
+        (["drop", "orders"], 'dropping subscription "orders" needs --yes'),
+        (["refresh", "orders", "--resync", "public.a"], "emptying a table needs --yes"),
         (["alter", "orders"], "nothing to alter"),
         (["alter", "orders", "--refresh"], "--refresh needs a change of publications"),
         (["alter", "orders", "--no-copy-data"], "--no-copy-data needs a change of publications"),
@@ -129,6 +136,66 @@ def test_a_wrong_command_line_ends_with_2_and_an_error_in_our_form(pgsub, store,
     first = ended.stderr.splitlines()[0]
     assert first.startswith("pgsub: error: ") and message in first
     assert not first.endswith(".")
+
+
+def test_a_target_that_the_environment_names_is_not_missing(pgsub, monkeypatch):
+    monkeypatch.setenv("PGHOST", "127.0.0.1")
+    first = pgsub("create", "s").stderr.splitlines()[0]
+    assert "'--publication' and option '--connection'" in first and "--target" not in first
+
+
+#: A command line of each command that asks; what it would do is given as well.
+ASKING = {
+    "drop": ["drop", "nosuch"],
+    "refresh": ["refresh", "nosuch", "--resync", "public.a"],
+    "verify": ["verify", "nosuch", "--repair"],
+    "reconcile": ["reconcile", "nosuch"],
+    "switchover": ["switchover", "nosuch"],
+    "skip-lsn": ["skip-lsn", "nosuch", "0/10"],
+    "origin-advance": ["origin-advance", "nosuch", "0/10"],
+    "conflicts": ["conflicts", "replay", "nosuch", "1"],
+}
+MORE_ASKING = [
+    ["refresh", "nosuch", "--adopt"],
+    ["switchover", "nosuch", "--back"],
+    ["switchover", "nosuch", "--abort", "--gone", "target"],
+    ["skip-lsn", "nosuch", "--conflict", "update_missing", "--table", "public.a", "--limit", "1"],
+    ["conflicts", "prune", "nosuch", "--replayed"],
+]
+
+
+def test_every_command_that_asks_is_known_here():
+    asking = {command.name for command in describe(program()).commands if _names(command).intersection({"--yes"})}
+    assert asking == ASKING.keys() | {"create"}
+
+
+def _names(command):
+    return {name for option in command.options for name in option.names}
+
+
+@pytest.mark.parametrize("args", [*ASKING.values(), *MORE_ASKING], ids=" ".join)
+def test_nobody_is_asked_about_a_subscription_that_does_not_exist(pgsub, store, args):
+    ended = pgsub(*args)
+    assert ended.returncode == 3
+    assert "does not exist" in ended.stderr.splitlines()[0] and "nosuch" in ended.stderr.splitlines()[0]
+    assert "--yes" not in ended.stderr
+
+
+def test_a_subscription_that_exists_is_asked_about(pgsub, store):
+    for words in (*ASKING.values(), *MORE_ASKING):
+        ended = pgsub(*("orders" if word == "nosuch" else word for word in words))
+        assert (ended.returncode, "--yes" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_dropping_what_is_not_there_needs_no_answer_where_that_is_no_error(pgsub, store):
+    ended = pgsub("drop", "nosuch", "--if-exists")
+    assert (ended.returncode, "--yes" in ended.stderr) == (0, False)
+
+
+def test_several_publications_in_one_option_are_told_apart(pgsub, store):
+    ended = pgsub("alter", "orders", "--drop-publication", "pub, other")
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines()[-1] == "HINT:  An option names one publication: repeat it for pub and other."
 
 
 def test_a_usage_error_names_the_help_of_the_command_as_its_last_line(pgsub):

@@ -174,6 +174,41 @@ def test_a_missing_publication_is_the_servers_warning_and_no_error(cli, tables):
     one_error(cli(*cli.words("t", "--strict", "--publication", "nope")), 3, 'publication "nope" does not exist')
 
 
+def test_several_publications_in_one_option_get_a_hint(cli, tables):
+    ended = cli(*cli.words("s", "--dry-run", publication="p,q"))
+    said = 'pgsub: warning: publication "p,q" does not exist on the publisher\n'
+    assert said in ended.stderr and "HINT:  An option names one publication: repeat it for p and q.\n" in ended.stderr
+
+
+def test_servers_that_were_exchanged_are_named_before_what_they_lack(cli, tables, target):
+    pubdb, subdb = tables
+    exchanged = ("create", "s", "--publication", "p", "--connection", subdb.conninfo, "--target", pubdb.conninfo)
+    ended = cli(*exchanged, "--dry-run")
+    assert ended.stderr.startswith("pgsub: warning: --connection and --target seem to be exchanged"), ended.stderr
+    subdb.execute("CREATE ROLE plain LOGIN")
+    try:
+        ended = cli(*exchanged[:-3], f"{subdb.conninfo} user=plain", *exchanged[-2:])
+        hint = one_error(ended, 11, "REPLICATION").partition("HINT:  ")[2]
+        assert hint.startswith(
+            "The target's database has publication \"p\", the publisher's has not. Exchange them. If"
+        )
+    finally:
+        subdb.execute("DROP ROLE plain")
+    nothing_created(cli, pubdb, subdb)
+
+
+def test_one_server_as_both_is_refused_before_any_privilege_is_asked_for(cli, tables):
+    subdb = tables[1]
+    subdb.execute("CREATE ROLE plain LOGIN")
+    try:
+        one = f"{subdb.conninfo} user=plain"
+        ended = cli("create", "s", "--publication", "p", "--connection", one, "--target", one)
+        said = one_error(ended, 3, "publisher and target are the same database")
+        assert "GRANT" not in said
+    finally:
+        subdb.execute("DROP ROLE plain")
+
+
 def test_a_table_with_two_column_lists_is_refused_in_the_servers_words(cli, tables):
     tables[0].execute("CREATE PUBLICATION q FOR TABLE a (id)")
     said = 'cannot use different column lists for table "public.a" in different publications'

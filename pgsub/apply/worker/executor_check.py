@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import socket
 import stat
@@ -20,6 +19,7 @@ from pathlib import Path
 import pgsub
 from pgsub.apply.stream.spool import Spool
 from pgsub.common import conninfo as ci
+from pgsub.common import conninfo_check
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
@@ -31,8 +31,6 @@ from pgsub.target.session.connect import SessionName
 NOBODY = 0
 #: A datagram may be lost where the way is open.
 _HEARTBEATS = 3
-#: parseServiceInfo and parseServiceFile, fe-connect.c
-_NO_SERVICE = re.compile(r'definition of service "|service file "[^"]*" not found')
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
         look()
     except PgsubError as error:
         params = ci.usable(ci.parse(conninfo, side))
-        if (service := params.get("service")) and _NO_SERVICE.search(error.message):
+        if (service := params.get("service")) and conninfo_check.missing_service(error.message):
             raise _undefined(service, side) from None
         file = params.get("passfile") or os.environ.get("PGPASSFILE")
         if not file or "no password supplied" not in error.message:

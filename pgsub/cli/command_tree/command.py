@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
+import typer
 from typer.core import TyperCommand
 
 from pgsub.cli.command_tree import tree
@@ -23,7 +24,29 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 class Command(TyperCommand):
-    """A command whose help is made from its page."""
+    """A command whose help is made from its page, and whose error names everything that was left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; the parser alone would name what is missing one by one."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            missing = self._missing(ctx, given) if hasattr(error, "param_type") else []
+            if hasattr(error, "param_type") and missing:
+                *further, last = [missing[0].get_error_hint(), *map(_kind_and_name, missing[1:])]
+                error.param_type = missing[0].param_type_name
+                error.param_hint = " and ".join(filter(None, [", ".join(further), last]))
+            raise
+
+    def needs(self, param: Any) -> bool:
+        """Return whether the command can do nothing without a parameter, where the environment does not give it."""
+        return bool(param.required)
+
+    def _missing(self, ctx: Any, args: list[str]) -> list[Any]:
+        given = self.make_parser(ctx).parse_args(args=args)[0]
+        absent = (one for one in self.params if one.value_is_missing(one.consume_value(ctx, given)[0]))
+        return [param for param in absent if self.needs(param)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line."""
@@ -52,6 +75,10 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _kind_and_name(param: Any) -> str:
+    return f"{param.param_type_name} {param.get_error_hint()}"
 
 
 def _record(option: tree.Option) -> tuple[str, str]:

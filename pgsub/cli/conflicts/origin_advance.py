@@ -57,7 +57,8 @@ def origin_advance(
     if not preview and not yes:
         words = ["pgsub", "origin-advance", name, lsn]
         introduction = "To see what would be lost, and then:"
-        require_terminal("advancing a replication origin", introduction, [*words, "--preview"], [*words, "--yes"])
+        commands = [*words, "--preview"], [*words, "--yes"]
+        require_terminal([name], "advancing a replication origin", introduction, *commands)
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.origin_advance import document
     from pgsub.commands.skip.origin_advance import origin_advance as advance

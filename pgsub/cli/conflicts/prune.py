@@ -32,7 +32,7 @@ def prune(name: str, *, replayed: bool, older_than: float | None, dry_run: bool,
         words = [*command, *["--replayed"] * replayed]
         words += [] if older_than is None else ["--older-than", f"{older_than:g}s"]
         introduction = "To see what would be removed, and then:"
-        require_terminal("removing skipped changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
+        require_terminal([name], "removing skipped changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
     current.take_environment()
     from pgsub.commands.skip.prune import prune as remove
 

@@ -39,7 +39,7 @@ def replay(
     wanted = 0 if lsn is None else parse_lsn(lsn)
     if not dry_run and not yes:
         introduction = "To see what it would do, and then:"
-        require_terminal("replaying changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
+        require_terminal([name], "replaying changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
     current.take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.replay import ReplayOptions, conflicts_replay, document

@@ -20,7 +20,7 @@ def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json
     """
     if not yes:
         words = ["pgsub", "skip-lsn", name, "--conflict", conflict, "--table", table, "--limit", str(limit), "--yes"]
-        require_terminal("skipping changes", "Then:", words)
+        require_terminal([name], "skipping changes", "Then:", words)
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.skip_conflicts import skip_conflicts
     from pgsub.common.conflict_rules import SKIP, Rule

@@ -125,7 +125,7 @@ def _require_terminal(name: str, lsns: list[str], rows: str) -> None:
     words, mode = ["pgsub", "skip-lsn", name], [] if rows == "whole" else ["--rows", rows]
     previews = [[*words, *lsn, *mode, "--preview"] for lsn in ([[one] for one in lsns] or [[]])]
     introduction = "To see what would be lost, and then:"
-    require_terminal("skipping a transaction", introduction, *previews, [*words, *lsns, *mode, "--yes"])
+    require_terminal([name], "skipping a transaction", introduction, *previews, [*words, *lsns, *mode, "--yes"])
 
 
 def _skip(options: Any, yes: bool, as_json: bool) -> None:

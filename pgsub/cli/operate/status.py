@@ -18,7 +18,7 @@ from pgsub.cli.operate import status_tables
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import PAGES, Page
-from pgsub.common.errors import UsageError
+from pgsub.common.errors import StateForbids, UsageError
 
 _EVERY = "2"  #: seconds, for --watch without a value
 
@@ -219,10 +219,8 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
     for text in unwritten:
         console.warning(text, detail="Replication goes on; the status shown may be outdated.")
     if not found:
-        console.notice(
-            f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
-            hint="Is it the right one?\npgsub --state-dir FOLDER status",
-        )
+        nothing = _nothing()
+        console.notice(nothing.message, hint=nothing.hint)
     emit(status_tables.summary(found, expanded=look.expanded, choice=look.choice if look.chosen else None))
     all_well = status_tables.well(found) if sys.stdout is not None and sys.stdout.isatty() else None
     if all_well:
@@ -231,6 +229,14 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
         for part in status_tables.details(found[0]):
             emit("\n" + part)
     return unwritten
+
+
+def _nothing() -> StateForbids:
+    """Make the error of an empty state folder, which may be a mistyped one."""
+    return StateForbids(
+        f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
+        hint="Is it the right one?\npgsub --state-dir FOLDER status",
+    )
 
 
 def _runbook(look: Shown) -> None:
@@ -271,12 +277,16 @@ def _check(look: Shown, max_lag: float | None) -> None:
 
 
 def _watch(seconds: float, look: Shown) -> None:
+    from pgsub.commands.status import status as states
+
     terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     plain = look.as_json or look.view is not None or look.chosen or look.expanded
     try:
         if terminal and not plain:
             _watch_screen(seconds, look)
         while True:
+            if not states.status(current.state_dir, look.name):  # a mistyped folder would be told of again and again
+                raise _nothing()
             if terminal and not look.as_json:
                 emit("\x1b[H\x1b[2J" + time.strftime("%Y-%m-%d %H:%M:%S %Z"))
             _show(look)
@@ -291,6 +301,7 @@ def _watch_screen(seconds: float, look: Shown) -> None:
     from pgsub.commands.status import status as states
 
     with Screen(current.coloured()) as screen:
-        while True:
-            screen.show(states.status(current.state_dir, look.name), troubles(current.state_dir))
+        while found := states.status(current.state_dir, look.name):
+            screen.show(found, troubles(current.state_dir))
             time.sleep(seconds)
+    raise _nothing()

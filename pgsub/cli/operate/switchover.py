@@ -122,8 +122,6 @@ def switchover(
         raise UsageError("only one of --dry-run, --status and --abort can be given")
     if gone is not None and (dry_run or status):
         raise UsageError("--gone changes what is under way, and goes with neither --dry-run nor --status")
-    if not (yes or dry_run or status):
-        _ask(name, back=back, abort=abort, gone=gone)
     from pgsub.commands.switchover.parties import SwitchoverOptions
 
     options = SwitchoverOptions(
@@ -140,6 +138,8 @@ def switchover(
         verify=not no_verify,
         gone=gone,
     )
+    if not (yes or dry_run or status):
+        _ask(options, abort=abort)
     found = _run(options, dry_run=dry_run, status=status, abort=abort)
     if as_json:
         emit_document("switchover", found.document())
@@ -170,11 +170,16 @@ def _run(options: SwitchoverOptions, *, dry_run: bool, status: bool, abort: bool
     return moving.switchover(options, reporter=reporter)
 
 
-def _ask(name: str, *, back: bool, abort: bool, gone: str | None) -> None:
-    words = ["pgsub", "switchover", name, *(["--back"] if back else []), *(["--abort"] if abort else [])]
+def _ask(options: SwitchoverOptions, *, abort: bool) -> None:
+    back, gone = options.back, options.gone
+    words = ["pgsub", "switchover", options.name, *(["--back"] if back else []), *(["--abort"] if abort else [])]
     words += [] if gone is None else ["--gone", gone]
     require_terminal(
-        "a switchover", "To see what stands in the way, and then:", [*words, "--dry-run"], [*words, "--yes"]
+        options.names,
+        "a switchover",
+        "To see what stands in the way, and then:",
+        [*words, "--dry-run"],
+        [*words, "--yes"],
     )
     if gone == "target":
         confirm(

@@ -135,7 +135,7 @@ def verify(
     if repair and not dry_run and not yes:
         words = ["pgsub", "verify", name, *(word for table in tables or () for word in ("--table", table)), "--repair"]
         introduction = "To see what differs, and then:"
-        require_terminal("repairing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
+        require_terminal([name], "repairing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.verify import repair as repairs
     from pgsub.commands.verify.result import document

@@ -8,24 +8,37 @@ from collections.abc import Sequence
 
 import typer
 
+from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.common.errors import PgsubError, UsageError
 
 
-def require_terminal(action: str, introduction: str, *commands: Sequence[str]) -> None:
-    """Check that a question can be asked.
+def require_terminal(names: Sequence[str], action: str, introduction: str, *commands: Sequence[str]) -> None:
+    """Check that there is something to ask about, and somebody to ask.
 
+    :param names: one of these subscriptions is to exist; none where one is created.
     :param action: what needs ``--yes``.
     :param introduction: of the commands, in the hint.
     :param commands: words of commands to paste.
+    :raises SubscriptionNotFound: none of that name exists, whatever could be answered.
     :raises UsageError: there is no terminal.
     """
+    if names:
+        _require_one(names)
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             f"{action} needs --yes",
             detail="There is no terminal to ask on.",
             hint="\n".join([introduction, *map(shlex.join, commands)]),
         )
+
+
+def _require_one(names: Sequence[str]) -> None:
+    from pgsub.catalog.store import StateStore
+
+    with StateStore.open(current.state_dir, create=False) as store:
+        if not {one.name for one in store.subscriptions()}.intersection(names):
+            store.subscription(names[0])
 
 
 def confirm(question: str, *sentences: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgsub.cli.command_tree.command import command, parameters
+from pgsub.cli.command_tree.command import Command, command, parameters
 from pgsub.cli.command_tree.option_values import collected, take_conninfos
 from pgsub.cli.output.prompts import confirm, require_terminal
 from pgsub.cli.pages import Page
@@ -83,12 +83,23 @@ is enforced: the server protects the credentials of its operating-system user, b
 )
 
 
+class CreateCommand(Command):
+    """A command that needs connection strings as well, which the environment may give."""
+
+    def needs(self, param: Any) -> bool:
+        """Return whether nothing can be created without a parameter."""
+        from pgsub.common.conninfo import in_environment
+
+        return super().needs(param) or param.name == "connection" or (param.name == "target" and not in_environment())
+
+
 @command(
     "create",
     PAGE,
     *map(parameters, (options.Create, options.Parameters, options.OtherParameters, options.Conflicts)),
     *map(parameters, (options.Unsupported, options.Checks, options.Service)),
     connects=True,
+    cls=CreateCommand,
 )
 def create(**given: Any) -> None:
     """Collect the options and create the subscription."""
@@ -104,7 +115,7 @@ def create(**given: Any) -> None:
         raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
     # who follows sees the log as pgsub run shows it
     if wanted.adopt and not given["yes"] and not wanted.dry_run:
-        require_terminal("deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
+        require_terminal([], "deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
         confirm("Make the rows of tables that have some the publisher's, and delete all others?")
     with ConsoleReporter(log_from=0 if wanted.follow else 1) as reporter:
         result = create_subscription(wanted, reporter=reporter)

@@ -64,7 +64,6 @@ def drop(
 def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> None:
     given = {"--if-exists": if_exists, "--keep-slot": keep_slot, "--keep-target": keep_target}
     words = ["pgsub", "drop", name, *(option for option, on in given.items() if on), "--yes"]
-    require_terminal(f'dropping subscription "{name}"', "If you are sure:", words)
     from pgsub.catalog.store import StateStore
 
     with StateStore.open(current.state_dir, create=False) as store:
@@ -72,6 +71,7 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> 
         kept = sum(row.kept_changes for row in store.held(found.subid)) if found is not None else 0
     if found is None:
         return  # the command says so
+    require_terminal([name], f'dropping subscription "{name}"', "If you are sure:", words)
     fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
     console.say(f"This drops subscription {console.line(name)}; its replication slot on the publisher {fate}.")
     if kept:

@@ -80,7 +80,7 @@ def reconcile(**given: Any) -> None:
     if not yes and not wanted.dry_run:
         words = ["pgsub", "reconcile", wanted.name]
         introduction = "To see what would be done, and then:"
-        require_terminal("replacing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
+        require_terminal([wanted.name], "replacing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
     with ConsoleReporter() as reporter:
         done = reconcile_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
     if given["as_json"]:

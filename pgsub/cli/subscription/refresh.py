@@ -90,9 +90,11 @@ def refresh(**given: Any) -> None:
         tables = (word for table in wanted.resync for word in ("--resync", table))
         adopt = ["--adopt"] if wanted.adopt else []
         words = ["pgsub", "refresh", wanted.name, *tables, *adopt, "--yes"]
-        require_terminal("replacing rows" if wanted.adopt else "emptying a table", "If you are sure:", words)
+        action = "replacing rows" if wanted.adopt else "emptying a table"
+        require_terminal([wanted.name], action, "If you are sure:", words)
     elif wanted.adopt and not yes and not wanted.dry_run:
-        require_terminal("deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
+        introduction = "See with --dry-run which tables are compared, then add --yes."
+        require_terminal([wanted.name], "deleting rows (--adopt)", introduction)
         confirm("Make the rows of new tables that have some the publisher's, and delete all others?")
     with ConsoleReporter() as reporter:
         done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)

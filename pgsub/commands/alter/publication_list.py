@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pgsub.commands.preflight.tables import several_in_one
 from pgsub.commands.subscription import definition
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids, UsageError
@@ -52,13 +53,14 @@ def merged(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
         present.append(name)
     for name in options.drop_publication:
         if name not in present:
-            raise _of_publication(f'publication "{name}" is not in subscription "{sub.name}"', sub, _UNDEFINED)
+            raise _of_publication(f'publication "{name}" is not in subscription "{sub.name}"', sub, _UNDEFINED, name)
         present.remove(name)
     if not present:
         raise _of_publication("cannot drop all the publications from a subscription", sub, "22023")
     return tuple(present)
 
 
-def _of_publication(message: str, sub: Subscription, sqlstate: str) -> StateForbids:
+def _of_publication(message: str, sub: Subscription, sqlstate: str, name: str = "") -> StateForbids:
     listed = ", ".join(f'"{name}"' for name in sub.publications)
-    return StateForbids(message, detail=f"Its publications are {listed}.", sqlstate=sqlstate)
+    detail, hint = f"Its publications are {listed}.", several_in_one([name])
+    return StateForbids(message, detail=detail, hint=hint, sqlstate=sqlstate)

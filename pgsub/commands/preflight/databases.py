@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psycopg
 
 from pgsub.commands.preflight.findings import Caution
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.plural import some
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
 from pgsub.publisher.stream import transport
 
 # A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
@@ -32,6 +35,39 @@ def check_other_database(source: psycopg.Connection, session: psycopg.Connection
             f'publisher and target are the same database "{applied[2]}"',
             detail="Every change that is applied would be published and applied again.",
             hint="Name another database with --target or --connection.",
+        )
+
+
+@contextlib.contextmanager
+def exchange_named(source: psycopg.Connection, session: psycopg.Connection, names: Sequence[str]) -> Iterator[None]:
+    """Begin the hint of an error with the likely cause of all that is missing: each server was taken for the other.
+
+    :param source: a session of the publisher.
+    :param session: of the target.
+    :param names: the publications; they are the target's then.
+    """
+    try:
+        yield
+    except PgsubError as error:
+        with contextlib.suppress(PgsubError, psycopg.Error):
+            for found in exchanged(source, session, names):
+                said = f"{found.detail} {found.hint}"
+                error.hint = f"{said} If not: {error.hint}" if error.hint else said
+        raise
+
+
+def exchanged(source: psycopg.Connection, session: psycopg.Connection, names: Sequence[str]) -> Iterator[Caution]:
+    """Warn that publisher and target were probably exchanged, where the target alone has the publications.
+
+    No error: a database that passes changes on may have publications of the same names.
+    """
+    if len(publication.missing_publications(source, names)) < len(names):
+        return
+    if not publication.missing_publications(session, names):
+        yield Caution(
+            "--connection and --target seem to be exchanged",
+            f"The target's database has publication {some(names)}, the publisher's has not.",
+            "Exchange them.",
         )
 
 

@@ -34,7 +34,16 @@ def missing_publications(connection: publisher.Connection, names: Sequence[str])
     absent = publication.missing_publications(connection, names)
     if not absent:
         return []
-    return [Caution(publication.missing_warning(absent), publication.existing_said(connection))]
+    return [Caution(publication.missing_warning(absent), publication.existing_said(connection), several_in_one(absent))]
+
+
+def several_in_one(names: Sequence[str]) -> str | None:
+    """Hint at a name that looks like several with commas between them; None where there is none."""
+    listed = next((name for name in names if "," in name), None)
+    if listed is None:
+        return None
+    parts = [part.strip() for part in listed.split(",")]
+    return f"An option names one publication: repeat it for {' and '.join(map(quoting.word, filter(None, parts)))}."
 
 
 def check_tables(

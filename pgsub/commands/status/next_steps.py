@@ -75,8 +75,11 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
             f"{said} It is taken over by itself; see that this happens.",
             (f"pgsub status {word(one.definition.name)} --watch",),
         )
-    else:
-        yield Step(f"{said} Give Spark more executors or cores; the page of its master shows what it has.")
+    elif task["ui"]:
+        yield Step(f"{said} Give Spark more executors or cores; {task['ui']} shows what it has.")
+    else:  # the Spark of pgsub run itself, which has slots enough
+        yield Step(f"{said} It starts by itself, later where the machine is overloaded.")
+        yield Step("If it does not, end pgsub run and start it again.", (f"pgsub run {word(one.definition.name)}",))
 
 
 def _held_up(waits: Row) -> Iterator[Step]:

@@ -147,21 +147,40 @@ def _check(
     reporter: Reporter,
     known: set[int],
 ) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
-    """Check everything before anything is created."""
+    """Check everything before anything is created, and first whether each server is the one that is meant."""
+    holds = any(path.suffix == ".publisher" for path in made.passwords)
+    password_required.check(session, made.sub, given=options.password_required, holds_password=holds)
+    if not made.connect:
+        return _check_both(stack, session, None, options, made, reporter, known)
+    opened = connect_publisher(made.sub, must_use_password=must_use_password(session, made.sub))
+    source = stack.enter_context(opened)
+    databases.check_other_database(source, session)
+    with databases.exchange_named(source, session, made.sub.publications):
+        return _check_both(stack, session, source, options, made, reporter, known)
+
+
+def _check_both(
+    stack: contextlib.ExitStack,
+    session: psycopg.Connection,
+    source: publisher.Connection | None,
+    options: CreateOptions,
+    made: Definition,
+    reporter: Reporter,
+    known: set[int],
+) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
     ledger_privileges.check(session)
     if not options.dry_run:
         ledger_privileges.give(session)
     warnings = servers.check_target(session)
     servers.check_conflict_rules(session, made.sub.on_conflict)
-    holds = any(path.suffix == ".publisher" for path in made.passwords)
-    password_required.check(session, made.sub, given=options.password_required, holds_password=holds)
     leftovers = registration.find_interrupted(
         session, options.name, options.state_dir, connect=made.connect, known=known
     )
-    found, source, replication = Preflight(), None, None
-    if made.connect:
+    found, replication = Preflight(), None
+    if source is not None:
         ours = {left.slot_name for left in leftovers if left.slot_intent}
-        source, replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
+        creates = made.sub.slot_name not in ours
+        replication, found = _check_publisher(stack, session, source, made, creates=creates)
     if made.sub.two_phase != two_phase.DISABLED:
         warnings += servers.check_two_phase(session, source)
     found.two_phase = _first_state(made, found)
@@ -179,20 +198,24 @@ def _check(
 
 
 def _check_publisher(
-    stack: contextlib.ExitStack, session: psycopg.Connection, made: Definition, *, creates: bool
-) -> tuple[publisher.Connection, publisher.Connection, Preflight]:
+    stack: contextlib.ExitStack,
+    session: psycopg.Connection,
+    source: publisher.Connection,
+    made: Definition,
+    *,
+    creates: bool,
+) -> tuple[publisher.Connection, Preflight]:
     sub = made.sub
     must = must_use_password(session, sub)
-    source = stack.enter_context(connect_publisher(sub, must_use_password=must))
-    databases.check_other_database(source, session)
     servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
     found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
+    found.warnings[:0] = databases.exchanged(source, session, sub.publications)
     replication = stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
     given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
     if given is not None:
         servers.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
-    return source, replication, found
+    return replication, found
 
 
 def _first_state(made: Definition, found: Preflight) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.commands.serve.synchronize import ServiceOptions
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, conninfo_check
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import KEEP, SECRETS, Subscription
@@ -90,13 +90,7 @@ def resolve(options: CreateOptions) -> Definition:
     enabled = connect if options.enabled is None else options.enabled
     subid = options.subid or new_subid()
     folder = options.state_dir / "passfiles"
-    if options.connection is None:
-        raise UsageError(
-            "no connection string for the publisher",
-            hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
-        )
-    connection = publisher_parameters(options.connection)
-    target = target_parameters(options.target, options.environment)
+    connection, target = both_parameters(options.connection, options.target, options.environment)
     files = {folder / f"{subid}.publisher": connection, folder / f"{subid}.target": target}
     sub = Subscription(
         subid=subid,
@@ -168,13 +162,37 @@ def _slot_name(options: CreateOptions) -> str | None:
     return valid_slot_name(options.name if options.slot_name is None else options.slot_name)
 
 
+def both_parameters(
+    connection: str | None, target: str | None, environment: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parameters of the connections to publisher and target.
+
+    :param environment: PG* variables by keyword.
+    :raises UsageError: neither option nor environment gives one; both are named where both are missing.
+    """
+    if connection is None:
+        neither = target is None and not environment
+        said, give, variables = (
+            (", and none for the target", "Give --connection and --target,", "PGSUB_CONNECTION and PGSUB_TARGET")
+            if neither
+            else ("", "Give --connection", "PGSUB_CONNECTION")
+        )
+        raise UsageError(
+            f"no connection string for the publisher{said}",
+            hint=f"{give} or set {variables}; PGHOST and its like never name the publisher.",
+        )
+    return publisher_parameters(connection), target_parameters(target, environment)
+
+
 def publisher_parameters(connection: str) -> dict[str, str]:
     """Return the parameters of the publisher's connection, a password among them.
 
-    :raises UsageError: libpq refuses the text.
+    :raises UsageError: libpq refuses the text, or a value in it.
     :raises StateForbids: a secret that no passfile can hold.
     """
-    return _storable(ci.parse(connection, "publisher"), "publisher")
+    params = ci.parse(connection, "publisher")
+    conninfo_check.check(params, "publisher", uri=_is_uri(connection))
+    return _storable(params, "publisher")
 
 
 def target_parameters(target: str | None, environment: Mapping[str, str]) -> dict[str, str]:
@@ -184,7 +202,14 @@ def target_parameters(target: str | None, environment: Mapping[str, str]) -> dic
     """
     if target is None and not environment:
         raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
-    return _storable(ci.complete_target(ci.parse(target or "", "target"), environment), "target")
+    params = ci.complete_target(ci.parse(target or "", "target"), environment)
+    conninfo_check.check(params, "target", uri=_is_uri(target or ""))
+    return _storable(params, "target")
+
+
+def _is_uri(text: str) -> bool:
+    """Return whether libpq reads a connection string as a URI (``uri_prefix_length``)."""
+    return text.startswith(("postgresql://", "postgres://"))
 
 
 def _storable(params: dict[str, str], side: str) -> dict[str, str]:

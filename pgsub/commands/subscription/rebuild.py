@@ -89,13 +89,7 @@ def _one(given: Subscription, store: StateStore, reporter: Reporter) -> None:
 
 def _given(name: str, options: RebuildOptions) -> Subscription:
     """Return what the command line tells of the subscription: connection strings, passwords included."""
-    if options.connection is None:
-        raise UsageError(
-            "no connection string for the publisher",
-            hint="Give --connection or set PGSUB_CONNECTION: the ledger holds no connection string.",
-        )
-    connection = definition.publisher_parameters(options.connection)
-    params = definition.target_parameters(options.target, options.environment)
+    connection, params = definition.both_parameters(options.connection, options.target, options.environment)
     return Subscription(0, name, ci.join(connection), ci.join(params), options.publication, None)
 
 

@@ -23,6 +23,7 @@ import psycopg
 from pgsub.catalog.rows import TaskRow
 from pgsub.catalog.times import ago
 from pgsub.common.errors import Log, UsageError, log_text
+from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -177,10 +178,11 @@ class WorkerWatch:
         if not self._waits:
             return None
         if self._claim is None:
-            registered = "" if slots is None else f", {slots.registered} registered"
-            return f"Spark to start, and for its executors{registered}"
+            slots_there = "" if slots is None else f": {counted(slots.registered, 'task slot')} so far"
+            return f"Spark to start, and for its executors{slots_there}"
         if slots is not None and not slots.runs:
-            return f"a task slot: 1 needed, {slots.registered} registered"
+            has = f"{slots.registered} in all" if slots.registered else "none yet"
+            return f"a free task slot: Spark has {has}"
         if sign is None or not sign.claimed:
             return "its process on an executor, which has not reached the target"
         return f"a sign of life of PID {sign.pid} on {sign.host}"

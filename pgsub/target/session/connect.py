@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common import conninfo as ci
-from pgsub.common import quoting, server_words
+from pgsub.common import conninfo_check, quoting, server_words
 from pgsub.common.errors import (
     ApplyError,
     InternalError,
@@ -122,15 +122,20 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
     reason, *more = server_words.lines(error) or [type(error).__name__]
-    reason = re.sub(r"^(connection failed: )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason)
+    reason = re.sub(
+        r"^(connection (failed|is bad): )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason
+    )
     hint = "Check host, port and that the server accepts connections."
-    if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
+    places = conninfo_check.missing_service(reason)
+    if places is not None:
+        hint = "Correct service= in --target, or define that service."
+    elif state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
         hint = "Check user, password (passfile, service or --target) and the server's pg_hba.conf."
     elif "does not exist" in reason:
         hint = "Check dbname and user in --target."
     return TargetUnavailable(
         f"could not connect to the target: {reason}",
-        detail=" ".join([f"The target is {ci.endpoint(params)}.", *map(str.strip, more)]),
+        detail=" ".join([f"The target is {ci.endpoint(params)}.", *map(str.strip, more), *filter(None, [places])]),
         hint=hint,
         sqlstate=state,
     )

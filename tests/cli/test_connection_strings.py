@@ -1,0 +1,87 @@
+"""Connection strings that lead nowhere: what is wrong with them is told before and apart from a server that is down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fix_program import one_error
+
+from pgsub.common import conninfo, conninfo_check
+from pgsub.common.errors import PublisherUnavailable, UsageError
+from pgsub.publisher import connect as publisher
+
+WORDS = ("create", "s", "--publication", "p")
+NOBODY = "host=127.0.0.1 port=1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("host=a port=abc", 'invalid integer value "abc" for connection option "port"'),
+        ("host=a port=70000", 'invalid port number: "70000"'),
+        ("host=a,b port=1,2,3", "could not match 3 port numbers to 2 hosts"),
+        ("host=a hostaddr=127.0.0.1,127.0.0.2", "could not match 1 host names to 2 hostaddr values"),
+        ("host=a sslmode=perhaps", 'invalid sslmode value: "perhaps"'),
+        ("host=a connect_timeout=soon", 'invalid integer value "soon" for connection option "connect_timeout"'),
+        ("host=a keepalives=yes", 'invalid integer value "yes" for connection option "keepalives"'),
+    ],
+)
+@pytest.mark.parametrize("side", ["publisher", "target"])
+def test_a_value_that_libpq_refuses_is_a_usage_error_that_names_it(pgsub, folder, side, wrong, said):
+    sides = {"publisher": NOBODY, "target": NOBODY, side: wrong}
+    ended = pgsub(*WORDS, "--connection", sides["publisher"], "--target", sides["target"])
+    one_error(ended, 2, f"invalid connection string for the {side}: {said}")
+    assert not folder.exists()
+
+
+def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgsub):
+    ended = pgsub(*WORDS, "--target", NOBODY, "--connection", "postgresql://repl:S3NT/1NEL@db1/shop")
+    said = one_error(ended, 2, "what stands for its port is not a number", '"/" as %2F')
+    assert "S3NT" not in said and "1NEL" not in said
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        *("", "host=/tmp", "hostaddr=127.0.0.1", "host=a,b port=5432", "host=a,b port=1,2 hostaddr=127.0.0.1,::1"),
+        *("host=a port= sslmode=verify-full connect_timeout=' 5'", "service=nobody_defined", "postgresql://a:1,b:2/c"),
+    ],
+)
+def test_what_libpq_takes_is_taken(right):
+    conninfo_check.check(conninfo.parse(right, "target"), "target", uri="://" in right)
+
+
+def test_nothing_is_connected_to_and_no_passfile_is_read_while_values_are_looked_at(tmp_path, monkeypatch, capfd):
+    passfile = tmp_path / "pgpass"
+    passfile.write_text("*:*:*:*:word\n")
+    passfile.chmod(0o644)  # libpq warns of it where it reads it
+    monkeypatch.setenv("PGPASSFILE", str(passfile))
+    with pytest.raises(UsageError):
+        conninfo_check.check({"host": "a", "port": "abc"}, "target")
+    conninfo_check.check({"host": "a", "port": "1"}, "target")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A service file."""
+    file = tmp_path / "services.conf"
+    file.write_text("[shop]\nhost=127.0.0.1\nport=1\n# [old]\n[copy]\nport=1\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    return file
+
+
+def test_an_unknown_service_says_where_services_are_looked_for_and_which_there_are(pgsub, services):
+    ended = pgsub(*WORDS, "--connection", NOBODY, "--target", "service=nosuch")
+    said = one_error(ended, 5, 'definition of service "nosuch" not found', "service= in --target")
+    assert f'looked for in "{services}"' in said and 'defines "shop", "copy".' in said
+    with pytest.raises(PublisherUnavailable) as raised:
+        publisher.connect("service=nosuch", application_name="s")
+    assert f'looked for in "{services}"' in raised.value.detail and "service= in --connection" in raised.value.hint
+
+
+def test_a_service_file_that_is_not_there_is_named(pgsub, services):
+    services.unlink()
+    ended = pgsub(*WORDS, "--connection", NOBODY, "--target", "service=shop")
+    assert f'looked for in "{services}"' in one_error(ended, 5, "not found")
