@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import UsageError
+from pgsub.common.subscription import SECRETS
 
 #: parseServiceInfo and parseServiceFile, fe-connect.c
 _NO_SERVICE = re.compile(r'definition of service "|service file "[^"]*" not found')
@@ -39,6 +40,8 @@ def check(params: Mapping[str, str], side: str, *, uri: bool = False) -> None:
 
 
 _Reason = tuple[str, str]
+#: Secrets are not repeated by whoever refuses them, and a service is looked for when its server is connected to.
+_LEFT_OUT = {*SECRETS, "service", "servicefile"}
 
 
 def _port_of_uri(port: str) -> _Reason | None:
@@ -66,7 +69,7 @@ def _refused(params: Mapping[str, str]) -> _Reason | None:
     differ = params.get("host") and params.get("hostaddr") and len(hosts) != len(addresses)  # it begins nothing then
     many = max(len(hosts), len(addresses))
     where = {} if differ else {"host": ",".join("/" * many), "hostaddr": ""}
-    given = {key: value for key, value in params.items() if key not in ("service", "servicefile")}
+    given = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     where["password"] = "-"  # else a passfile is read, and warned of
     nowhere = pq.PGconn.connect_start(make_conninfo("", **{**given, **where}).encode())
     try:

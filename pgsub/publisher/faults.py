@@ -100,7 +100,10 @@ def refused(error: BaseException, endpoint: str, user: str | None = None) -> Pgs
     :return: never contains the conninfo or a password.
     """
     lines = server_words.lines(error) or [type(error).__name__]
-    first = re.sub(r"^(connection (failed|is bad): )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
+    first = (
+        re.sub(r"^(connection is bad: |(connection failed: )?(connection to server .* failed: )?)", "", lines[0])
+        or lines[0]
+    )
     reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
     message = f"could not connect to the publisher: {reason}"
     state = error.sqlstate if isinstance(error, psycopg.Error) else None

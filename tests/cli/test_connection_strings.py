@@ -45,7 +45,11 @@ def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgs
     "right",
     [
         *("", "host=/tmp", "hostaddr=127.0.0.1", "host=a,b port=5432", "host=a,b port=1,2 hostaddr=127.0.0.1,::1"),
-        *("host=a port= sslmode=verify-full connect_timeout=' 5'", "service=nobody_defined", "postgresql://a:1,b:2/c"),
+        *(
+            "host=a port='' sslmode=verify-full connect_timeout=' 5'",
+            "service=nobody_defined",
+            "postgresql://a:1,b:2/c",
+        ),
     ],
 )
 def test_what_libpq_takes_is_taken(right):

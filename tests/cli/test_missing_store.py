@@ -41,7 +41,7 @@ def test_status_without_a_subscription_says_where_it_looked_and_creates_nothing(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("more", [(), ("--json",), ("--view", "pg_subscription"), ("--expanded",)], ids=" ".join)
+@pytest.mark.parametrize("more", [(), ("--view", "pg_subscription"), ("--expanded",)], ids=" ".join)
 def test_watching_an_empty_state_folder_ends_at_once(pgsub, folder, more):
     assert str(folder) in one_error(pgsub("status", "--watch", *more), 3, "no subscription exists in state folder")
     assert not folder.exists()

@@ -147,7 +147,10 @@ def test_all_missing_tables_are_named_before_anything_is_created(cli, tables):
 
 def test_a_single_missing_table_is_named_in_the_message(cli, tables):
     tables[1].execute("DROP TABLE b")
-    one_error(cli.create(), 3, 'error: relation "public.b" does not exist on the target\n')
+    only_that = (
+        """pg_dump --schema-only --no-owner --no-privileges --no-publications --no-subscriptions -t '"public"."b"' """
+    )
+    one_error(cli.create(), 3, 'error: relation "public.b" does not exist on the target\n', only_that)
     nothing_created(cli, *tables)
 
 

@@ -36,10 +36,10 @@ transaction with changes clears the LSN, with a warning if it did not match. Of 
 transaction; the transactions between them are applied. A new setting replaces the previous one; none clears it.
 
 --conflict, --table and --limit together skip the next N rows of a table that run into this conflict, whatever their
-transaction. The rest of each transaction is applied. After N rows, conflicts are handled as before. This works for
-conflicts that stop apply and for those that do not: the change of a missing row is then kept, and the log has one
-message for each commit. All of these conflicts are recorded and counted; pgsub conflicts replay applies the changes
-later. For permanent rules see pgsub alter --on-conflict.
+transaction. The rest of each transaction is applied. After N rows, conflicts are handled as before; none in place of
+an LSN takes it back. This works for conflicts that stop apply and for those that do not: the change of a missing row
+is then kept, and the log has one message for each commit. All of these conflicts are recorded and counted; pgsub
+conflicts replay applies the changes later. For permanent rules see pgsub alter --on-conflict.
 
 --preview changes nothing and works in every state of the subscription. It reads the transaction from a temporary copy
 of the replication slot, compares it with the target row by row, and prints the outcome that apply would have.

@@ -74,7 +74,7 @@ pg_replication_slots, pg_stat_replication_slots and pg_stat_replication are read
 far as they concern slots of the subscription.
 
 On a terminal --watch is a screen: throughput, a small line of the lag, tables that are being copied, and what to do
-next. Elsewhere it prints again and again.
+next. Elsewhere it prints again and again. It ends with 3 if the state folder has no subscription.
 """,
     examples=(
         ("Repeat every five seconds.", "pgsub status sales --watch 5"),

@@ -59,7 +59,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "received_lsn": apply.get("received_lsn"),
         "applied_lsn": one.applied_lsn,
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
-        "slot": slot.get("wal_status") or one.definition.slot_name,
+        "slot": slot.get("wal_status") or ("lost" if one.slot_lost else one.definition.slot_name),
         "prepared": _prepared(one),
         "errors_total": sum(stats.get(name) or 0 for name in _ERRORS),
         "last_error": one.last_error,

@@ -26,6 +26,7 @@ from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
 from pgsub.target.sql.statement_builder import table_name
 
+_PASTED = 20  #: tables in a command to paste
 _BATCH = 50  #: tables locked (for reading) by one search for rows
 
 
@@ -121,7 +122,7 @@ def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> N
 
     :raises TargetSchemaError: naming all that are not.
     """
-    missing = []
+    missing, absent = [], [name for name in names if name not in places]
     for name in names:
         place = places.get(name)
         if place is None:
@@ -132,10 +133,19 @@ def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> N
         raise TargetSchemaError(
             missing[0] if len(missing) == 1 else f"{len(missing)} published tables have no target",
             detail="\n".join(missing) if len(missing) > 1 else None,
-            hint="Create the tables on the target first, for example:\n"
-            "pg_dump --schema-only --no-publications --no-subscriptions PUBLISHER | psql TARGET",
+            hint=_creating([] if len(absent) == len(names) else absent),
             sqlstate="42P01",
         )
+
+
+def _creating(names: Sequence[Name]) -> str:
+    """Hint at how tables come to the target.
+
+    :param names: none, or too many for a line to paste, for all that the publisher has.
+    """
+    chosen = [f"-t {word(quoting.name(*name))}" for name in names] if len(names) <= _PASTED else []
+    options = ["--schema-only", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions", *chosen]
+    return f"Create the tables on the target first, for example:\npg_dump {' '.join(options)} PUBLISHER | psql TARGET"
 
 
 def _tables(

@@ -14,6 +14,7 @@ import psycopg
 from pgsub.commands.preflight import adoption, subscribed, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.plural import some
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -194,12 +195,17 @@ def named(session: psycopg.Connection, text: str, relations: Sequence[RelationSt
             row = None
         parts = list(row[0]) if row else []
         if len(parts) != 2:
-            raise UsageError(
-                f'"{text}" is not a qualified table name', hint="Name schema and table, as in public.orders."
-            )
+            meant = [f"{one.schemaname}.{one.relname}" for one in relations if one.relname == text]
+            example = meant[0] if len(meant) == 1 else "public.orders"
+            raise UsageError(f'"{text}" is not a qualified table name', hint=f"Name schema and table, as in {example}.")
         matching = [r for r in relations if [r.schemaname, r.relname] == parts]
     if not matching:
-        raise StateForbids(f'table "{text}" is not part of the subscription', sqlstate="42704")
+        raise StateForbids(
+            f'table "{text}" is not part of the subscription',
+            detail=f"It has {some([f'{one.schemaname}.{one.relname}' for one in relations]) or 'no table'}.",
+            hint="Name one of them, or subscribe to it first: add it to a publication, and refresh the subscription.",
+            sqlstate="42704",
+        )
     if len(matching) > 1:
         raise UsageError(f'table name "{text}" is ambiguous', hint='Quote its parts, as in public."a.b".')
     return matching[0]

@@ -26,6 +26,7 @@ from pgsub.common.errors import (
     PublicationMissing,
     PublisherUnavailable,
     ReplicationBroken,
+    SlotLost,
     TargetUnavailable,
 )
 from pgsub.common.quoting import word
@@ -90,6 +91,11 @@ class SubscriptionStatus:
     def lost(self) -> bool:
         """Whether replication cannot go on: it is broken, or the slot has lost WAL."""
         return self.broken is not None or (self.slot or {}).get("wal_status") == "lost"
+
+    @property
+    def slot_lost(self) -> bool:
+        """Whether an error says that the slot is lost, which is not there any more then to say so itself."""
+        return self.broken is not None and error_class(self.broken) is SlotLost
 
     @property
     def next(self) -> str | None:

@@ -123,7 +123,9 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
     reason, *more = server_words.lines(error) or [type(error).__name__]
     reason = re.sub(
-        r"^(connection (failed|is bad): )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason
+        r"^(connection is bad: |(connection failed: )?(connection to server .* failed: )?)((FATAL|ERROR):\s+)?",
+        "",
+        reason,
     )
     hint = "Check host, port and that the server accepts connections."
     places = conninfo_check.missing_service(reason)
