@@ -53,6 +53,18 @@ def test_drop_leaves_nothing_but_its_row_in_the_journal(created, tables):
     assert cli.states() == {}
 
 
+def test_the_statement_that_removes_the_schema_works_on_a_target_that_is_fenced(created, tables):
+    subdb = tables[1]
+    subdb.execute(f'ALTER DATABASE "{subdb.name}" SET default_transaction_read_only = on')
+    said = created("drop", "s", "--yes").stderr
+    statements = said.partition("To remove the schema and all that it holds:\n")[2].splitlines()
+    assert len(statements) == 2
+    subdb.close()  # the next session has the database's setting
+    for statement in statements:
+        subdb.execute(statement)
+    assert subdb.value("SELECT to_regnamespace('pgsub') IS NULL")
+
+
 def test_drop_needs_yes_off_a_terminal_and_the_hint_is_the_command(created):
     said = one_error(created("drop", "s"), 2, 'dropping subscription "s" needs --yes')
     assert said.splitlines()[-1] == "pgsub drop s --yes"

@@ -67,7 +67,7 @@ def exchanged(source: psycopg.Connection, session: psycopg.Connection, names: Se
         yield Caution(
             "--connection and --target seem to be exchanged",
             f"The target's database has publication {some(names)}, the publisher's has not.",
-            "Exchange them.",
+            "Exchange --connection and --target.",
         )
 
 

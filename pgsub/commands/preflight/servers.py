@@ -66,7 +66,7 @@ def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Cautio
         yield Caution(
             "cannot use replication origins on the target",
             "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
-            origins.grant_hint(session, role),
+            f"Run this on the target:\n{origins.grant_hint(session, role)}",
             origins.FEATURE,
         )
 

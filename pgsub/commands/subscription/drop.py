@@ -34,6 +34,7 @@ from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.skipped_changes import Usage
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import held_tables
+from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
 
@@ -215,6 +216,12 @@ def _warn_of_kept(
             )
 
 
+def _writable(session: psycopg.Connection) -> str:
+    """Return the statement without which a session of the target may write nothing, as where a switchover fenced it."""
+    query = "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only'"
+    return "SET default_transaction_read_only = off;\n" if scalar(session, query) == "on" else ""
+
+
 def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
     """Name what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
@@ -224,7 +231,7 @@ def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: U
         also = f", and {kept} of this one" if skipped.waiting or skipped.replayed else ""
         reporter.notice(
             f"schema pgsub of the target holds no subscription any more{also}",
-            "To remove the schema and all that it holds:\nDROP SCHEMA pgsub CASCADE;",
+            f"To remove the schema and all that it holds:\n{_writable(session)}DROP SCHEMA pgsub CASCADE;",
         )
     elif skipped.waiting or skipped.replayed:
         reporter.notice(
