@@ -22,6 +22,8 @@ _FOLDER = Path(__file__).parents[1] / "docs" / "tasks"
 MOVE = _FOLDER / "13-move-database.md"
 #: Begins where the second page ends, too.
 SLOT = _FOLDER / "15-slot-is-gone.md"
+#: Begins with nothing.
+TAKE_OVER = _FOLDER / "16-take-over.md"
 PAGES = sorted(_FOLDER.glob("[0-9]*-*.md"), key=lambda page: int(page.name.partition("-")[0]))
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RULE = re.compile(r"[-+ ]*")
@@ -44,14 +46,14 @@ def run(cli: Cli, databases: dict[str, Database], pages: Iterable[Path] = ()) ->
     """Run pages.
 
     :param databases: by the name of their service.
-    :param pages: all but :data:`MOVE` and :data:`SLOT` by default.
+    :param pages: by default all that follow one another.
     """
     services = {name: conninfo_to_dict(database.conninfo) for name, database in databases.items()}
     text = "".join(
         f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in words.items()) for name, words in services.items()
     )
     Path(cli.environment["HOME"], ".pg_service.conf").write_text(text)
-    for page in pages or [page for page in PAGES if page not in (MOVE, SLOT)]:
+    for page in pages or [page for page in PAGES if page not in (MOVE, SLOT, TAKE_OVER)]:
         for line, shown in commands(page):
             program, *words = shlex.split(line)
             if program == "psql":

@@ -191,11 +191,19 @@ def test_what_is_prepared_on_the_target_is_rolled_back_and_what_the_publisher_co
 
 
 @pytest.mark.own_spark  # its workers read the page's services
-def test_the_commands_of_the_page_show_what_it_shows(cli: Cli, pubdb: Database, subdb: Database) -> None:
+def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_they_show(
+    cli: Cli, pubdb: Database, subdb: Database
+) -> None:
     running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    task_pages.run(cli, {"publisher": pubdb, "target": subdb}, [task_pages.PAGES[1], task_pages.SLOT])
-    assert cli.stop(running) == 0
+    services = {"publisher": pubdb, "target": subdb}
+    task_pages.run(cli, services, [task_pages.PAGES[1], task_pages.SLOT])
     assert cli("drop", "sales", "--yes").returncode == 0
+    pubdb.execute("DROP PUBLICATION shop")
+    for database in (pubdb, subdb):
+        database.execute("DROP TABLE orders")
+    task_pages.run(cli, services, [task_pages.TAKE_OVER])
+    assert cli("drop", "sales", "--yes").returncode == 0
+    assert cli.stop(running) == 0
 
 
 def test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_use(cli: Cli, tables: Tables) -> None:
