@@ -267,6 +267,7 @@ def test_a_table_that_is_empty_on_both_sides_is_adopted_again(served: tuple[Cli,
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_without_an_origin_what_the_target_publishes_is_not_adopted(
     joined: Cli, adopting: Callable[..., str], tables: Tables, plain_role: str
 ) -> None:
@@ -292,6 +293,7 @@ def test_no_value_is_cut_to_fit_a_narrower_column(joined: Cli, adopting: Callabl
     assert tables[1].rows(_ORIGINAL.format("cut")) == before
 
 
+@pytest.mark.long
 def test_where_foreign_keys_fire_no_row_is_deleted_to_come_again(
     joined: Cli, adopting: Callable[..., str], tables: Tables, plain_role: str
 ) -> None:
@@ -305,6 +307,7 @@ def test_where_foreign_keys_fire_no_row_is_deleted_to_come_again(
     assert tables[1].value("SELECT count(*) FROM child") == 2
 
 
+@pytest.mark.long
 def test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_checked(
     joined: Cli, adopting: Callable[..., str], tables: Tables, plain_role: str
 ) -> None:
@@ -338,6 +341,7 @@ def test_rows_that_are_not_published_to_be_deleted_or_updated_stay(
     ]
 
 
+@pytest.mark.long
 def test_a_table_is_brought_again_by_comparison_while_both_its_rows_and_others_change(
     served: tuple[Cli, str], tables: Tables
 ) -> None:
@@ -393,6 +397,7 @@ def test_an_adoption_that_is_killed_at_any_step_is_gone_on_with_and_counts_each_
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_copy_that_broke_off_is_gone_on_with_by_comparison(cli: Cli, tables: Tables, tmp_path: Path) -> None:
     tables[0].execute(_LARGE)
     go_on = tmp_path / "go on"
@@ -426,6 +431,7 @@ def test_the_log_tells_what_was_brought(joined: Cli, adopting: Callable[..., str
     until(lambda: any(text in log.read_text() for log in joined.state.parent.glob("stderr.*")))
 
 
+@pytest.mark.long
 def test_no_value_of_a_row_that_is_equal_crosses_the_line(
     joined: Cli, tables: Tables, proxy: Callable[[str], Proxy]
 ) -> None:
@@ -443,6 +449,7 @@ def test_no_value_of_a_row_that_is_equal_crosses_the_line(
     assert joined("drop", name, "--yes").returncode == 0  # before the line is gone
 
 
+@pytest.mark.long
 def test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named(
     joined: Cli, adopting: Callable[..., str], tables: Tables
 ) -> None:
@@ -459,6 +466,7 @@ def test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_nam
     _ends(joined, tables, "a")
 
 
+@pytest.mark.long
 def test_a_subscription_whose_slot_is_gone_is_made_again_and_gets_only_what_it_lacks(
     served: tuple[Cli, str], adopting: Callable[..., str], tables: Tables
 ) -> None:

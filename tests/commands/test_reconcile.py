@@ -85,6 +85,7 @@ def test_under_a_launcher_only_rows_that_changed_while_there_was_no_slot_are_wri
     one_error(cli("reconcile", name, "--yes"), 3, f'replication slot "{slot}" has all', f"pgsub verify {name}")
 
 
+@pytest.mark.long
 def test_everything_arrives_once_while_the_publisher_is_written_all_the_time(
     served: tuple[Cli, str], tables: Tables
 ) -> None:
@@ -111,6 +112,7 @@ def test_everything_arrives_once_while_the_publisher_is_written_all_the_time(
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.long
 def test_without_a_launcher_the_command_does_the_work_and_a_disabled_subscription_waits(
     cli: Cli, tables: Tables
 ) -> None:
@@ -133,6 +135,7 @@ def test_without_a_launcher_the_command_does_the_work_and_a_disabled_subscriptio
     assert tables[0].rows(_SLOTS) == []
 
 
+@pytest.mark.long
 def test_a_slot_of_somebody_else_is_not_dropped(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
@@ -150,6 +153,7 @@ def test_a_slot_of_somebody_else_is_not_dropped(cli: Cli, tables: Tables) -> Non
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
 
 
+@pytest.mark.long
 def test_another_publisher_is_not_what_tables_are_compared_with(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     system = tables[1].value("SELECT system_identifier FROM pgsub.subscription")
@@ -160,6 +164,7 @@ def test_another_publisher_is_not_what_tables_are_compared_with(cli: Cli, tables
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_subscription_is_dropped_in_the_middle_of_it_and_no_slot_stays(cli: Cli, tables: Tables) -> None:
     for step in ("begun", "created"):
         assert cli.create("s", "--no-copy-data").returncode == 0
@@ -171,6 +176,7 @@ def test_a_subscription_is_dropped_in_the_middle_of_it_and_no_slot_stays(cli: Cl
         assert tables[0].rows(_SLOTS) == []
 
 
+@pytest.mark.long
 def test_what_is_prepared_on_the_target_is_rolled_back_and_what_the_publisher_committed_comes(
     cli: Cli, tables: Tables
 ) -> None:
@@ -206,6 +212,7 @@ def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_use(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     tables[0].execute("SELECT pg_drop_replication_slot('s'); INSERT INTO b VALUES (7, 7)")
@@ -221,6 +228,7 @@ def test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_
     assert tables[0].rows(_SLOTS) == []
 
 
+@pytest.mark.long
 def test_what_waited_for_the_lost_stream_is_named_and_given_up(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     assert cli("alter", "s", "--hold", "public.b").returncode == 0
@@ -241,6 +249,7 @@ def test_what_waited_for_the_lost_stream_is_named_and_given_up(cli: Cli, tables:
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_nothing_is_changed_where_a_table_cannot_be_compared_or_a_publication_is_missing(
     cli: Cli, tables: Tables
 ) -> None:

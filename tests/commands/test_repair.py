@@ -92,6 +92,7 @@ def _plant_when_there(cli: Cli, name: str, tables: Tables) -> None:
     _plant(tables[1], _FAULTS)
 
 
+@pytest.mark.long
 def test_nothing_newer_is_overwritten_while_the_publisher_writes_to_the_rows_that_differ(
     served: Served, tables: Tables
 ) -> None:
@@ -154,6 +155,7 @@ _REORDERED = (
 )
 
 
+@pytest.mark.long
 def test_rows_of_other_columns_types_and_partitions_are_brought_as_apply_brings_them(
     served: Served, tables: Tables
 ) -> None:
@@ -187,6 +189,7 @@ _REWRITTEN_KEYS = {
 _FOREIGN_KEYS = {"number": "7", "wider": "5000000000", "blanks": "x"}
 
 
+@pytest.mark.long
 def test_rows_whose_key_the_target_has_in_another_form_are_found_again_on_the_publisher(
     served: Served, tables: Tables
 ) -> None:
@@ -308,6 +311,7 @@ def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None
     assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
 
 
+@pytest.mark.long
 def test_without_a_launcher_it_applies_and_repairs_itself(cli: Cli, tables: Tables) -> None:
     tables[1].execute("INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 100) g WHERE g <> 7")
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0

@@ -128,6 +128,7 @@ def test_rows_that_a_rule_kept_are_told_apart_from_faults_in_partitions_too(serv
     assert _kept(_verify(cli, name, code=6), "r")[:3] == ("different", 4, 3)
 
 
+@pytest.mark.long
 def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_heard_of_it(
     cli: Cli, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
 ) -> None:
@@ -231,6 +232,7 @@ def _unserved(cli: Cli, tables: Tables) -> None:
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
 
 
+@pytest.mark.long
 def test_a_launcher_of_its_own_that_ends_unexpectedly_is_told(
     cli: Cli, tables: Tables, reached: Callable[[str], None]
 ) -> None:
@@ -255,6 +257,7 @@ def test_an_amount_a_second_limits_what_is_read_and_how_much_is_read_is_shown(se
     one_error(cli("verify", name, "--rate", "fast"), 2, '"fast" is not a size')
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_comparison_that_has_much_left_to_read(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 30000) g")

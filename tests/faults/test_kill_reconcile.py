@@ -12,6 +12,8 @@ from fix_faults import Site, until
 from fix_servers import Pair
 from forked import Started
 
+pytestmark = pytest.mark.long
+
 Make = Callable[..., Site]
 
 #: Steps after which the position of apply has not moved, and those after which it has.

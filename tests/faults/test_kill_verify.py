@@ -20,6 +20,8 @@ from fix_servers import Pair
 from forked import Started
 from thorough import thorough
 
+pytestmark = pytest.mark.long
+
 Make = Callable[..., Site]
 #: Table, kind, and id of a row that differs.
 Found = set[tuple[str, str, str]]
