@@ -307,6 +307,15 @@ def test_the_applied_position_is_known_before_the_first_transaction(pgsub, store
     assert "applied_lsn  | 0/20\n" in pgsub("status", "orders", "-x").stdout
 
 
+def test_the_applied_position_does_not_go_back_when_apply_ends(pgsub, store):
+    store.put_origin(5, 0x10, None, 0x20)
+    store.put_slot(5, SlotRow("orders", confirmed_flush_lsn=0x16))
+    store.put_workers(5, [_apply_worker(0x20, 0x20)])
+    assert "applied_lsn  | 0/20\n" in pgsub("status", "orders", "-x").stdout
+    store.put_workers(5, [])
+    assert "applied_lsn  | 0/20\n" in pgsub("status", "orders", "-x").stdout
+
+
 def test_the_lag_of_a_subscription_that_nobody_serves_is_not_known(pgsub, store):
     store.put_workers(5, [_apply_worker(0x20, 0x20)])
     assert "lag          |\n" in pgsub("status", "orders", "-x").stdout

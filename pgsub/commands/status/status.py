@@ -68,6 +68,7 @@ class SubscriptionStatus:
     relations: list[Row]
     sequences: list[Row]  #: pgsub_sequence
     origin: Row | None
+    reported_lsn: str | None  #: what feedback has named, also of a worker that has ended
     workers: list[Row]
     stats: Row | None
     slot: Row | None
@@ -115,7 +116,7 @@ class SubscriptionStatus:
     def applied_lsn(self) -> str | None:
         """The position up to which the target has everything, those without a transaction for it included."""
         apply = next((row for row in self.workers if row["worker_type"] == APPLY), {})
-        known = (self.origin or {}).get("remote_lsn"), apply.get("latest_end_lsn")
+        known = (self.origin or {}).get("remote_lsn"), apply.get("latest_end_lsn"), self.reported_lsn
         texts = filter(None, (*known, (self.slot or {}).get("confirmed_flush_lsn")))
         return max(texts, key=parse_lsn, default=None)
 
@@ -225,10 +226,11 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
     conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
+    origin = store.origin(sub.subid)
     return SubscriptionStatus(
         definition=sub,
         state=state,
-        lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)) if served else None,
+        lag=_lag(store.workers(sub.subid), origin, datetime.now(UTC)) if served else None,
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
         applying=_applying(store.workers(sub.subid)),
         task=task,
@@ -236,6 +238,7 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
         relations=rows("pg_subscription_rel", "schemaname", "relname"),
         sequences=rows("pgsub_sequence", "schemaname", "relname", own=True),
         origin=row("pg_replication_origin_status"),
+        reported_lsn=format_lsn(origin.reported_lsn) if origin is not None and origin.reported_lsn else None,
         workers=[one for one in rows("pg_stat_subscription") if one["worker_type"] is not None],
         stats=row("pg_stat_subscription_stats"),
         slot=row("pgsub_slot", own=True),
