@@ -61,7 +61,9 @@ class Database:
             if not readable or not isinstance(error, StateStoreError) or (copy := _copy(path)) is None:
                 raise
             self._connection, self.copied = copy, error
-            self._check_version()
+            if not self._check_version():  # there is nothing to read
+                copy.close()
+                raise
 
     def _opened(self) -> sqlite3.Connection:
         with self._errors():

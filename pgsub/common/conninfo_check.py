@@ -64,19 +64,27 @@ def _no_number(params: Mapping[str, str]) -> _Reason | None:
 
 
 def _refused(params: Mapping[str, str]) -> _Reason | None:
-    """Let libpq begin to connect to nowhere: it checks all values before (connectOptions2, PQconnectPoll)."""
+    """Let libpq begin to connect to nowhere: it checks all values before (connectOptions2, PQconnectPoll).
+
+    What a service says is not known here, and values are checked against each other: with one, nothing is said.
+    """
+    if "service" in params:
+        return None
     hosts, addresses = (params.get(key, "").split(",") for key in ("host", "hostaddr"))
     differ = params.get("host") and params.get("hostaddr") and len(hosts) != len(addresses)  # it begins nothing then
     many = max(len(hosts), len(addresses))
     where = {} if differ else {"host": ",".join("/" * many), "hostaddr": ""}
     given = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     where["password"] = "-"  # else a passfile is read, and warned of
+    if params.get("gssencmode", "require") == "require":  # refused for a socket, which only this attempt has
+        where["gssencmode"] = "disable"
     nowhere = pq.PGconn.connect_start(make_conninfo("", **{**given, **where}).encode())
     try:
         said = nowhere.get_error_message().strip()
     finally:
         nowhere.finish()
-    return None if _TRIED in said else (said.partition("\n")[0], "Correct this value in the connection string.")
+    hint = "Correct this value in the connection string, or in the environment."
+    return None if _TRIED in said else (said.partition("\n")[0], hint)
 
 
 def missing_service(message: str) -> str | None:
@@ -87,7 +95,7 @@ def missing_service(message: str) -> str | None:
     """
     if not _NO_SERVICE.search(message):
         return None
-    file = os.environ.get("PGSERVICEFILE") or str(Path("~/.pg_service.conf").expanduser())
+    file = os.environ.get("PGSERVICEFILE") or os.path.expanduser("~/.pg_service.conf")
     places = f'Services are looked for in "{file}", and then in pg_service.conf of the folder PGSYSCONFDIR.'
     try:
         found = _SECTION.findall(Path(file).read_text(errors="replace"))

@@ -147,11 +147,15 @@ class Engine:
         :return: the thread that opens it; once it has ended, ``fatal_error`` is why Spark did not start.
         """
         with self._lock:
+            before = self._opening
+            failed = before is not None and before.fatal_error is not None
+            waits = failed and time.monotonic() < self._failed_at + _FAILED_SECONDS
+            if before is not None and (waits or before.is_alive()):
+                return before
+        is_open = self._is_open()  # asks the JVM, which may hang: not under the lock that close() takes
+        with self._lock:
             opening = self._opening
-            failed = opening is not None and opening.fatal_error is not None
-            if failed and time.monotonic() < self._failed_at + _FAILED_SECONDS and opening is not None:
-                return opening
-            if opening is None or not (opening.is_alive() or self._is_open()):
+            if opening is None or (opening is before and not is_open):
                 opening = self._opening = SupervisedThread("spark_start", "spark start", self._open_or_fail)
                 opening.start()
             return opening

@@ -54,7 +54,7 @@ _REFUSALS = (
     (r"timeout expired|timed out|[Cc]onnection refused|No route|unreachable|No such file",
      "Check that the publisher runs and that host and port in --connection are right."),
     (r"SSL|certificate", "Check sslmode and the certificates named in --connection."),
-    ("service", "Correct service= in --connection, or define that service."),
+    (r'definition of service "|service file "', "Correct service= in --connection, or define that service."),
 )  # fmt: skip
 
 

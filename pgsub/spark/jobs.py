@@ -211,7 +211,7 @@ class Submitter:
 
     def forgotten(self) -> bool:
         """Return whether the master has forgotten the application (:func:`pgsub.spark.executors.forgotten`)."""
-        with contextlib.suppress(Py4JError, OSError, AttributeError):
+        with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):
             return forgotten(self._context)
         return False
 

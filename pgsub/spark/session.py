@@ -208,7 +208,7 @@ def alive(context: SparkContext) -> bool:
         return False
     try:
         return not context._jsc.sc().isStopped()
-    except (Py4JError, OSError):
+    except (Py4JError, OSError, AttributeError):  # another thread closes it
         return False
 
 

@@ -144,10 +144,16 @@ def check_known_slots(setting: Callable[[str, str], str | None], workers: int, m
     slots = local_slots(master)
     if slots is None and master.startswith("spark://"):
         limit = setting("spark.cores.max", "")
-        slots = int(limit) if limit else None
+        slots = _number("spark.cores.max", limit) if limit else None
     if slots is not None:
-        cpus = int(setting("spark.task.cpus", "1") or 1)
+        cpus = _number("spark.task.cpus", setting("spark.task.cpus", "1") or "1")
         check_slots(slots // cpus, workers, master, hint=more_cores(master, workers * cpus))
+
+
+def _number(name: str, value: str) -> int:
+    if not value.strip().isdecimal() or not int(value):
+        raise UsageError(f'invalid value for {name}: "{value}"', hint="Give it a number of cores, 1 or more.")
+    return int(value)
 
 
 def check_slots(slots: int, workers: int, master: str, *, hint: str) -> None:

@@ -62,12 +62,13 @@ SELECT l.pid FROM pg_catalog.pg_locks l
 _OLD = f"{_SESSIONS} AND (a.backend_start <= %s::timestamptz OR a.pid = ANY(%s::int[]))"
 _POLL = 0.01
 # Runs a command, and kills it with all that it started where standard input ends without a line: this process is gone
-# then, whatever ended it, and the next run may be told to do the opposite.
+# then, whatever ended it, and the next run may be told to do the opposite. What watches is no child of the command,
+# which may wait for all that it has.
 _WATCHED = """
 exec 3<&0 </dev/null
-{ read -r _ <&3 || kill -s KILL 0; } 3<&3 &
+( { read -r _ <&3 || kill -s KILL 0; } & )
 exec 3<&-
-exec sh -c "$1"
+exec /bin/sh -c "$1"
 """
 
 

@@ -15,7 +15,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_writers import Log
 
-from pgsub.apply.writers import dependencies
+from pgsub.apply.writers import dependencies, pool
 from pgsub.common.errors import PgsubError, StreamsMustRestart
 
 ACCOUNTS = """
@@ -224,6 +224,22 @@ def test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply(
         assert taken.wait(patience.SECONDS)
         p.stop(task)
     assert said("waited for a stranger's advisory lock")
+    p.same("t")
+
+
+def test_a_unit_that_waits_for_its_own_turn_is_no_strangers_business(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=2)
+    p.apply("INSERT INTO t VALUES (0)")
+    for number in range(1, 100):
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    monkeypatch.setattr(pool, "STRANGER_SECONDS", 0.1)
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:2@1")  # those behind it wait
+    task = p.start()
+    p.until("SELECT count(*) FROM t", value=100, task=task)
+    p.stop(task)
+    assert not said("waited for a stranger's advisory lock")
     p.same("t")
 
 

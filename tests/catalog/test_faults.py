@@ -139,6 +139,8 @@ def test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store(store: 
     store.close()
     os.truncate(store.path, 0)
     assert_damaged(store.path.parent, b"")
+    with pytest.raises(StateStoreError, match="is damaged"):  # by commands that read what can be read, too
+        StateStore.open(store.path.parent, readable=True)
 
 
 def test_a_damaged_schema_whose_words_are_no_text_is_refused_and_kept(store: StateStore) -> None:

@@ -48,6 +48,8 @@ def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgs
         *(
             "host=a port='' sslmode=verify-full connect_timeout=' 5'",
             "service=nobody_defined",
+            "service=nobody_defined port=1,2 sslnegotiation=direct",
+            "host=a gssencmode=require",
             "postgresql://a:1,b:2/c",
         ),
     ],

@@ -54,27 +54,33 @@ def test_a_launcher_under_nohup_goes_on_ignoring_hangups(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-def _hung_up_twice() -> None:
-    """Shell and terminal both send it: once more while what was begun is undone."""
+def _hung_up_while_undoing(first: int, undone: list[int]) -> None:
+    """Shell and terminal both send it, and logind behind SIGTERM: once more while what was begun is undone."""
     with undone_by_signals():
         try:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), first)
         finally:
             os.kill(os.getpid(), signal.SIGHUP)
+            undone.append(first)
 
 
-def test_a_hangup_undoes_what_a_command_has_begun_and_does_not_break_off_that():
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_hangup_undoes_what_a_command_has_begun_and_does_not_break_off_that(first):
     received: list[int] = []
-    before = signal.signal(signal.SIGHUP, lambda number, frame: received.append(number))
+    undone: list[int] = []
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = [signal.signal(one, lambda number, frame: received.append(number)) for one in numbers]
     try:
         with pytest.raises(KeyboardInterrupt):
-            _hung_up_twice()
-        assert received == [signal.SIGHUP] * 2  # of which the process dies then
+            _hung_up_while_undoing(first, undone)
+        assert undone == [first]
+        assert received == [one for one in (first, signal.SIGHUP) if one != signal.SIGINT]  # of these it dies then
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with undone_by_signals():  # nohup
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
 
 
 class AtInstruction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -185,6 +186,11 @@ def test_a_command_of_the_users_does_not_outlive_a_run_that_is_killed_and_what_i
     until(done.exists)
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run([*command, "exit 3"], check=True, stderr=subprocess.DEVNULL)
+
+
+def test_a_command_of_the_users_may_wait_for_all_children_that_it_has() -> None:
+    reaper = "import os\ntry:\n    while True: os.wait()\nexcept ChildProcessError: pass"
+    fence.run(f"exec {sys.executable} -c {shlex.quote(reaper)}", "fence", "host=a", "host=b", patience.SECONDS)
 
 
 @pytest.mark.parametrize("before", [None, "on", "off", "true"])

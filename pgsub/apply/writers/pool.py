@@ -245,11 +245,11 @@ class Writers:
                 if any(unit is writer.busy for unit in late):
                     writer.cancel()
             self._beat()
+            if any(not writer.is_alive() for writer in self._writers):
+                raise StreamsMustRestart("a thread of several that apply has ended")
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + STRANGER_SECONDS
                 self._cancel_held_up()
-            if any(not writer.is_alive() for writer in self._writers):
-                raise StreamsMustRestart("a thread of several that apply has ended")
 
     def _cancel_held_up(self) -> None:
         connection = self._own.connection

@@ -61,7 +61,9 @@ class Writer(SupervisedThread):
     def pid(self) -> int | None:
         """The process of its session on the target, None where it has none."""
         session = self._session
-        return None if session is None else session.connection.info.backend_pid
+        with contextlib.suppress(psycopg.OperationalError):  # its thread may close it at any moment
+            return None if session is None else session.connection.info.backend_pid
+        return None
 
     def cancel(self) -> None:
         """Cancel the statement that its session runs, from another thread."""

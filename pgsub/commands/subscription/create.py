@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,9 +99,9 @@ def undone_by_signals() -> Iterator[None]:
     received: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        again = number in received
+        undoing = bool(received) or isinstance(sys.exc_info()[1], KeyboardInterrupt)
         received.append(number)
-        if number != signal.SIGHUP or not again:  # which shell and terminal both send
+        if number != signal.SIGHUP or not undoing:  # shell, terminal and logind send it behind others
             raise KeyboardInterrupt
 
     wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]

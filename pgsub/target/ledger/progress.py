@@ -53,14 +53,13 @@ def _statement(text: LiteralString) -> Statement:
 _BEGIN, _COMMIT = _statement("BEGIN"), _statement("COMMIT")
 _TAKE_TURN = _statement("SELECT pg_catalog.pg_try_advisory_xact_lock($1::bigint)")
 _AWAIT_TURN = _statement("SELECT pg_catalog.pg_advisory_xact_lock_shared($1::bigint)")
-_TURNS_HELD = """
-SELECT classid::bigint << 32 | objid::bigint FROM pg_catalog.pg_locks
- WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = ANY(%s::int[])
-"""
-_CANCEL_OTHERS = """
-SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_locks
- WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted AND pid = ANY(%s::int[])
-   AND classid::bigint << 32 | objid::bigint <> ALL(%s::bigint[])
+_CANCEL_HELD_UP = """
+WITH turns AS MATERIALIZED (
+    SELECT pid, objid, granted FROM pg_catalog.pg_locks
+     WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = %s AND pid = ANY(%s::int[])
+       AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
+SELECT pg_catalog.pg_cancel_backend(w.pid) FROM turns w
+ WHERE NOT w.granted AND NOT EXISTS (SELECT FROM turns h WHERE h.granted AND h.objid = w.objid)
 """
 _LOCK = _statement(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
@@ -278,13 +277,12 @@ class Progress:
         """Cancel what waits for a turn whose lock a stranger holds; not inside a transaction.
 
         Anyone who may connect to the database can ask for such a lock while it is held, and has it then. A session of
-        these that waits for another of these is left alone: what was held is read first, and nobody takes a turn twice.
+        these that waits for another of these is left alone; all locks are of one moment.
 
         :param pids: of all sessions that take turns.
         :return: how many were cancelled.
         """
-        held = self._connection.execute(_TURNS_HELD.encode(), (list(pids),)).fetchall()
-        return self._connection.execute(_CANCEL_OTHERS.encode(), (list(pids), [turn for (turn,) in held])).rowcount
+        return self._connection.execute(_CANCEL_HELD_UP.encode(), (self._claim.subid, list(pids))).rowcount
 
     def follow(self, other: Progress) -> None:
         """Remember where the row is that another session of the worker moved."""
