@@ -44,8 +44,6 @@ _FAILED_SECONDS = 15.0
 _REGISTERING_SECONDS = 5.0
 #: Between looks whether a Spark that somebody else started is still there.
 _GIVEN_SECONDS = 2.0
-#: Between questions whether the master of an application without executors still knows it.
-_MASTER_SECONDS = 10.0
 #: Seconds for the task that looks at an executor; each of its connections may take ten.
 _CHECK_SECONDS = 90.0
 #: Seconds that a heartbeat of that task may take beyond its result.
@@ -103,8 +101,7 @@ class Engine:
         self._asked: set[Any] = set()  #: jobs that Spark is to be asked about
         self._answers: dict[Any, Slots] = {}
         self._registering: float | None = None  #: since when executors are awaited; infinity once that is logged
-        self._next_check = self._next_question = 0.0
-        self._forgotten = 0  #: answers in a row by which the master does not know the application
+        self._next_check = 0.0
         self.lost: SparkUnusable | None = None  #: why no worker can run any more, whatever is tried
 
     def heartbeat_place(self) -> tuple[str, str, int]:
@@ -179,7 +176,9 @@ class Engine:
         # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
         named = "spark.master" in self._user_settings()
         slots = least_slots(self._subscriptions) if named else self._slots + SPARE_SLOTS
-        awaiting = executors.Awaiting(self._patient, self._registered, lambda: self._closed)
+        # what ran once is waited for, as for any executor that Spark has lost
+        patient = self._patient or self._total is not None
+        awaiting = executors.Awaiting(patient, self._registered, lambda: self._closed)
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         submitter = jobs.Submitter(context)
         try:
@@ -321,29 +320,16 @@ class Engine:
             self._asked = set()
             master, registered = submitter.master, submitter.slots()
             self._answers = {job: Slots(job is not None and job.runs(), registered, master) for job in asked}
-            self._ask_master(submitter, registered)
-
-    def _ask_master(self, submitter: jobs.Submitter, registered: int) -> None:
-        """Leave a master that has forgotten this application, as two answers say: one may be reading its state."""
-        if registered:
-            self._forgotten = 0
-        elif time.monotonic() >= self._next_question:
-            self._next_question = time.monotonic() + _MASTER_SECONDS
-            self._forgotten = self._forgotten + 1 if submitter.forgotten() else 0
-            if self._forgotten == 2:
-                self._leave(submitter.master)
+            if not registered and submitter.forgotten():
+                self._leave(master)
 
     def _leave(self, master: str) -> None:
-        """Close the context; the next job opens another."""
-        self._forgotten = 0
-        message = f'Spark master "{master}" does not know this application any more'
-        detail = "It was started again without its state, and gives the application no executors."
-        if session.is_guest(self._context):
-            hint = "Make the Spark context anew and start this again; replication goes on where the ledger is."
-            self.lost = SparkUnusable(message, detail=detail, hint=hint)
-        else:
-            self._log("WARNING", log_text(message, detail=f"{detail} Spark is started again."))
-            session.close_context(self._context)
+        """Close a context whose master does not know it any more; the next job opens another."""
+        self._log(
+            "WARNING",
+            log_text(executors.forgotten_by(master), detail=f"{executors.WITHOUT_STATE} Spark is started again."),
+        )
+        session.close_context(self._context)
 
     def rotate_log(self) -> None:
         """Keep Spark's log below its limit."""

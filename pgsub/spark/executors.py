@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import shlex
 import socket
 import time
@@ -22,9 +24,11 @@ _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 #: What lets a command with an end wait for executors that take longer.
 WAIT_LONGER = f"--conf {_REGISTRATION[0]}=5m"
 
+WITHOUT_STATE = "It was started again without its state, and gives the application no executors."
 #: Executors that a master gives an application without dynamic allocation: as many as its cores allow.
 _ALL = 2**31 - 1
 _LISTENS_SECONDS = 2.0
+_QUESTION_SECONDS, _STALE_SECONDS = 10.0, 60.0  #: between two questions, and how long an answer counts
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Awaiting:
     given_up: Callable[[], bool] = lambda: False
 
 
-def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path) -> None:
+def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path, *, own: bool = True) -> None:
     """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
 
     Executors that only come when tasks ask for them cannot be counted.
@@ -49,9 +53,12 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
         return
     scala = context._jsc.sc()
     deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
+    question = MasterQuestion(context, own=own)
     while (slots := _registered(context, log)) < workers and (awaiting.patient or time.monotonic() < deadline):
         if awaiting.given_up():
             raise PgsubError("the start of Spark was given up")
+        if not slots and question.forgotten():
+            raise SparkUnusable(forgotten_by(context.master), detail=WITHOUT_STATE)
         awaiting.registered(slots, context.master)
         time.sleep(0.2)
     cpus = int(context.getConf().get("spark.task.cpus", "1") or 1)
@@ -95,22 +102,50 @@ def registered_slots(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def forgotten(context: SparkContext) -> bool:
-    """Return whether a standalone master is there and does not know the application: it was started without its state.
+def forgotten_by(master: str) -> str:
+    """Return the message about a master that does not know the application."""
+    return f'Spark master "{master}" does not know this application any more'
 
-    Such a master has the application's executors killed and gives it no others. It is asked for as many executors as it
-    would give anyway. One that kept its state has told the application where it is (MasterChanged of
-    StandaloneAppClient.scala); any other is asked on the connection that was lost, so the question fails. With dynamic
-    allocation the number of executors is not pgsub's to say, and nothing is asked.
+
+class MasterQuestion:
+    """A question to a standalone master, asked now and then: whether it still knows the application.
+
+    One that was started again without its state has the application's executors killed and gives it no others. It is
+    asked for as many executors as it would give anyway. One that kept its state has told the application where it is
+    (MasterChanged of StandaloneAppClient.scala); any other is asked on the connection that was lost, which fails.
+
+    Nothing is asked of several masters, which keep their state elsewhere, and where the number of executors is not
+    pgsub's to say: with dynamic allocation, and in a context of somebody else.
+
+    :param context: whose master it is.
+    :param own: whether the context is pgsub's own.
     """
-    if not context.master.startswith("spark://") or _dynamic(context):
-        return False
-    nowhere = context._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(context._jvm.java.util.HashMap())
-    try:
-        known = bool(context._jsc.sc().requestTotalExecutors(_ALL, 0, nowhere))
-    except Py4JJavaError:
-        known = False
-    return not known and any(map(_listens, context.master.removeprefix("spark://").split(",")))
+
+    def __init__(self, context: SparkContext, *, own: bool = True) -> None:
+        self._context = context
+        self._asks = own and re.fullmatch("spark://[^,]+", context.master) is not None and not _dynamic(context)
+        self._asked_at = -math.inf
+        self._answers = 0  #: in a row by which it does not know the application
+
+    def forgotten(self) -> bool:
+        """Return whether two answers in a row say so: a master may be reading its state."""
+        clock = time.monotonic()
+        if not self._asks or clock < self._asked_at + _QUESTION_SECONDS:
+            return False
+        if clock > self._asked_at + _STALE_SECONDS:
+            self._answers = 0
+        self._answers = 0 if self._known() else self._answers + 1
+        self._asked_at = time.monotonic()
+        return self._answers == 2
+
+    def _known(self) -> bool:
+        jvm = self._context._jvm
+        nowhere = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+        try:
+            known = bool(self._context._jsc.sc().requestTotalExecutors(_ALL, 0, nowhere))
+        except Py4JJavaError as error:
+            known = "RpcTimeoutException" in str(error)  # it is slow
+        return known or not _listens(self._context.master.removeprefix("spark://"))
 
 
 def _listens(place: str) -> bool:

@@ -25,9 +25,9 @@ from pyspark.errors import PySparkException
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
-from pgsub.spark.executors import forgotten, registered_slots
+from pgsub.spark.executors import MasterQuestion, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import alive
+from pgsub.spark.session import alive, is_guest
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -196,6 +196,7 @@ class Submitter:
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
+        self._question = MasterQuestion(context, own=not is_guest(context))
 
     @property
     def master(self) -> str:
@@ -210,9 +211,9 @@ class Submitter:
             return 0
 
     def forgotten(self) -> bool:
-        """Return whether the master has forgotten the application (:func:`pgsub.spark.executors.forgotten`)."""
+        """Return whether the master has forgotten the application (:class:`pgsub.spark.executors.MasterQuestion`)."""
         with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):
-            return forgotten(self._context)
+            return self._question.forgotten()
         return False
 
     def submit(

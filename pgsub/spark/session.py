@@ -83,7 +83,7 @@ def _open(
     if guest is not None:
         _guests.add(guest)
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
-        executors.check_slots(guest, workers, awaiting, state_dir / "log" / "spark.log")
+        executors.check_slots(guest, workers, awaiting, state_dir / "log" / "spark.log", own=False)
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _connect(launch_gateway(), workers, state_dir, {}, awaiting)
@@ -227,7 +227,7 @@ def lost(context: SparkContext | None) -> bool:
             return True
         except OSError:  # it is too busy to answer
             return False
-    return context in _guests and not alive(context) and _active() is None
+    return context in _guests and not alive(context) and _active() in (None, context)
 
 
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:

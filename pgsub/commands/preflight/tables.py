@@ -133,7 +133,7 @@ def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> N
         raise TargetSchemaError(
             missing[0] if len(missing) == 1 else f"{len(missing)} published tables have no target",
             detail="\n".join(missing) if len(missing) > 1 else None,
-            hint=_creating([] if len(absent) == len(names) else absent),
+            hint=_creating([] if len(absent) == len(names) else absent) if absent else "Put a table in its place.",
             sqlstate="42P01",
         )
 
