@@ -196,13 +196,19 @@ def test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wa
     p.same("t")
 
 
-def test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply(
-    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _behind(pair: MakePair) -> Pair:
+    """A pair of two writers with a hundred transactions to apply."""
     p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=2)
     p.apply("INSERT INTO t VALUES (0)")
     for number in range(1, 100):
         p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    return p
+
+
+def test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply(
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = _behind(pair)
     monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:1@1")  # the unit before it has long committed
     turn = (
         "SELECT classid::bigint << 32 | objid::bigint FROM pg_locks"
@@ -230,10 +236,7 @@ def test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply(
 def test_a_unit_that_waits_for_its_own_turn_is_no_strangers_business(
     pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p = pair("CREATE TABLE t (id int PRIMARY KEY)", apply_workers=2)
-    p.apply("INSERT INTO t VALUES (0)")
-    for number in range(1, 100):
-        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    p = _behind(pair)
     monkeypatch.setattr(pool, "STRANGER_SECONDS", 0.1)
     monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:2@1")  # those behind it wait
     task = p.start()

@@ -14,7 +14,7 @@ import pytest
 
 from pgsub.cli.operate.run import PAGE
 from pgsub.commands.serve.run import stopping_by_signal
-from pgsub.commands.subscription.create import undone_by_signals
+from pgsub.commands.signals import undone_by_signals
 
 
 class Quiet:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType
 
 import psycopg
 
@@ -20,6 +14,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import sequences
 from pgsub.commands.serve.synchronize import Service, report_adopted
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
+from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription import definition, passfiles, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
@@ -85,34 +80,6 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
     if found.two_phase != two_phase.DISABLED:
         when = "from the start" if found.two_phase == two_phase.ENABLED else "once every table is synchronized"
         reporter.notice(f"two_phase would be enabled {when}")
-
-
-@contextlib.contextmanager
-def undone_by_signals() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a terminal that is closed, undo what was begun as SIGINT does; then the process dies.
-
-    As in :func:`pgsub.commands.serve.run.stopping_by_signal`, nohup is respected.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may have handlers
-        return
-    received: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        undoing = bool(received) or isinstance(sys.exc_info()[1], KeyboardInterrupt)
-        received.append(number)
-        if number != signal.SIGHUP or not undoing:  # shell, terminal and logind send it behind others
-            raise KeyboardInterrupt
-
-    wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, handler) for one in wanted}
-    try:
-        yield
-    finally:
-        for one, handling in before.items():
-            signal.signal(one, handling)
-        for number in received:
-            os.kill(os.getpid(), number)
 
 
 def _register(options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter) -> Preflight:

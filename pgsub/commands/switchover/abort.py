@@ -7,7 +7,7 @@ import contextlib
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.subscription.create import undone_by_signals
+from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.switchover import gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome

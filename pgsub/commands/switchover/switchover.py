@@ -9,7 +9,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription.create import undone_by_signals
+from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription.definition import new_subid
 from pgsub.commands.switchover import definition, gone, right, steps
 from pgsub.commands.switchover.last_look import LastLook
