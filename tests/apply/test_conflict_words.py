@@ -125,6 +125,7 @@ def both(pair: MakePair, target: Server, subdb: Database) -> Iterator[Callable[.
     native.drop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_every_conflict_is_told_as_the_server_tells_it(both: Callable[..., Both], binary: bool) -> None:
     it = both(binary=binary)

@@ -258,6 +258,7 @@ def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice
     assert (kept(p), held(p)) == (0, 0)
 
 
+@pytest.mark.long
 def test_whatever_is_held_and_released_and_cut_off_when_in_the_end_both_sides_are_equal(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

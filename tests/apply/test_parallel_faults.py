@@ -179,6 +179,7 @@ def _take_origins(stack: ExitStack, p: Pair) -> None:
             session.execute(f"SELECT pg_replication_origin_session_setup('taken{number}')".encode())
 
 
+@pytest.mark.long
 def test_nothing_is_applied_early_by_a_session_without_an_origin(parallel: Parallel, replays: Replays) -> None:
     """A peer that subscribes to the target with origin = none would get it back."""
     p = parallel()

@@ -63,6 +63,7 @@ def _one_stream(p: Pair) -> Iterator[None]:
     assert p.pubdb.value(query, p.sub.slot_name) == pid
 
 
+@pytest.mark.long
 def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
     subscribed: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_what_flows_is_left_to_gather_unless_it_floods_or_is_next_to_nothing(
     assert not [after for came, after in pairs if came is False and after is None]
 
 
+@pytest.mark.long
 def test_a_value_that_takes_longer_than_every_timeout_arrives(subscribed: Pair, proxy: Callable[[str], Proxy]) -> None:
     p = subscribed
     between = proxy(p.sub.connection)
@@ -186,6 +188,7 @@ def test_a_slot_that_another_streams_is_waited_for_and_then_its_process_is_named
     p.stop(task)
 
 
+@pytest.mark.long
 def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_says_so(
     subscribed: Pair, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

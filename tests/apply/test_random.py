@@ -161,6 +161,7 @@ def _work(p: Pair, seed: int) -> None:
     p.apply()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_target_ends_as_the_publisher_is(pair: MakePair, sets: Callable[[int, int], None], seed: int) -> None:
     sets((3, 1, 50)[seed % 3], (50_000, 30, 10)[seed // 2 % 3])

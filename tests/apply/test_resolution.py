@@ -46,6 +46,7 @@ def test_a_tie_is_asked_about():
 names = st.tuples(st.integers(1, 2**63).map(str), st.text(max_size=3))
 
 
+@pytest.mark.long
 @given(names, names)
 def test_of_two_databases_exactly_one_wins_a_tie_whichever_of_them_is_asked(one, other):
     here, there = tied(remote=one, local=other), tied(remote=other, local=one)

@@ -89,6 +89,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("user", ["superuser", "member"])
 def test_changes_are_made_as_the_owner_of_each_table(pair: MakePair, roles: Roles, user: str) -> None:
     p = pair(TABLES)

@@ -200,6 +200,7 @@ def test_random_changes_end_as_the_rules_say(pair: MakePair, seed: int) -> None:
     assert sum(met.values()) > 10
 
 
+@pytest.mark.long
 def test_two_databases_that_subscribe_to_each_other_become_alike(
     subdb: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def _traits(made: ChangeSet | str, case: Case) -> Iterator[str]:
         yield "replaced, perhaps"
 
 
+@pytest.mark.long
 def test_sets_come_to_what_the_same_changes_do_one_by_one(bench: Bench) -> None:
     chance = random.Random(int(os.environ.get("PGSUB_SEED", "5")))
     shapes = [

@@ -294,6 +294,7 @@ def test_the_end_of_a_prepared_transaction_clears_a_skip_as_on_the_server(make):
     p.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [WHOLE, CONFLICTING])
 def test_a_worker_killed_at_any_step_of_a_skip_has_skipped_once_or_not_at_all(make, child, rows):
     p = make()

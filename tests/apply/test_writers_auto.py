@@ -76,6 +76,7 @@ def test_a_slow_target_gets_more_sessions_and_one_is_left_when_there_is_nothing_
     assert p.events() == []
 
 
+@pytest.mark.long
 def test_a_target_without_room_keeps_one_session(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_dag_is_loaded_by_airflow():
     assert loaded.import_errors == {} and set(loaded.dags) == {"pgsub_sales"}
 
 
+@pytest.mark.long
 def test_the_functions_of_the_dag_catch_up_and_report(cli, tables):
     assert cli.create("sales", "--no-copy-data", "--no-wait").returncode == 0
     publisher, target = tables

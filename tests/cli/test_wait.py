@@ -152,6 +152,7 @@ def test_two_further_attempts_with_the_error_from_before_end_the_wait(store, fol
         _until(folder, "synced", timeout=1000)
 
 
+@pytest.mark.long
 def test_an_error_from_before_that_nobody_retries_ends_the_wait(store, folder):
     _fails(store)
     with pytest.raises(ApplyError):
@@ -238,6 +239,7 @@ def test_a_disabled_subscription_is_not_waited_for(pgsub, store, served, conditi
     assert pgsub("wait", "orders", "--for", condition, "--even-if-stopped", "--timeout", "100ms").returncode == 8
 
 
+@pytest.mark.long
 def test_a_subscription_that_nothing_serves_is_not_waited_for(pgsub, store, folder):
     ended = pgsub("wait", "orders", "--for", "synced")
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (3, "pgsub run orders")
@@ -245,6 +247,7 @@ def test_a_subscription_that_nothing_serves_is_not_waited_for(pgsub, store, fold
     assert pgsub("wait", "orders", "--for", "disabled", "--timeout", "100ms").returncode == 8
 
 
+@pytest.mark.long
 def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
     assert pgsub("wait", "orders", "--for", "synced", "--timeout", "100ms").returncode == 8
     _fails(store)

@@ -237,6 +237,7 @@ def test_a_partition_of_a_table_that_another_subscription_writes_is_not_adopted(
     assert cli("drop", "root", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_subscription_that_came_meanwhile_keeps_its_rows(cli: Cli, tables: Tables) -> None:
     assert cli.create("one", "--adopt", "--yes", "--no-wait").returncode == 0  # the tables are empty as yet
     assert cli.create("two", "--no-copy-data", "--no-wait").returncode == 0
@@ -256,6 +257,7 @@ def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Ta
     assert tables[1].value("SELECT count(*) FROM a") == 100
 
 
+@pytest.mark.long
 def test_a_table_that_is_empty_on_both_sides_is_adopted_again(served: tuple[Cli, str], tables: Tables) -> None:
     cli, name = served
     words = ("refresh", name, "--resync", "public.a", "--adopt", "--yes")
@@ -279,6 +281,7 @@ def test_without_an_origin_what_the_target_publishes_is_not_adopted(
     assert tables[1].value("SELECT count(*) FROM a") == 9
 
 
+@pytest.mark.long
 def test_no_value_is_cut_to_fit_a_narrower_column(joined: Cli, adopting: Callable[..., str], tables: Tables) -> None:
     for database, length in zip(tables, (10, 4), strict=True):
         database.execute(f"CREATE TABLE cut (id int PRIMARY KEY, v varchar({length}), c char({length}))")
@@ -326,6 +329,7 @@ def test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_check
     _same(tables, "tree")
 
 
+@pytest.mark.long
 def test_rows_that_are_not_published_to_be_deleted_or_updated_stay(
     adopting: Callable[..., str], tables: Tables
 ) -> None:

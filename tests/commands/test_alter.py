@@ -61,6 +61,7 @@ def definition(cli, *columns, name="s"):
 # publications
 
 
+@pytest.mark.long
 def test_an_added_publication_is_refreshed_at_once_and_a_dropped_one_too(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -154,6 +155,7 @@ def test_what_the_server_refuses_of_publications_is_refused_in_its_words(stored,
     assert definition(stored, "subpublications") == ('["p"]',)
 
 
+@pytest.mark.long
 def test_a_refresh_that_cannot_be_done_leaves_the_publications_as_they_were(stored, tables):
     _pubdb, subdb = tables
     publication(tables)
@@ -221,6 +223,7 @@ def test_every_option_changes_and_is_stored(stored):
     assert [row[0] for row in stored.sql("SELECT action FROM pgsub_journal")] == ["create", "alter", "alter"]
 
 
+@pytest.mark.long
 def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -243,6 +246,7 @@ def _origins(count):
     return {"max_active_replication_origins": count} if int(embedded_version()) >= 18 else {}
 
 
+@pytest.mark.long
 def test_more_sessions_that_apply_than_the_target_has_room_for_are_a_warning(make_cli, own_pair):
     pair = own_pair(target={"max_connections": 8, **_origins(5)})
     for database in (pair.pubdb, pair.subdb):
@@ -283,6 +287,7 @@ def test_more_sessions_that_apply_than_the_target_has_room_for_are_a_warning(mak
     pair.target.start()
 
 
+@pytest.mark.long
 def test_sessions_that_the_subscription_has_already_are_room_for_those_that_apply(make_cli, own_pair):
     pair = own_pair(target={"max_connections": 5, **_origins(4)})
     for database in (pair.pubdb, pair.subdb):
@@ -326,6 +331,7 @@ def test_failover_needs_a_disabled_subscription_and_changes_the_slot(stored, tab
 # name and slot
 
 
+@pytest.mark.long
 def test_a_renamed_subscription_goes_on_under_its_new_name_with_its_old_slot(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -340,6 +346,7 @@ def test_a_renamed_subscription_goes_on_under_its_new_name_with_its_old_slot(ser
     assert cli("wait", new, "--for", "caught-up", "--timeout", "1m").returncode == 0
 
 
+@pytest.mark.long
 def test_a_launcher_that_serves_one_subscription_by_name_follows_a_rename(stored, tables):
     running = stored.start("run", "s")
     until(lambda: stored.sql("SELECT 1 FROM pgsub_server"))
@@ -375,6 +382,7 @@ def test_a_rename_that_was_killed_half_way_is_done_by_the_next_one(stored, table
         assert stored.create(other, "--slot-name", f"x{other}", "--no-wait").returncode == 0
 
 
+@pytest.mark.long
 def test_the_slot_name_is_the_servers_matter_and_the_ledger_follows(stored, tables):
     said = "cannot set slot_name = NONE for enabled subscription"
     one_error(stored("alter", "s", "--slot-name", "none"), 3, said, "pgsub disable s")
@@ -401,6 +409,7 @@ def test_a_subscription_without_its_slot_name_is_dropped_without_the_publisher(s
 # connections
 
 
+@pytest.mark.long
 def test_a_new_connection_must_lead_to_the_same_publisher(stored, tables, own_pair):
     before = definition(stored, "subconninfo")
     said = one_error(
@@ -415,6 +424,7 @@ def test_a_new_connection_must_lead_to_the_same_publisher(stored, tables, own_pa
     assert list(stored.state.glob("passfiles/*")) == []
 
 
+@pytest.mark.long
 def test_a_new_connection_takes_effect_in_a_running_launcher_and_its_password_in_a_file(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -472,6 +482,7 @@ def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, 
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
 
 
+@pytest.mark.long
 def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, proxy):
     cli, name = served
     pubdb, subdb = tables

@@ -115,7 +115,7 @@ def planted(publisher: Server, target: Server, roles: None) -> Iterator[tuple[Da
     assert [line for log in logs for line in log.decode(errors="replace").splitlines() if "captured: " in line] == []
 
 
-@pytest.mark.parametrize("user", ["postgres", pytest.param(_PLAIN, id="plain")])
+@pytest.mark.parametrize("user", ["postgres", pytest.param(_PLAIN, id="plain", marks=pytest.mark.long)])
 def test_nothing_that_the_owner_of_a_database_planted_is_called(
     launcher: Cli, planted: tuple[Database, Database], user: str
 ) -> None:

@@ -125,7 +125,7 @@ def stale(tmp_path: Path) -> Stale:
     return Stale(folder, tmp_path / "go")
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "launcher"])
+@pytest.fixture(params=[pytest.param(False, id="alone"), pytest.param(True, id="launcher", marks=pytest.mark.long)])
 def run(request: pytest.FixtureRequest, cli: Cli, stale: Stale) -> Iterator[Callable[[Step], None]]:
     """Runs the command of a step, with or without a launcher, and looks at once."""
     env = {**stale.environment, "PGSUB_RETRY_SECONDS": "0.5"}
@@ -169,6 +169,7 @@ def test_every_command_returns_once_the_state_store_shows_what_it_did(run, table
             assert rows in (0, 2000)  # nobody copies, or a wait that has ended has seen all of it
 
 
+@pytest.mark.long
 def test_a_wait_behind_a_refresh_never_misses_a_new_table(served, tables: Tables) -> None:
     cli, name = served
     for number in (0, 1, *thorough(range(2, 5))):

@@ -257,6 +257,7 @@ def test_what_does_not_stop_apply_is_told_counted_and_recorded_as_by_the_server(
     assert scene.status()["state"] == "running" and scene.runbook() == []
 
 
+@pytest.mark.long
 def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_is_gone(scene: Scene) -> None:
     scene.begin("INSERT INTO late VALUES (1, 'mine')")
     before = scene.counted()[1]
@@ -341,6 +342,7 @@ def test_a_plain_a_streamed_and_a_prepared_transaction_fail_in_turn_and_are_skip
     assert subdb.rows("SELECT * FROM pg_prepared_xacts WHERE database = current_database()") == []
 
 
+@pytest.mark.long
 def test_who_is_stuck_sees_what_waits_behind_and_nothing_of_it_is_lost(scene: Scene) -> None:
     scene.begin("INSERT INTO one VALUES (40, 'mine')")
     scene.ok("disable-on-error", "s", "off")

@@ -106,6 +106,7 @@ def synchronized(cli, tables, name="s"):
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_without_a_connection_then_a_slot_by_hand_enable_and_refresh(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-connect").returncode == 0
@@ -165,6 +166,7 @@ def test_what_was_written_between_the_slot_and_the_first_connection_is_not_lost(
     one_error(ended, 7, "is past the subscription's position")
 
 
+@pytest.mark.long
 def test_a_slot_of_another_kind_or_database_is_not_adopted(cli, tables):
     pubdb = tables[0]
     assert cli.create("s", "--no-connect").returncode == 0

@@ -22,6 +22,7 @@ def restricted(launcher, tables):
     subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_a_missing_privilege_blocks_under_its_name_until_it_is_granted(restricted, tables):
     cli, role = restricted
     pubdb, subdb = tables

@@ -94,6 +94,7 @@ def test_without_the_option_nothing_is_enforced_and_superusers_may_do_without(it
         assert it("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none_any_more(it):
     it.connection = it.asking
     ended = it.create("s", "--password-required")

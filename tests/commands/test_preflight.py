@@ -53,6 +53,7 @@ def test_json_belongs_to_a_dry_run(cli):
     assert ended.returncode == 2 and "--json needs --dry-run" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15")
 def test_chunked_or_atomic_is_shown_beforehand_with_the_number_of_chunks_or_the_reason(cli, tables):
     pubdb, subdb = tables
@@ -302,6 +303,7 @@ def test_policies_that_would_filter_or_refuse_rows_are_named_on_either_side(cli,
     assert _about(_plan(cli)[0], "a") == []
 
 
+@pytest.mark.long
 def test_owners_that_the_role_may_not_act_as_are_named_with_the_grant_and_the_option(cli, tables, role):
     pubdb, subdb = tables
     owners = [f"{subdb.name}_{name}" for name in ("alice", "bob")]
@@ -340,6 +342,7 @@ def test_owners_that_the_role_may_not_act_as_are_named_with_the_grant_and_the_op
             subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
 
 
+@pytest.mark.long
 def test_the_comparison_of_an_adopted_table_needs_the_users_own_select(cli, tables, role):
     subdb = tables[1]
     owner = f"{subdb.name}_owner"
@@ -372,6 +375,7 @@ def test_rules_that_fire_on_the_target_are_a_warning(cli, tables):
     assert subdb.rows(hint.splitlines()[-1]) == [("a", "off")]
 
 
+@pytest.mark.long
 def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, own_pair):
     pair = own_pair(
         publisher={"max_replication_slots": 3, "max_wal_senders": 2, "max_connections": 12},
@@ -405,6 +409,7 @@ def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, 
     assert [w["message"] for w in few if "sessions" in w["message"]] == []
 
 
+@pytest.mark.long
 def test_transactions_that_a_slot_would_wait_for_are_named_with_pid_age_and_query(make_cli, own_pair):
     pair = own_pair(publisher={"max_prepared_transactions": 5})
     for database in (pair.pubdb, pair.subdb):
@@ -479,6 +484,7 @@ def test_a_target_table_that_somebody_locks_does_not_hold_up_the_check(cli, tabl
     assert {name: table["target_empty"] for name, table in found.items()} == {"a": None, "b": False}
 
 
+@pytest.mark.long
 def test_many_tables_are_checked_in_bulk(cli, tables):
     pubdb, subdb = tables
     for database in tables:

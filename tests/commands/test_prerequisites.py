@@ -157,6 +157,7 @@ def test_a_pooler_on_either_side_is_seen_by_the_cancel_keys_it_hands_out(cli, ta
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_a_pooler_that_comes_to_stand_between_is_refused_by_the_workers_that_begin_from_then_on(cli, tables, pooler):
     pubdb, subdb = tables
     poolers = {"publisher": pooler(pubdb.server), "target": pooler(subdb.server)}

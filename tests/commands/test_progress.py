@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import patience
+import pytest
 from fix_program import until
 
 _ROWS, _HELD = 40_000, 30_000
@@ -42,6 +43,7 @@ def test_a_running_copy_shows_bytes_rows_and_chunks_and_what_was_estimated(cli, 
     assert subdb.value("SELECT count(*) FROM a") == _ROWS
 
 
+@pytest.mark.long
 def test_rows_that_were_sent_are_shown_while_the_target_still_works_on_them(cli, tables):
     subdb = tables[1]
     subdb.execute("""

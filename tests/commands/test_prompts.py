@@ -42,6 +42,7 @@ def _refused(said: tuple[int, str], detail: str = "Nothing was changed.") -> Non
     assert code == 1 and text.endswith(f"\npgsub: error: canceled\nDETAIL:  {detail}\n"), text
 
 
+@pytest.mark.long
 def test_skip_lsn_says_what_will_not_be_applied_and_skips_it_once_that_is_agreed(it: Stuck) -> None:
     def answered(answer: str) -> tuple[int, str]:
         return _answered(it, "Skip it? [y/N]:", answer, "skip-lsn", "s", "--rows", "conflicting")
@@ -56,6 +57,7 @@ def test_skip_lsn_says_what_will_not_be_applied_and_skips_it_once_that_is_agreed
     assert it.apply() is None and it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2)]
 
 
+@pytest.mark.long
 def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: Stuck) -> None:
     before, to = it.position(), str(it.pubdb.value("SELECT pg_current_wal_flush_lsn()"))
 
@@ -70,6 +72,7 @@ def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: S
     assert it.position() == to and it.apply() is None and it.subdb.value("SELECT count(*) FROM b") == 1
 
 
+@pytest.mark.long
 def test_drop_wants_the_name_typed(it: Stuck) -> None:
     def answered(answer: str) -> tuple[int, str]:
         return _answered(it, "Type the name of the subscription to go on:", answer, "drop", "s")

@@ -63,6 +63,7 @@ def test_new_tables_are_copied_by_the_launcher_and_known_ones_never_again(served
     ]
 
 
+@pytest.mark.long
 def test_a_launcher_takes_up_a_new_table_by_itself_while_writes_go_on(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -89,6 +90,7 @@ def test_without_copy_only_what_is_written_from_now_on_arrives(served, tables):
     subdb.wait("SELECT count(*) FROM c", value=1)
 
 
+@pytest.mark.long
 def test_a_table_that_is_published_no_more_goes_with_its_slot_and_keeps_its_rows(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -114,6 +116,7 @@ def test_a_table_that_is_published_no_more_goes_with_its_slot_and_keeps_its_rows
     assert subdb.value("SELECT count(*) FROM b") == 0
 
 
+@pytest.mark.long
 def test_a_table_that_comes_back_is_copied_as_a_new_one(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -126,6 +129,7 @@ def test_a_table_that_comes_back_is_copied_as_a_new_one(served, tables):
     assert subdb.rows("SELECT DISTINCT t FROM a") == [("changed meanwhile",)]
 
 
+@pytest.mark.long
 def test_a_target_table_that_was_dropped_and_created_again_is_a_new_table(served, tables):
     cli, name = served
     subdb = tables[1]
@@ -136,6 +140,7 @@ def test_a_target_table_that_was_dropped_and_created_again_is_a_new_table(served
     assert subdb.value("SELECT count(*) FROM a") == 100
 
 
+@pytest.mark.long
 def test_a_table_that_bears_another_name_on_both_sides_is_the_same_table(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -153,6 +158,7 @@ def test_a_table_that_bears_another_name_on_both_sides_is_the_same_table(served,
     assert subdb.value("SELECT count(*) FROM b") == 100
 
 
+@pytest.mark.long
 def test_tables_renamed_on_both_sides_go_on_and_are_shown_by_their_names(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -170,6 +176,7 @@ def test_tables_renamed_on_both_sides_go_on_and_are_shown_by_their_names(served,
     )
 
 
+@pytest.mark.long
 def test_a_schema_fault_is_shown_with_its_column_and_ends_by_the_ddl_of_its_hint(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -194,6 +201,7 @@ def test_a_missing_target_table_is_named_and_nothing_changes(stored, tables):
     assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
 
 
+@pytest.mark.long
 def test_another_publisher_is_refused_before_it_could_remove_every_table(stored, tables, own_pair):
     other = own_pair().pubdb
     with sqlite3.connect(stored.state / "state.db") as store:
@@ -270,6 +278,7 @@ def test_refresh_synchronizes_in_the_foreground_what_an_earlier_one_left_where_n
     assert tables[0].rows(_SLOTS) == [("s",)]
 
 
+@pytest.mark.long
 def test_two_commands_do_not_change_one_subscription_at_once(stored, tables):
     subid = tables[1].value("SELECT subid FROM pgsub.subscription")
     with tables[1].connect() as other:
@@ -277,6 +286,7 @@ def test_two_commands_do_not_change_one_subscription_at_once(stored, tables):
         one_error(stored("refresh", "s"), 9, 'subscription "s" is being changed by another command')
 
 
+@pytest.mark.long
 def test_refresh_gives_up_when_apply_does_not_let_go_and_changes_nothing(stored, tables):
     add_table(tables)
     with tables[1].connect() as apply:

@@ -104,6 +104,7 @@ def test_a_create_that_is_interrupted_undoes_everything(cli, tables, tmp_path, n
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_a_create_whose_state_store_is_locked_by_another_leaves_no_slot(cli, tables, tmp_path):
     pubdb, subdb = tables
     reached = tmp_path / "goes on"

@@ -125,6 +125,7 @@ def test_a_repair_that_is_killed_before_it_writes_and_behind_that_is_run_again(
     assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
 
 
+@pytest.mark.long
 def test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point(
     served: Served, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
 ) -> None:
@@ -228,6 +229,7 @@ _EVIL = (
 )
 
 
+@pytest.mark.long
 def test_no_cast_that_the_owner_of_a_type_made_is_called(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute(
@@ -245,6 +247,7 @@ def test_no_cast_that_the_owner_of_a_type_made_is_called(served: Served, tables:
     assert tables[1].value("SELECT count(*) FROM m WHERE (id, m) IN ((1, 'good'), (2, 'bad'))") == 2
 
 
+@pytest.mark.long
 def test_explained_rows_are_left_alone(served: Served, tables: Tables) -> None:
     cli, name = served
     assert cli("alter", name, "--on-conflict", "public.a:insert_exists=skip").returncode == 0
@@ -258,6 +261,7 @@ def test_explained_rows_are_left_alone(served: Served, tables: Tables) -> None:
     assert tables[1].value("SELECT t FROM a WHERE id = 500") == "mine"
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_written_is_named_and_its_piece_is_left_as_it_was(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[1].execute("CREATE UNIQUE INDEX a_t ON a (t)")
@@ -274,6 +278,7 @@ def test_a_row_that_cannot_be_written_is_named_and_its_piece_is_left_as_it_was(s
     _same(tables, "a")
 
 
+@pytest.mark.long
 def test_a_row_that_another_transaction_has_locked_is_waited_for_a_few_seconds_and_apply_goes_on(
     served: Served, tables: Tables
 ) -> None:
@@ -291,6 +296,7 @@ def test_a_row_that_another_transaction_has_locked_is_waited_for_a_few_seconds_a
     _same(tables, "a")
 
 
+@pytest.mark.long
 def test_a_held_table_is_not_repaired(served: Served, tables: Tables) -> None:
     cli, name = served
     assert cli("alter", name, "--hold", "public.a").returncode == 0
@@ -299,6 +305,7 @@ def test_a_held_table_is_not_repaired(served: Served, tables: Tables) -> None:
     assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
 
 
+@pytest.mark.long
 def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None:
     cli, name = served
     _plant(tables[1], "DELETE FROM a WHERE id = 7")
@@ -320,6 +327,7 @@ def test_without_a_launcher_it_applies_and_repairs_itself(cli: Cli, tables: Tabl
     _same(tables, "a")
 
 
+@pytest.mark.long
 def test_a_table_without_a_key_is_named_and_not_touched(served: Served, tables: Tables) -> None:
     cli, name = served
     for database in tables:

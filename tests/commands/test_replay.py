@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pexpect
+import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck, Stuck
 
@@ -59,6 +60,7 @@ def replayed(it: Stuck, *words: str) -> dict[str, Any]:
     return dict(valid("conflicts", it.ok("conflicts", "replay", "s", *words, "--yes", "--json").stdout)["replay"])
 
 
+@pytest.mark.long
 def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0)")
@@ -119,6 +121,7 @@ def test_a_whole_transaction_is_applied_in_its_order_or_not_at_all(stuck: MakeSt
     assert conflict["action"] == "replayed"
 
 
+@pytest.mark.long
 def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(
     stuck: MakeStuck, reached: Callable[[str], None]
 ) -> None:
@@ -171,6 +174,7 @@ def test_what_cannot_be_replayed_is_told_why(stuck: MakeStuck) -> None:
     assert it.subdb.value(_LEFT) == 1
 
 
+@pytest.mark.long
 def test_on_a_terminal_it_asks(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0)")

@@ -34,6 +34,7 @@ def same(tables, name):
     return pubdb.rows(_SAME.format(name)) == subdb.rows(_SAME.format(name))
 
 
+@pytest.mark.long
 def test_a_table_is_emptied_and_copied_again_and_no_other(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -119,6 +120,7 @@ def test_while_apply_is_busy_on_the_table_nothing_is_lost_and_nothing_comes_twic
     until(lambda: pubdb.rows(_SLOTS) == [(name,)])
 
 
+@pytest.mark.long
 def test_a_table_in_error_is_mended_by_copying_it_again(served, tables):
     cli, name = served
     pubdb, subdb = tables
@@ -134,6 +136,7 @@ def test_a_table_in_error_is_mended_by_copying_it_again(served, tables):
     until(lambda: not cli.sql("SELECT 1 FROM pgsub_error"))
 
 
+@pytest.mark.long
 def test_a_large_copy_under_way_is_broken_off_and_begins_anew(served, tables, tmp_path):
     cli, name = served
     pubdb, subdb = tables
@@ -180,6 +183,7 @@ def _on_terminal(cli, answer, *words):
     return process.returncode, out, said
 
 
+@pytest.mark.long
 def test_on_a_terminal_it_asks_and_names_the_rows(stored, tables):
     subdb = tables[1]
     subdb.execute(
@@ -274,6 +278,7 @@ def test_a_table_that_another_subscription_writes_too_is_not_emptied(stored, tab
     assert subdb.value("SELECT count(*) FROM a") == 1
 
 
+@pytest.mark.long
 def test_a_missing_privilege_is_named_with_its_grant(make_cli, tables):
     pubdb, subdb = tables
     role = f"app_{subdb.name}"
@@ -370,6 +375,7 @@ def test_names_that_need_quoting_are_found_as_written_and_as_sql(cli, tables):
     assert subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE srsubstate = 'i'") == 2
 
 
+@pytest.mark.long
 def test_readers_do_not_block_apply_for_long_and_who_holds_the_table_is_named(served, tables):
     cli, name = served
     pubdb, subdb = tables

@@ -49,6 +49,7 @@ def test_create_serves_its_tables_until_all_have_caught_up_and_then_says_that_no
     pubdb.wait(slots, pubdb.name, value="sf")  # its walsender has still to notice
 
 
+@pytest.mark.long
 def test_a_table_that_fails_for_good_ends_create_with_6_after_the_others_and_the_subscription_stays(cli, tables):
     pubdb, subdb = tables
     subdb.execute("INSERT INTO a VALUES (1, 'local')")
@@ -62,6 +63,7 @@ def test_a_table_that_fails_for_good_ends_create_with_6_after_the_others_and_the
     assert cli.status()["last_error"]["relation"] == "public.a"
 
 
+@pytest.mark.long
 @pytest.mark.own_spark  # a run that ends while Spark starts takes its JVM along
 def test_a_run_that_does_not_catch_up_in_time_ends_with_8_and_names_what_is_missing(cli, tables):
     pubdb, _ = tables
@@ -93,6 +95,7 @@ def test_a_second_launcher_ends_with_9_and_says_who_is_the_first(cli, tables):
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_a_create_that_only_watches_ends_with_3_when_the_launcher_is_gone(cli, tables):
     _, subdb = tables
     blocker = subdb.connect()
@@ -148,6 +151,7 @@ def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, 
     assert subdb.value("SELECT count(*) FROM b") in ((0, 10) if len(numbers) == 2 else (10,))
 
 
+@pytest.mark.long
 def test_stored_errors_are_forgotten_when_another_launcher_gets_past_them(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0

@@ -118,6 +118,7 @@ def test_a_whole_life_of_a_subscription_shows_its_passwords_nowhere(guarded):
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_a_rebuilt_state_store_has_its_passwords_in_passfiles_and_the_ledger_has_none(guarded):
     cli, pubdb, subdb = guarded
     words, variables = _from_environment(cli)

@@ -86,6 +86,7 @@ def test_a_running_launcher_keeps_sequences_close_and_never_takes_one_backward(c
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_a_definition_that_differs_is_named_once_with_an_alter_that_mends_it_and_apply_goes_on(
     cli: Cli, sequences: Tables
 ) -> None:
@@ -128,6 +129,7 @@ def test_what_keeps_a_sequence_from_following_is_a_warning_of_create_with_what_t
     assert _ahead(cli, "down") == ("i", None)
 
 
+@pytest.mark.long
 def test_a_run_to_the_publishers_position_takes_the_sequences_along(cli: Cli, sequences: Tables) -> None:
     pubdb, subdb = sequences
     assert cli.create("s", "--no-wait").returncode == 0

@@ -46,6 +46,7 @@ def synchronized(served, tables):
     return served
 
 
+@pytest.mark.long
 def test_a_run_without_subscriptions_stays_and_serves_what_is_created_later(served, tables):
     cli, name = served
     assert cli.running.poll() is None
@@ -99,6 +100,7 @@ def test_messages_come_into_the_log_of_the_launcher_once_they_are_asked_for(sync
     assert cli.status(name)["pgsub_messages"] is True
 
 
+@pytest.mark.long
 def test_disable_ends_the_workers_and_enable_starts_them_again(synchronized, tables):
     cli, name = synchronized
     pubdb, subdb = tables
@@ -122,6 +124,7 @@ def test_disable_ends_the_workers_and_enable_starts_them_again(synchronized, tab
     ]
 
 
+@pytest.mark.long
 def test_status_shows_the_worker_that_lives_and_every_program_may_read_the_store(synchronized, tables):
     cli, name = synchronized
     pubdb, subdb = tables

@@ -41,6 +41,7 @@ def prepare(subdb, table="b", number=1, row="700, 1"):
 # create
 
 
+@pytest.mark.long
 def test_create_that_leaves_the_work_to_a_launcher_waits_for_it_too(cli, tables):
     pubdb, subdb = tables
     running = cli.launcher()

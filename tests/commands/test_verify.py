@@ -64,6 +64,7 @@ def test_equal_tables_end_with_0_and_planted_faults_with_6(served: Served, table
     assert [one["relname"] for one in only["tables"]] == ["b"] and only["equal"]
 
 
+@pytest.mark.long
 def test_what_is_printed_names_each_row(served: Served, tables: Tables) -> None:
     cli, name = served
     _plant(tables[1], "DELETE FROM a; INSERT INTO a SELECT g, 'z' FROM generate_series(1000, 1029) g")
@@ -102,6 +103,7 @@ def _kept(document: dict[str, Any], name: str) -> tuple[str, int, int, set[str]]
     return one["outcome"], one["different"], one["explained"], {row["explained"] for row in one["differences"]}
 
 
+@pytest.mark.long
 def test_rows_that_a_rule_kept_are_told_apart_from_faults_in_partitions_too(served: Served, tables: Tables) -> None:
     cli, name = served
     publisher, target = tables
@@ -157,6 +159,7 @@ def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_he
     assert cli.stop(launcher) == 0
 
 
+@pytest.mark.long
 def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
     cli, name = served
     publisher, target = tables
@@ -170,6 +173,7 @@ def test_changes_of_a_held_table_explain_its_differences(served: Served, tables:
     assert b["extra"] == 1 and b["outcome"] == "different"
 
 
+@pytest.mark.long
 def test_what_an_unpublished_operation_leaves_is_told_apart(served: Served, tables: Tables) -> None:
     cli, name = served
     publisher, target = tables
@@ -186,6 +190,7 @@ def test_what_an_unpublished_operation_leaves_is_told_apart(served: Served, tabl
     publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
 
 
+@pytest.mark.long
 def test_a_table_that_does_not_fit_any_more_is_an_error_of_its_own(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute("ALTER TABLE b ADD extra int")
@@ -197,6 +202,7 @@ def test_a_table_that_does_not_fit_any_more_is_an_error_of_its_own(served: Serve
     assert "lacks published columns: extra" in _table(found, "b")["reason"]
 
 
+@pytest.mark.long
 def test_a_sample_is_a_part_of_the_keys(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 2099) g")
@@ -217,6 +223,7 @@ def test_a_disabled_subscription_is_not_verified(served: Served) -> None:
     one_error(cli("verify", name), 3, "is disabled", f"pgsub enable {name}")
 
 
+@pytest.mark.long
 def test_what_stops_apply_is_the_error_and_no_difference(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[1].execute("INSERT INTO a VALUES (700, 'mine')")
@@ -275,6 +282,7 @@ def test_an_interrupt_ends_a_comparison_that_has_much_left_to_read(served: Serve
     assert _verify(cli, name, "--table", "public.a", "--resume")["equal"]
 
 
+@pytest.mark.long
 def test_a_comparison_that_is_killed_leaves_nothing_and_is_gone_on_with(
     served: Served, tables: Tables, reached: Callable[[str], None]
 ) -> None:
@@ -298,6 +306,7 @@ def test_a_comparison_that_is_killed_leaves_nothing_and_is_gone_on_with(
     assert all(one["lsn"] == again["lsn"] for one in again["tables"])  # that one ended
 
 
+@pytest.mark.long
 def test_what_a_comparison_that_broke_off_did_not_find_equal_is_compared_again(
     served: Served, tables: Tables, reached: Callable[[str], None]
 ) -> None:
@@ -310,6 +319,7 @@ def test_what_a_comparison_that_broke_off_did_not_find_equal_is_compared_again(
     one_error(cli("verify", name, "--resume", "--repair", "--yes"), 2, "--resume and --repair exclude each other")
 
 
+@pytest.mark.long
 def test_a_sample_that_broke_off_says_nothing_of_all_keys(
     served: Served, tables: Tables, reached: Callable[[str], None]
 ) -> None:

@@ -182,6 +182,7 @@ def _assert_usable(run: Run) -> None:
         assert publisher.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupted_and_even_a_killed_demo_leaves_nothing_behind(demo, number, code):
     run = demo()

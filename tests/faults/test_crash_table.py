@@ -168,10 +168,15 @@ def _reconnect(p: Pair) -> None:
     p.session = fresh.session
 
 
+def _marks(row: Row, victim: str) -> list[pytest.MarkDecorator]:
+    """A process that is killed stands for the servers too, and a whole copy for one that goes on."""
+    return [] if victim == "process" and not row.broken else [pytest.mark.long]
+
+
 @pytest.mark.parametrize(
     ("row", "victim"),
     [
-        pytest.param(row, victim, id=f"{row.what}-{victim}", marks=[] if victim == "process" else pytest.mark.long)
+        pytest.param(row, victim, id=f"{row.what}-{victim}", marks=_marks(row, victim))
         for row in TABLE
         for victim in row.victims
     ],

@@ -379,6 +379,7 @@ def test_a_fast_stop_ends_where_apply_stands_still(scene: Scene, state: Callable
     scene.p.same("t")
 
 
+@pytest.mark.long
 def test_a_publisher_that_does_not_stop_is_not_left_by_a_subscription_whose_apply_stands_still(scene: Scene) -> None:
     scene.monkeypatch.setattr(publisher_shutdown, "STANDSTILL_SECONDS", 0.1)
     looks: list[bool] = []

@@ -106,6 +106,7 @@ class Twice:
         """It is done."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("chunk_bytes", [1 << 30, 64 << 10], ids=["atomic", "chunked"])
 def test_what_one_attempt_of_a_copy_task_does_the_other_finds_done(

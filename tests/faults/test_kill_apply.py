@@ -89,6 +89,7 @@ def _other(case: Site, before: str) -> bool:
     return case.jvm_pid.exists() and case.jvm_pid.read_text() not in ("", before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["create.after_ledger", "create.after_slot"])
 def test_a_create_that_was_killed_half_way_can_be_repeated(site: Make, point: str) -> None:
     case = site()

@@ -117,6 +117,7 @@ def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_noth
     finish_following(case, process)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["worker", *thorough(["jvm"])])
 def test_a_worker_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make, victim: str) -> None:
     case = site()

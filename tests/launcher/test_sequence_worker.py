@@ -180,6 +180,7 @@ def test_what_lasts_is_shown_after_a_time_however_few_attempts_it_took(
     assert cli.sql(_SHOWN) == [(PublisherUnavailable.__name__,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", ["publisher", "target"])
 def test_an_attempt_ends_while_a_transaction_keeps_the_sequences_of_a_table_that_it_truncated(
     make: Make, tables: tuple[Database, Database], side: str

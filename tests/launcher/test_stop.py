@@ -43,6 +43,7 @@ def test_a_stop_is_seen_while_spark_starts(
     reached("thread.spark_start")
 
 
+@pytest.mark.long
 def test_a_stop_is_seen_while_the_process_of_a_worker_starts(
     cli: Cli, tables: tuple[Database, Database], tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_stop_is_seen_while_the_process_of_a_worker_starts(
     assert running.wait(patience.SECONDS) == 0
 
 
+@pytest.mark.long
 def test_an_interpreter_that_never_starts_holds_up_no_end_and_is_not_left(
     cli: Cli, tables: tuple[Database, Database], tmp_path: Path
 ) -> None:

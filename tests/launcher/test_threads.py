@@ -74,6 +74,7 @@ def test_a_launcher_goes_on_whichever_of_its_threads_ends(
         reached(point)
 
 
+@pytest.mark.long
 def test_a_bounded_run_whose_service_ends_unexpectedly_says_so(cli: Cli, reached: Callable[[str], None]) -> None:
     assert cli.create("s", "--no-wait").returncode == 0
     env = {"PGSUB_FAILPOINTS": "thread.runner=die"}

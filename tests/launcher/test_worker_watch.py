@@ -57,6 +57,7 @@ def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_ove
     case.check()
 
 
+@pytest.mark.long
 def test_where_no_heartbeat_arrives_create_and_status_rest_on_the_ledger(
     site: Callable[[], Site], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

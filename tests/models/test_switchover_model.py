@@ -50,6 +50,7 @@ def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     assert found.trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", [Rules(ends_without_giving=False), Rules(released_without_taking=False)])
 def test_where_a_server_dies_for_good_it_could_not_be_ended_without(rules: Rules) -> None:
     found = explore(Switchover(rules))

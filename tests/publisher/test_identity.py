@@ -192,6 +192,7 @@ def test_a_publisher_without_logical_wal_says_what_to_set_before_and_at_the_slot
             assert raised.value.hint.splitlines()[-1] == "ALTER SYSTEM SET wal_level = logical;"
 
 
+@pytest.mark.long
 def test_a_commit_that_is_flushed_later_counts_to_where_the_publisher_is(pubdb):
     """synchronous_commit = off: what is flushed lags, and whoever waits for it waits for that commit, too."""
     pubdb.execute("CREATE TABLE late (id int); SET synchronous_commit = off")

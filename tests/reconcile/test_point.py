@@ -247,6 +247,7 @@ def test_an_idle_apply_worker_takes_a_forgotten_barrier_away(pair: MakePair) -> 
     p.stop(task)
 
 
+@pytest.mark.long
 def test_a_point_that_takes_longer_than_apply_stands_is_none(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     p = pair(TABLE)
     task = p.start()

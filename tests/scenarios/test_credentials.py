@@ -69,6 +69,7 @@ def refused(launcher, name, words):
     assert launcher.status(name)["subenabled"]
 
 
+@pytest.mark.long
 def test_a_certificate_that_expires_keeps_the_subscription_out_until_it_is_renewed(
     launcher, guarded, subdb, certificates
 ):
@@ -86,6 +87,7 @@ def test_a_certificate_that_expires_keeps_the_subscription_out_until_it_is_renew
     assert launcher("drop", "certified", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_password_that_is_changed_keeps_the_subscription_out_until_it_is_told(launcher, guarded, subdb, certificates):
     conninfo = created(launcher, guarded, subdb, certificates, "secretive", user="secretive", password="old")
     guarded.execute("ALTER ROLE secretive PASSWORD 'new'")

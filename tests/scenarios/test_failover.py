@@ -68,6 +68,7 @@ def stopped(launcher, name, kind, message):
     assert launcher("status", name, "--check").returncode == 7
 
 
+@pytest.mark.long
 def test_a_target_restored_from_an_older_backup_is_not_followed_over_the_gap(
     pubdb, primary, served, launcher, make_server
 ):
@@ -81,6 +82,7 @@ def test_a_target_restored_from_an_older_backup_is_not_followed_over_the_gap(
     assert restored.rows(f"SELECT v FROM {served}") == [("first",)]
 
 
+@pytest.mark.long
 def test_a_standby_of_the_target_that_had_everything_is_gone_on_with(pubdb, primary, served, launcher, make_server):
     standby = Database(make_server(standby_of=primary.server), "app", there=True)
     confirmed(pubdb, served, "second")
@@ -96,6 +98,7 @@ def test_a_standby_of_the_target_that_had_everything_is_gone_on_with(pubdb, prim
     standby.wait(f"SELECT string_agg(v, ' ' ORDER BY v) FROM {served}", value="first second third")
 
 
+@pytest.mark.long
 def test_a_standby_of_the_publisher_that_was_promoted_without_the_slot_is_not_gone_over_to(
     primary, subdb, launcher, make_server
 ):
@@ -121,6 +124,7 @@ def test_a_standby_of_the_publisher_that_was_promoted_without_the_slot_is_not_go
     source.close()
 
 
+@pytest.mark.long
 def test_a_standby_of_the_target_that_lost_commits_is_not_followed_over_the_gap(
     pubdb, primary, served, launcher, make_server
 ):

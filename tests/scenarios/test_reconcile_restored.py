@@ -49,6 +49,7 @@ def caught_up(launcher, name):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_a_standby_that_lagged_takes_the_place_of_the_publisher_and_the_target_becomes_equal_to_it(
     followed, make_server, subdb, launcher
 ):
@@ -77,6 +78,7 @@ def test_a_standby_that_lagged_takes_the_place_of_the_publisher_and_the_target_b
     assert subdb.value(f"SELECT count(*) FROM {name}_heap WHERE v = 'lost'") == 0
 
 
+@pytest.mark.long
 def test_apply_does_not_go_on_from_half_a_slot_of_a_publisher_that_was_restored(followed, make_server, subdb, launcher):
     source, name = followed
     backup = copied(source.server)

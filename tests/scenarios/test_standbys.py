@@ -87,6 +87,7 @@ def failure(cli, name, kind):
     return until(shown)
 
 
+@pytest.mark.long
 def test_a_copy_of_the_publisher_becomes_the_target_without_copying_a_row(primary, published, launcher, make_server):
     slot = primary.value("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", published)
     copy = copied(primary.server)
@@ -112,6 +113,7 @@ def test_a_copy_of_the_publisher_becomes_the_target_without_copying_a_row(primar
     assert launcher("drop", published, "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_standby_publishes_until_its_slot_conflicts_with_recovery_and_that_is_said(
     primary, published, launcher, make_server, subdb
 ):
@@ -145,6 +147,7 @@ def test_a_standby_publishes_until_its_slot_conflicts_with_recovery_and_that_is_
     assert launcher.status(published)["last_error"] is None
 
 
+@pytest.mark.long
 def test_a_standby_is_compared_with_at_one_point_and_apply_goes_on_until_it_has_one(
     primary, published, launcher, make_server, subdb
 ):

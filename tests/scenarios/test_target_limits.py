@@ -68,6 +68,7 @@ def small(folder: Path, owner: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.long
 @needs_root
 def test_a_full_tablespace_stops_neither_subscription_nor_server_and_is_gone_on_with_once_there_is_room(
     launcher: Cli, pubdb: Database, make_server: MakeServer
@@ -113,6 +114,7 @@ def hogged(database: Database) -> list[psycopg.Connection]:
                 return taken
 
 
+@pytest.mark.long
 def test_a_target_without_a_session_to_spare_is_tried_again_until_it_has_one(
     launcher: Cli, pubdb: Database, make_server: MakeServer
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_target_without_a_session_to_spare_is_tried_again_until_it_has_one(
     assert launcher("drop", "crowded", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_standby_in_the_place_of_the_target_is_waited_for_until_it_is_promoted(
     launcher: Cli, pubdb: Database, make_server: MakeServer
 ) -> None:

@@ -93,6 +93,7 @@ def test_spark_connect_is_refused_wherever_it_is_named():
     deployment.refuse_connect("spark://head:7077", {})
 
 
+@pytest.mark.long
 def test_an_archive_holds_what_tasks_or_launchers_import_and_a_link_to_the_interpreter(
     tmp_path: Path,
 ):

@@ -31,6 +31,7 @@ def submitter(context):
     return Submitter(context)
 
 
+@pytest.mark.long
 def test_results_come_in_the_order_of_the_items(submitter):
     assert submitter.submit("double", tasks.double, [3, 1, 2]).result(60) == [6, 2, 4]
     assert submitter.submit("double", tasks.double, list(range(20)), slots=3).result(60) == list(range(0, 40, 2))

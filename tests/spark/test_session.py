@@ -78,6 +78,7 @@ def fill(context):
         held.append(context._gateway.new_array(context._jvm.long, 2**17))
 
 
+@pytest.mark.long
 def test_a_java_process_without_memory_ends_all_its_jobs_at_once_and_a_new_context_opens(opened):
     """It neither lingers nor leaves one job without an answer: what else it holds cannot be relied on."""
     first = opened()
@@ -112,6 +113,7 @@ def test_a_full_local_dir_fails_no_job_that_needs_no_room_there_and_others_as_a_
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
+@pytest.mark.long
 def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     context = opened(workers=20)
     conf = dict(context.getConf().getAll())
@@ -136,6 +138,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert list((state_dir / "run" / "spark").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [10, *thorough([120])])
 def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkeypatch):
     state = Path(tempfile.mkdtemp(prefix="p")) / ("s" * length)  # the path of a test's own folder is a long one
@@ -165,6 +168,7 @@ def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkey
 _STRANGERS = (b"", b"A\nwrong\n", b"A\n\n", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x15" + bytes(17))
 
 
+@pytest.mark.long
 def test_whoever_reaches_a_port_of_the_java_process_is_answered_nothing_without_its_secret(opened, state_dir):
     context = opened()
     call = b"c\nz:java.lang.System\ngetProperty\nsjava.version\ne\n"
@@ -220,6 +224,7 @@ def _refused_to_nobody(path: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.long
 def test_whatever_the_user_set_wins_wherever_he_set_it(opened, tmp_path, monkeypatch):
     lines = ["spark.master local[5]", "spark.scheduler.mode=FIFO", "# spark.ui.enabled true", "spark.app.name: mine"]
     (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
@@ -234,6 +239,7 @@ def test_whatever_the_user_set_wins_wherever_he_set_it(opened, tmp_path, monkeyp
     assert settings.user_settings({"spark.master": "local[7]"}, tmp_path)["spark.master"] == "local[7]"
 
 
+@pytest.mark.long
 def test_a_session_of_spark_submit_is_joined(tmp_path, state_dir):
     program = tmp_path / "program.py"
     program.write_text(
@@ -258,6 +264,7 @@ def _with_java(environment, cache):
     return {**environment, "JAVA_HOME": str(home)} if home else environment
 
 
+@pytest.mark.long
 def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(tmp_path, state_dir):
     program = (
         "import os, pathlib, signal, sys; from pgsub.spark.session import open_context, close_context\n"
@@ -277,6 +284,7 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
     assert "a task that prints" in (state_dir / "log" / "spark.log").read_text()
 
 
+@pytest.mark.long
 def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with_a_later_start(
     tmp_path, state_dir, opened
 ):

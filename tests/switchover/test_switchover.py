@@ -49,6 +49,7 @@ def test_writes_move_with_equal_tables_and_come_back_with_what_was_written_meanw
     assert (row["subname"], row["subpublications"], row["suborigin"]) == ("moved", ["p"], "any")
 
 
+@pytest.mark.long
 def test_a_rehearsal_changes_nothing_and_measures(mover: Mover) -> None:
     found = mover("--dry-run")
     assert found["state"] == "rehearsed" and found["pause"] > 0
@@ -56,6 +57,7 @@ def test_a_rehearsal_changes_nothing_and_measures(mover: Mover) -> None:
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
 
 
+@pytest.mark.long
 def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> None:
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
     ended = mover.cli("switchover", "moved", "--yes")
@@ -64,6 +66,7 @@ def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> N
     assert _insert(mover, 0, 1) == 1
 
 
+@pytest.mark.long
 def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "2m", verify=True)
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
@@ -93,6 +96,7 @@ def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover
         mover.alone(0, "ROLLBACK PREPARED 'undecided'")
 
 
+@pytest.mark.long
 def test_a_lock_that_somebody_holds_does_not_make_the_pause_longer(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("fenced", tmp_path, "--timeout", "3s")
     with mover.databases[1].connect() as holder:
@@ -106,6 +110,7 @@ def test_a_lock_that_somebody_holds_does_not_make_the_pause_longer(mover: Mover,
     _refused(mover, 1)
 
 
+@pytest.mark.long
 def test_a_lock_that_comes_behind_the_deadline_does_not_make_the_pause_longer_either(
     mover: Mover, tmp_path: Path
 ) -> None:
@@ -118,6 +123,7 @@ def test_a_lock_that_comes_behind_the_deadline_does_not_make_the_pause_longer_ei
     _insert(mover, 0, 1)
 
 
+@pytest.mark.long
 def test_a_right_that_cannot_be_taken_in_time_is_given_back(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("given", tmp_path, "--timeout", "3s")
     with mover.databases[1].connect() as holder:
@@ -134,6 +140,7 @@ def test_a_right_that_cannot_be_taken_in_time_is_given_back(mover: Mover, tmp_pa
     assert mover("--status")["state"] == "none"
 
 
+@pytest.mark.long
 def test_sessions_that_began_behind_a_fence_do_not_stay_read_only_when_it_is_lifted(
     mover: Mover, tmp_path: Path
 ) -> None:
@@ -153,6 +160,7 @@ def test_sessions_that_began_behind_a_fence_do_not_stay_read_only_when_it_is_lif
         _insert(mover, side, 1)
 
 
+@pytest.mark.long
 def test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_run(
     mover: Mover, tmp_path: Path
 ) -> None:
@@ -189,6 +197,7 @@ def test_status_says_what_can_be_done_in_each_step(mover: Mover, step: str, comm
     assert mover("--status")["choices"] == []
 
 
+@pytest.mark.long
 def test_a_run_that_only_undoes_what_was_begun_does_not_end_as_if_the_writes_had_moved(mover: Mover) -> None:
     mover("--no-verify", kill="fenced")
     mover("--abort", kill="releasing")
@@ -214,6 +223,7 @@ def test_a_server_that_vanishes_in_the_pause_does_not_hold_the_command(
     _insert(mover, 0, 1)
 
 
+@pytest.mark.long
 def test_a_pause_whose_limit_nobody_watches_leaves_everything_as_it_was(
     mover: Mover, reached: Callable[[str], None]
 ) -> None:
@@ -224,6 +234,7 @@ def test_a_pause_whose_limit_nobody_watches_leaves_everything_as_it_was(
     _insert(mover, 0, 1)
 
 
+@pytest.mark.long
 def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
     mover("--no-verify", kill="fenced")
     _refused(mover, 0)
@@ -245,6 +256,7 @@ def test_nothing_is_aborted_once_clients_may_write_on_the_target(mover: Mover) -
     one_error(ended, 3, "has been switched over already", "pgsub switchover moved --back")
 
 
+@pytest.mark.long
 def test_commands_of_the_user_fence_and_promote(mover: Mover, tmp_path: Path) -> None:
     log, script = tmp_path / "log", tmp_path / "pool"
     script.write_text(f'#!/bin/sh\necho "$PGSUB_SWITCHOVER|$PGSUB_GIVING|$PGSUB_TAKING" >> {log}\n')
@@ -256,6 +268,7 @@ def test_commands_of_the_user_fence_and_promote(mover: Mover, tmp_path: Path) ->
     assert _insert(mover, 0, 1) == 1  # nothing else kept clients from it
 
 
+@pytest.mark.long
 def test_a_fence_command_that_fails_is_told_to_release(mover: Mover, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = f'echo "$PGSUB_SWITCHOVER" >> {log}; test "$PGSUB_SWITCHOVER" = release'
@@ -265,6 +278,7 @@ def test_a_fence_command_that_fails_is_told_to_release(mover: Mover, tmp_path: P
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
 
 
+@pytest.mark.long
 def test_a_fence_command_that_takes_too_long_is_killed_with_all_that_it_started(mover: Mover) -> None:
     command = 'test "$PGSUB_SWITCHOVER" = release || { sleep 3601.25 & wait; }'
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--fence-command", command, "--timeout", "500ms")
@@ -273,6 +287,7 @@ def test_a_fence_command_that_takes_too_long_is_killed_with_all_that_it_started(
     assert not any(line.startswith(b"sleep\x003601.25") for line in lines)
 
 
+@pytest.mark.long
 def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
     query = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
     before = mover.rows(1, "SELECT datacl::text FROM pg_database WHERE datname = current_database()")
@@ -288,6 +303,7 @@ def test_roles_that_may_not_connect_are_let_in_again(mover: Mover) -> None:
     assert before == [(None,)]
 
 
+@pytest.mark.long
 def test_a_subscription_that_was_renamed_meanwhile_leads_back_to_a_server_that_is_open(mover: Mover) -> None:
     mover("--no-verify", "--fence", "connect")
     mover.side = 1
@@ -300,6 +316,7 @@ def test_a_subscription_that_was_renamed_meanwhile_leads_back_to_a_server_that_i
     _insert(mover, 0, 1)
 
 
+@pytest.mark.long
 def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("drained", tmp_path, "--timeout", "2m")
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
@@ -309,6 +326,7 @@ def test_two_runs_at_once_are_one_too_many(mover: Mover, tmp_path: Path) -> None
     assert _insert(mover, 1, 1) == 1
 
 
+@pytest.mark.long
 def test_a_session_that_sets_itself_writable_is_found_out(mover: Mover) -> None:
     publisher = mover.conninfos[0]
     with Clients((publisher, publisher), options="-c default_transaction_read_only=off"):
@@ -317,6 +335,7 @@ def test_a_session_that_sets_itself_writable_is_found_out(mover: Mover) -> None:
     assert _insert(mover, 0, 1) > 1
 
 
+@pytest.mark.long
 def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehearsal(mover: Mover) -> None:
     with mover.databases[1].connect() as session:
         session.execute("SET default_transaction_read_only = off")
@@ -331,6 +350,7 @@ def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehea
     assert mover("--status")["state"] == "none"
 
 
+@pytest.mark.long
 def test_the_way_back_leads_to_the_publisher_and_nowhere_else(mover: Mover) -> None:
     other = mover.databases[0].conninfo.replace(mover.databases[0].name, "postgres")
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--back-target", other)
@@ -339,6 +359,7 @@ def test_the_way_back_leads_to_the_publisher_and_nowhere_else(mover: Mover) -> N
     _refused(mover, 1)
 
 
+@pytest.mark.long
 def test_a_subscription_of_the_name_of_the_way_back_stays(mover: Mover) -> None:
     assert mover.cli("alter", "moved", "--rename-to", "moved_back").returncode == 0
     ended = mover.cli.create("moved", "--no-copy-data", "--no-wait", "--slot-name", "second")
@@ -349,6 +370,7 @@ def test_a_subscription_of_the_name_of_the_way_back_stays(mover: Mover) -> None:
     assert {row["subname"] for row in mover.subscriptions()} == {"moved", "moved_back"}
 
 
+@pytest.mark.long
 def test_several_subscriptions_to_one_database_are_refused(mover: Mover) -> None:
     ended = mover.cli.create("second", "--no-copy-data", "--no-wait")
     assert ended.returncode == 0, ended.stderr
@@ -356,6 +378,7 @@ def test_several_subscriptions_to_one_database_are_refused(mover: Mover) -> None
     one_error(ended, 3, "with one subscription, and there are 2", "second")
 
 
+@pytest.mark.long
 def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way(mover: Mover) -> None:
     mover("--no-verify", kill="taken")
     for name in ("moved_back", "moved"):
@@ -369,6 +392,7 @@ def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_unde
     assert mover("--no-verify")["state"] == "done"
 
 
+@pytest.mark.long
 def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover) -> None:
     mover("--no-verify", "--fence-command", "true", kill="prepared")
     for option in ("--no-verify", "--abort"):
@@ -377,6 +401,7 @@ def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover)
     assert mover("--abort", "--fence-command", "true")["state"] == "as before"
 
 
+@pytest.mark.long
 def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "1m")
     assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0
@@ -387,6 +412,7 @@ def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover
     assert mover("--status")["state"] == "none"
 
 
+@pytest.mark.long
 def test_a_publication_of_all_tables_is_no_sign_of_writers(mover: Mover) -> None:
     mover.alone(0, "DROP PUBLICATION p; CREATE PUBLICATION p FOR ALL TABLES")
     mover.alone(
@@ -401,6 +427,7 @@ def test_a_publication_of_all_tables_is_no_sign_of_writers(mover: Mover) -> None
         mover.caught_up()
 
 
+@pytest.mark.long
 def test_another_way_on_the_way_back_lets_everybody_in_again(mover: Mover) -> None:
     connects = "SELECT has_database_privilege('pg_monitor', current_database(), 'CONNECT')"
     mover("--no-verify", "--fence", "connect")
@@ -413,6 +440,7 @@ def test_another_way_on_the_way_back_lets_everybody_in_again(mover: Mover) -> No
     mover.caught_up()
 
 
+@pytest.mark.long
 def test_a_subscription_of_somebody_else_is_never_taken_for_the_way_back(mover: Mover) -> None:
     mover("--no-verify", kill="named")
     cli, (publisher, target) = mover.cli, mover.databases

@@ -340,6 +340,7 @@ def test_a_claim_taken_back_is_claimed_again(pair: MakePair, at: At, monkeypatch
     p.same("t")
 
 
+@pytest.mark.long
 def test_an_error_while_catching_up_is_located_and_stops_no_other_table(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     p.sync("u")

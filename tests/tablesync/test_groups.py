@@ -280,6 +280,7 @@ def test_a_slot_that_another_table_names_is_not_dropped(pair: MakePair, at: At) 
 UNKEYED = "CREATE TABLE a (id int, v text); ALTER TABLE a REPLICA IDENTITY FULL; CREATE TABLE b (id int PRIMARY KEY)"
 
 
+@pytest.mark.long
 def test_a_claim_that_is_older_than_the_slot_is_not_where_a_table_changes_hands(
     pair: MakePair, at: At, tmp_path: Path
 ) -> None:
@@ -303,6 +304,7 @@ def test_a_claim_that_is_older_than_the_slot_is_not_where_a_table_changes_hands(
     p.same("a")
 
 
+@pytest.mark.long
 def test_a_task_that_was_given_up_finishes_no_table_behind_its_slot(pair: MakePair, at: At, tmp_path: Path) -> None:
     p = pair(TABLES, pub=ROWS, state="i")
     gate, stopping = tmp_path / "gate", threading.Event()
@@ -344,6 +346,7 @@ def test_apply_outlives_a_ledger_row_that_somebody_holds(pair: MakePair, monkeyp
     p.stop(task)
 
 
+@pytest.mark.long
 def test_a_piece_that_a_lost_session_holds_ends_the_attempt(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_pool, "TRIES", 2)
     p = pair(TABLES, pub=ROWS, state="i")

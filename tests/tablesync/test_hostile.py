@@ -84,6 +84,7 @@ def test_the_judge_sees_a_message_that_was_smuggled_in(judge: Judge) -> None:
         judge.look(log.read_bytes()[offset:].decode(), pid)
 
 
+@pytest.mark.long
 def test_random_streams_of_a_publisher_never_move_the_boundary_of_a_message(
     judge: Judge, ways: dict[str, Publisher], tmp_path: Path
 ) -> None:

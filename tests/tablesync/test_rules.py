@@ -84,6 +84,7 @@ def test_a_copy_with_rules_that_is_cut_anywhere_is_made_once(pair, monkeypatch, 
     assert conflicts(p) == [("insert_exists", "kept")]
 
 
+@pytest.mark.long
 def test_chunks_of_a_table_obey_the_rules_too(pair, monkeypatch):
     monkeypatch.setattr(plan, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 64 << 10)

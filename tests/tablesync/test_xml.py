@@ -41,6 +41,7 @@ def subdb(request: pytest.FixtureRequest, publisher: Server) -> Iterator[Databas
     database.drop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("binary", "subdb"), [(False, "UTF8"), (True, "LATIN1")], indirect=["subdb"], ids=["text", "binary"]
 )

@@ -168,6 +168,7 @@ def test_the_way_back_leads_to_the_same_two_databases(scene: Scene, subdb: Datab
     assert refused.severity == "error" and refused.server == "taking"
 
 
+@pytest.mark.long
 def test_room_for_the_way_back_is_looked_for(own_pair: Callable[..., Any]) -> None:
     """The target has no slot left, does not decode, and the publisher has no replication origin left."""
     none = {"max_active_replication_origins": 0} if int(embedded_version()) >= 18 else {}
@@ -296,6 +297,7 @@ def test_several_publications_of_the_way_back_become_one(scene: Scene) -> None:
     assert scene.look(publications=publications) == scene.look(publications=("more",)) == []
 
 
+@pytest.mark.long
 def test_many_tables_take_no_more_statements(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"m{number}" for number in range(60)]
     ddl = ";".join(f"CREATE TABLE {name} (id serial PRIMARY KEY, v text); CREATE INDEX ON {name} (v)" for name in names)
