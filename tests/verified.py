@@ -19,7 +19,8 @@ from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
-from pgsub.reconcile.point import Point, Standing, one_point, while_standing
+from pgsub.reconcile.point import one_point, while_standing
+from pgsub.reconcile.point_attempt import Point, Standing
 from pgsub.reconcile.repair import Repair, RepairedRows, unfit
 from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe

@@ -38,7 +38,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.point import Standing
+from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.side import Side, Source
 from pgsub.target.ledger import barrier, events
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction

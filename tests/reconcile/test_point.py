@@ -22,7 +22,8 @@ from pgsub.apply.worker import held_release
 from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
-from pgsub.reconcile.point import Point
+from pgsub.reconcile import point_attempt
+from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import barrier
 from pgsub.target.ledger.tables import held_tables, states
 
@@ -251,21 +252,21 @@ def test_an_idle_apply_worker_takes_a_forgotten_barrier_away(pair: MakePair) -> 
 def test_a_point_that_takes_longer_than_apply_stands_is_none(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     p = pair(TABLE)
     task = p.start()
-    moved: set[points._Attempt] = set()
-    move, reach = points._Attempt._move, points._Attempt._reach
+    moved: set[point_attempt.Attempt] = set()
+    move, reach = point_attempt.Attempt._move, point_attempt.Attempt._reach
 
-    def to_the_point(self: points._Attempt, lsn: int, **options: bool) -> None:
+    def to_the_point(self: point_attempt.Attempt, lsn: int, **options: bool) -> None:
         move(self, lsn, **options)
         moved.add(self)
 
-    def slowly(self: points._Attempt) -> float:
+    def slowly(self: point_attempt.Attempt) -> float:
         stood = reach(self)
         if self in moved:  # the target's snapshot is taken only after apply has gone on
             p.until("SELECT count(*) = 0 FROM pgsub.barrier", task=task)
         return stood
 
-    monkeypatch.setattr(points._Attempt, "_move", to_the_point)
-    monkeypatch.setattr(points._Attempt, "_reach", slowly)
+    monkeypatch.setattr(point_attempt.Attempt, "_move", to_the_point)
+    monkeypatch.setattr(point_attempt.Attempt, "_reach", slowly)
     with pytest.raises(TimeoutExpired, match="could not be brought to one point"), point_of(p, seconds=2.0):
         pass
     assert moved
@@ -351,7 +352,7 @@ def test_a_barrier_is_taken_away_after_the_time_is_over_though_apply_holds_its_r
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pair(TABLE)
-    monkeypatch.setattr(points, "RELEASE_SECONDS", 60.0)
+    monkeypatch.setattr(point_attempt, "RELEASE_SECONDS", 60.0)
     refused = threading.Event()
     remove = barrier.remove
 
@@ -384,10 +385,10 @@ def test_a_subscription_that_is_always_far_behind_the_publisher_comes_to_no_poin
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pair(TABLE)
-    flushed = points._Attempt._flushed
-    ahead = iter(range(0, 1 << 62, points.NEAR_BYTES + 1))
-    monkeypatch.setattr(points._Attempt, "_flushed", lambda self: flushed(self) + next(ahead))
-    monkeypatch.setattr(points._Attempt, "_reach", lambda self: 0.0)  # apply is there each time it is looked at
+    flushed = point_attempt.Attempt._flushed
+    ahead = iter(range(0, 1 << 62, point_attempt.NEAR_BYTES + 1))
+    monkeypatch.setattr(point_attempt.Attempt, "_flushed", lambda self: flushed(self) + next(ahead))
+    monkeypatch.setattr(point_attempt.Attempt, "_reach", lambda self: 0.0)  # apply is there each time it is looked at
     with pytest.raises(TimeoutExpired, match="timeout while bringing"), point_of(p, timeout=1):
         pass
     assert barrier.read(p.session, p.subid) is None
@@ -433,14 +434,14 @@ def test_kept_changes_of_a_released_table_wait_at_a_barrier_too(pair: MakePair) 
 def test_a_snapshot_behind_the_barrier_is_not_taken(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     p = pair(TABLE)
     task = p.start()
-    flushed = points.flushed_position
-    monkeypatch.setattr(points, "flushed_position", lambda connection: flushed(connection) + (1 << 30))
+    flushed = point_attempt.flushed_position
+    monkeypatch.setattr(point_attempt, "flushed_position", lambda connection: flushed(connection) + (1 << 30))
     opened = SlotSnapshot.open
     seen: list[SlotSnapshot] = []
 
     def open_(*args: Any, on_open: Callable[[int], object], **options: Any) -> SlotSnapshot:
         def reached(pid: int) -> None:  # apply comes to a barrier that lies ahead of what the slot will be at
-            monkeypatch.setattr(points._Attempt, "_reach", lambda self: 0.0)
+            monkeypatch.setattr(point_attempt.Attempt, "_reach", lambda self: 0.0)
             on_open(pid)
 
         seen.append(opened(*args, on_open=reached, **options))

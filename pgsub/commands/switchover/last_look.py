@@ -19,7 +19,7 @@ from pgsub.commands.verify.verify import VerifyOptions, compare_at
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
-from pgsub.reconcile.point import Point
+from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
 from pgsub.target.query import scalar
 

@@ -23,7 +23,8 @@ from pgsub.commands.verify.table_comparisons import publisher_side
 from pgsub.commands.verify.verify import TIMEOUT, VerifyOptions, verify
 from pgsub.common import failpoints
 from pgsub.reconcile.comparison import TableResult, sources
-from pgsub.reconcile.point import Standing, while_standing
+from pgsub.reconcile.point import while_standing
+from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import Difference
 from pgsub.target.ledger.tables import subscription_tables

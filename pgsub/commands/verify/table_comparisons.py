@@ -22,7 +22,7 @@ from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import record
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable, compared
-from pgsub.reconcile.point import Point
+from pgsub.reconcile.point_attempt import Point
 from pgsub.reconcile.rows import left_by
 from pgsub.reconcile.sessions import Progress
 from pgsub.reconcile.side import Side, date_order

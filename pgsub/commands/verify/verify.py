@@ -27,7 +27,8 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.reconcile.comparison import Comparison
-from pgsub.reconcile.point import Point, one_point
+from pgsub.reconcile.point import one_point
+from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 

@@ -1,54 +1,31 @@
-"""A table that is adopted: the rows that the target has already are compared, and only what differs is brought.
+"""A table that is adopted: the rows that the target has already are compared with those of the publisher.
 
-The server has nothing of the kind: its copy_table (tablesync.c) adds all rows to those that are there.
-
-What is replaced or deleted is kept, up to a number of rows (:mod:`pgsub.reconcile.replaced`).
+The server has nothing of the kind: its copy_table (tablesync.c) adds all rows to those that are there. Only what
+differs is brought, by :mod:`~pgsub.tablesync.copy.adoption_writer`.
 
 NOTES
 The publisher's side is the snapshot of the table's slot, the target's one that is taken here: apply keeps off the
-table, as it does while one is copied. What differs is written while the comparison goes on, some rows in each
-transaction, fenced as chunks of a copy are. So nothing has to be undone after an attempt that was killed: the next one
-finds what it left equal. Only one session writes at a time, and it takes its snapshot after it has the right to write.
-
-Rows come in no order that unique indexes would know of. A transaction that meets a value which another row still has is
-put off until all others are done; then all rows that were put off make way before any of them comes.
+table, as it does while one is copied. Only one session writes at a time, and it takes its snapshot after it has the
+right to write.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import psycopg
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import RowConflict
-from pgsub.apply.conflicts.report import complete_errors, leave_transaction
-from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.table_state_filter import Decision
-from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, log_text
-from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.encoder import encode
-from pgsub.protocol.messages import KEY_COLUMN, Column, Delete, Insert, Relation, Tuple, Update
-from pgsub.protocol.reader import NULL, TEXT
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
-from pgsub.reconcile import expressions
 from pgsub.reconcile.comparison import Comparison, sources
-from pgsub.reconcile.equality import Values
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differences
+from pgsub.reconcile.rows import Differences
 from pgsub.reconcile.side import Side, date_order
-from pgsub.tablesync.copy.replaced_rows import ReplacedRows
-from pgsub.tablesync.copy.spool import Spool
-from pgsub.target.ledger import events, worker_takeover
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.query import scalar
 from pgsub.target.session import advisory_locks
@@ -56,15 +33,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 
 UNPUBLISHED = "unpublished changes have left"
-#: Rows and bytes of a transaction.
-ROWS, BYTES = 2000, 4 << 20
 _LOCK_CLASS = 0x70677361  #: "pgsa"
-_TAKEN = ("23505", "23P01")  #: unique_violation, exclusion_violation
-_KINDS = (MISSING, EXTRA, DIFFERENT)
-#: Rows are found by an index wherever there is one, as apply finds them.
-_SETTINGS = "SET LOCAL lc_monetary = 'C'; SET LOCAL enable_seqscan = off"
-
-Change = Insert | Update | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,207 +144,3 @@ def _check_holder(session: psycopg.Connection, subid: int, lock: tuple[int, int]
 
 def _call_itself(session: psycopg.Connection, name: str) -> None:
     session.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
-
-
-class Bringing(Differences):
-    """Differences that are brought to the target as they are found.
-
-    :param session: that writes; outside of a transaction.
-    :param patience: a statement that bounds how long a transaction waits for locks.
-    :param alive: called with each transaction.
-    """
-
-    def __init__(
-        self,
-        session: psycopg.Connection,
-        sub: Subscription,
-        key: ChunkKey,
-        table: ComparedTable,
-        *,
-        patience: str,
-        alive: Callable[[], None],
-    ) -> None:
-        super().__init__()
-        # the publisher's row wins, whatever the rules for conflicts are
-        self._sub = replace(sub, on_conflict=())
-        self._session, self._key, self._patience, self._alive = session, key, patience, alive
-        replica = target.is_replica(session)
-        self._relations = RelationCache(session, self._sub, replica=replica)
-        self._executor = Executor(session, self._relations, set_based=False)
-        self._rows = RowChanges(table, replica=replica)
-        self._kept = ReplacedRows(session, sub, key, table)
-        self._waiting: list[Difference] = []
-        self._size = 0
-        self._put_off = _PutOff()
-        self.left = 0
-
-    def add(self, one: Difference) -> None:
-        """Write it, with others; or count it if it stays."""
-        if one.explained is not None:
-            self.left += 1
-            return
-        self.counts[one.kind] += 1
-        self._waiting.append(one)
-        self._size += sum(len(value or "") for value in (*(one.publisher or ()), *(one.target or ())))
-        if len(self._waiting) >= ROWS or self._size >= BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits."""
-        waiting, self._waiting, self._size = self._waiting, [], 0
-        if not waiting:
-            return
-        try:
-            self._commit(self._rows.changes(waiting), waiting)
-        except ApplyError as error:
-            if error.sqlstate in _TAKEN:
-                self._put_off.add(waiting)
-            else:
-                self._commit(self._rows.changes(waiting), waiting, naming=True)
-
-    def finish(self) -> None:
-        """Write the rest.
-
-        :raises ApplyError: a row that the target does not take.
-        """
-        self.flush()
-        if self._put_off:
-            self._commit(self._rows.anew(self._put_off), self._put_off, naming=True)
-
-    def record(self) -> None:
-        """Record in the open transaction what was brought, also by attempts before this one."""
-        missing, extra, different = states.count_adopted(self._session, self._key.claim, (0, 0, 0))
-        text = (
-            f'table "{self._rows.relation.namespace}.{self._rows.relation.name}" of subscription "{self._sub.name}" was'
-            f" adopted: {counted(missing, 'row')} missing, {extra} extra, {different} different"
-        )
-        more = f"{counted(self.left, 'row')} that {UNPUBLISHED} differ still." if self.left else None
-        kept, replaced = states.kept(self._session, self._key.claim), extra + different
-        if kept < replaced:
-            lacking = f"Of {counted(replaced, 'row')} that were replaced or deleted, {kept} are kept."
-            more = f"{more} {lacking}" if more else lacking
-        events.add(self._session, self._sub.subid, events.log_entry("LOG", log_text(text, detail=more)))
-
-    def _commit(self, changes: Iterable[Change], brought: Iterable[Difference], *, naming: bool = False) -> None:
-        """Make changes in one transaction.
-
-        :param naming: whether the row that fails is to be named.
-        """
-        session, executor = self._session, self._executor
-        counts = dict.fromkeys(_KINDS, 0)
-        self._alive()
-        with complete_errors(session, self._sub) if naming else contextlib.nullcontext():
-            try:
-                session.execute(f"BEGIN; {_SETTINGS}; {self._patience}".encode())
-                with executor.row_by_row() if naming else contextlib.nullcontext():
-                    self._execute(changes)
-                session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
-                for one in brought:
-                    counts[one.kind] += 1
-                states.count_adopted(session, self._key.claim, list(counts.values()))
-                self._kept.keep(brought, counts[EXTRA] + counts[DIFFERENT])
-                failpoints.point("adopt.before_commit")
-                session.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(psycopg.Error):
-                    executor.abandon()
-                leave_transaction(session)
-                executor.forget()
-                if isinstance(error, psycopg.Error):
-                    raise target.translate(error, "adopt rows on the target") from None
-                raise
-        failpoints.point("adopt.after_commit")
-
-    def _execute(self, changes: Iterable[Change]) -> None:
-        self._relations.learn(self._rows.relation)
-        self._executor.begin(lambda relation, oid, finish_lsn: Decision(self._key.claim.worker))
-        transaction = RemoteTransaction(0, 0)
-        for change in changes:
-            self._executor.change(transaction, encode(change))
-        for one in self._executor.finish():
-            # a row that was to be deleted may be gone; one that was to be updated somebody else has taken away
-            if isinstance(one, RowConflict) and one.place.message_type == "UPDATE":
-                raise conflict.stop_error(self._sub.subid, one.record(self._sub.subid), one.place)
-
-
-class RowChanges:
-    """The changes that make the publisher's rows of the target's.
-
-    :param replica: whether triggers and foreign keys do not fire.
-    """
-
-    def __init__(self, table: ComparedTable, *, replica: bool) -> None:
-        self._table = table
-        self._replica = replica
-        self._key = frozenset(table.key)
-        self._sent = tuple(expressions.rewritten(table))
-        compared = {column.name for column in table.columns}
-        #: columns that only the target has are lost with a row that is made anew
-        self._whole = all(column.generated or column.name in compared for column in table.target.columns)
-        columns = (
-            Column(KEY_COLUMN if number in self._key else 0, column.name, column.type_oid, -1)
-            for number, column in enumerate(table.columns)
-        )
-        local = table.target
-        self.relation = Relation(1, local.schema, local.name, "d" if table.keyed else "f", tuple(columns))
-
-    def changes(self, rows: Iterable[Difference]) -> Iterator[Change]:
-        """Yield changes of some rows: deletions make way for the others, and inserts come together."""
-        yield from map(self._change, sorted(rows, key=lambda one: (EXTRA, DIFFERENT, MISSING).index(one.kind)))
-
-    def anew(self, rows: Iterable[Difference]) -> Iterator[Change]:
-        """Yield changes of rows whose values may have to change places: all are deleted before one comes."""
-        # guard: a row that comes again does not take with it what refers to it
-        apart = self._whole and self._replica
-        yield from (self._delete(one) for one in rows if one.kind == EXTRA or (apart and one.kind == DIFFERENT))
-        yield from (self._change(one) for one in rows if one.kind == DIFFERENT and not apart)
-        yield from (self._insert(one) for one in rows if one.kind == MISSING or (apart and one.kind == DIFFERENT))
-
-    def _change(self, one: Difference) -> Change:
-        if one.kind == MISSING:
-            return self._insert(one)
-        if one.kind == EXTRA:
-            return self._delete(one)
-        return Update(1, "K", self._old(one), self._new(one))
-
-    def _insert(self, one: Difference) -> Insert:
-        return Insert(1, self._new(one))
-
-    def _delete(self, one: Difference) -> Delete:
-        return Delete(1, "K" if self._table.keyed else "O", self._old(one))
-
-    def _new(self, one: Difference) -> Tuple:
-        assert one.publisher is not None
-        count = len(self._table.columns)
-        values, sent = list(one.publisher[:count]), one.publisher[count:]
-        for position, value in zip(self._sent, sent, strict=True):
-            values[position] = value
-        return _tuple(values)
-
-    def _old(self, one: Difference) -> Tuple:
-        assert one.target is not None
-        values = one.target[: len(self._table.columns)]
-        return _tuple([value if number in self._key else None for number, value in enumerate(values)])
-
-
-def _tuple(values: Sequence[str | None]) -> Tuple:
-    kinds = bytes(NULL if value is None else TEXT for value in values)
-    return Tuple(kinds, tuple(None if value is None else value.encode() for value in values))
-
-
-class _PutOff:
-    """Rows that were put off; they can be read again and again."""
-
-    def __init__(self) -> None:
-        self._rows = Spool[list[tuple[str, Values | None, Values | None]]]()
-
-    def __bool__(self) -> bool:
-        return len(self._rows) > 0
-
-    def add(self, rows: Sequence[Difference]) -> None:
-        """Keep some more; nothing is read meanwhile."""
-        self._rows.add([(one.kind, one.publisher, one.target) for one in rows])
-
-    def __iter__(self) -> Iterator[Difference]:
-        for values in self._rows:
-            yield from (Difference(*one) for one in values)

@@ -22,7 +22,8 @@ from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.publisher.stream.transport import reachable
 from pgsub.tablesync.copy import conflict, copy_to_copy, row_by_row
-from pgsub.tablesync.copy.adoption import Adopter, Adoption, Bringing, alone
+from pgsub.tablesync.copy.adoption import Adopter, Adoption, alone
+from pgsub.tablesync.copy.adoption_writer import Bringing
 from pgsub.tablesync.copy.below_libpq import Moved
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.resume import Resumed, Resumption

@@ -1,0 +1,291 @@
+"""An attempt to bring apply and a snapshot of the publisher to one point: one barrier, until it is released.
+
+NOTES
+The publisher's snapshot is that of a slot at its consistent point X (SnapBuildInitialSnapshot, snapbuild.c): exactly
+the transactions that finished before X, whatever order they showed in. X is known only once the slot is there, and
+apply would be beyond it by then. So a barrier is put first, at a position L that X cannot lie before. Once apply stands
+at L the slot is created, the barrier moves to X, apply goes there, the target's snapshot is taken, apply goes on.
+
+The slot waits for all transactions that write at this moment, however long they take, and with synchronous replication
+they may wait for apply. As long as it waits for one of them X lies ahead, and the barrier is moved along behind the
+publisher's WAL: apply goes on. On a standby it waits until the primary tells which transactions run, for 15 seconds if
+nobody asks for that; what is replayed is decoded in moments, so the barrier is moved to where replay was a while ago.
+That X is not behind the barrier after all is checked in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, TimeoutExpired
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import SupervisedThread
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.faults import translating
+from pgsub.publisher.position import flushed_position
+from pgsub.publisher.slot_creation import Report
+from pgsub.publisher.snapshot import SlotSnapshot
+from pgsub.target.ledger import barrier
+from pgsub.target.query import scalar
+
+#: Bytes of WAL that apply may be behind when the slot is created: until then it is only followed.
+NEAR_BYTES = 16 << 20
+#: Seconds in which a barrier is taken away after a failure, while apply holds its row; then apply does it itself.
+RELEASE_SECONDS = 30.0
+_POLL = 0.005
+_FOLLOW = 0.02
+_CHECK = 0.5
+#: Seconds after which a slot that is created on a standby has read what was replayed.
+_READ_SECONDS = 0.5
+_WAITS = """
+SELECT pg_catalog.pg_is_in_recovery(), EXISTS (
+  SELECT FROM pg_catalog.pg_locks w JOIN pg_catalog.pg_locks h USING (transactionid)
+   WHERE w.pid = %s AND w.locktype = 'transactionid' AND NOT w.granted AND h.granted)
+"""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Both snapshots, to be imported as long as the block that gave them lasts.
+
+    :ivar lsn: both have what finished before, and nothing else.
+    :ivar publisher: name of the publisher's snapshot; ``target`` of the target's.
+    :ivar pause: seconds for which apply stood still.
+    """
+
+    lsn: int
+    publisher: str
+    target: str
+    pause: float
+
+
+class GivenUp(Exception):
+    """Failure of one attempt, because apply went on or the barrier was too far ahead: another may do better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One point at which apply stands.
+
+    :ivar lsn: the target has what finished before, and nothing else.
+    :ivar publisher: name of the publisher's snapshot of it.
+    :ivar barrier: its token, for :func:`pgsub.target.ledger.barrier.take`.
+    """
+
+    lsn: int
+    publisher: str
+    barrier: str
+
+
+def roll_back(holder: psycopg.Connection) -> None:
+    """End the transaction that holds the target's snapshot, also on a session that was lost."""
+    with contextlib.suppress(psycopg.Error):
+        holder.execute("ROLLBACK")
+
+
+class Attempt:
+    """One barrier, from its putting to its release."""
+
+    def __init__(
+        self,
+        session: psycopg.Connection,
+        source: publisher.Connection,
+        sub: Subscription,
+        deadline: float,
+        seconds: float,
+        check: Callable[[], object],
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._sub = sub
+        self._deadline = deadline
+        self._seconds = seconds
+        self._check = check
+        self._next_check = time.monotonic() + _CHECK
+        self._token: str | None = None
+        self._lsn = 0  #: of the barrier
+
+    def run(self, holder: psycopg.Connection, password: bool, report: Report) -> tuple[Point, SlotSnapshot]:
+        """Take both snapshots and let apply go on.
+
+        :raises GivenUp: no point was found.
+        """
+        snapshot = self._snapshot(password, report)
+        try:
+            point, stood = self._at(snapshot)
+            began = time.monotonic()
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            name = str(scalar(holder, "SELECT pg_catalog.pg_export_snapshot()"))
+            failpoints.point("point.taken")
+            # guard: apply stands still until the target's snapshot is taken
+            if not self.release():
+                raise self._gone()
+            pause = stood + time.monotonic() - began
+            snapshot.drop()
+        except BaseException:
+            snapshot.close()
+            roll_back(holder)
+            raise
+        return Point(point, snapshot.snapshot_name, name, pause), snapshot
+
+    def stand(self, work: Callable[[Standing], Result | None], password: bool, report: Report) -> Result:
+        """Work while apply stands at the point.
+
+        :raises GivenUp: no point was found, or apply had gone on.
+        """
+        with self._snapshot(password, report) as snapshot:
+            point, _ = self._at(snapshot)
+            assert self._token is not None
+            found = work(Standing(point, snapshot.snapshot_name, self._token))
+        if found is None:
+            raise self._gone()
+        self._token = None
+        return found
+
+    def _at(self, snapshot: SlotSnapshot) -> tuple[int, float]:
+        """Let apply come to the snapshot's point; return that, and for how long apply had stood before."""
+        point = snapshot.consistent_point
+        # guard: the publisher's snapshot lies at the barrier
+        if point < self._lsn:
+            raise GivenUp(f"The snapshot is of {format_lsn(point)}, and apply may be at {format_lsn(self._lsn)}.")
+        self._move(point)
+        stood = self._reach()
+        failpoints.point("point.standing")
+        return point, stood
+
+    def release(self) -> bool:
+        """Let apply go on; return whether it has not done so by itself."""
+        token, self._token = self._token, None
+        if token is None:
+            return False
+        return self._patiently(partial(barrier.remove, self._session, self._sub.subid, token))
+
+    def abandon(self) -> None:
+        """Take away what is left, also when the time is over: apply must not stand for what nobody waits for."""
+        self._deadline, self._check = time.monotonic() + RELEASE_SECONDS, lambda: None
+        # the failure that led here is the one to be told
+        with contextlib.suppress(psycopg.Error, PgsubError):
+            self.release()
+
+    def _near(self) -> None:
+        """Put the barrier, and wait until apply stands at it, not far from the end of the publisher's WAL."""
+        self._lsn = self._flushed()
+        put = partial(barrier.put, self._session, self._sub.subid, self._lsn, self._seconds)
+        self._token = self._patiently(put)
+        failpoints.point("point.barrier_put")
+        while True:
+            self._reach()
+            position = self._flushed()
+            if position - self._lsn <= NEAR_BYTES:
+                return
+            self._check_time()  # also where apply is always there already, and never near
+            self._move(position)
+
+    def _snapshot(self, password: bool, report: Report) -> SlotSnapshot:
+        """Put the barrier, create a temporary slot, and keep the barrier behind the WAL as long as that waits."""
+        name = f"pgsub_{self._sub.subid}_verify_{secrets.token_hex(4)}"
+        with contextlib.ExitStack() as stack:
+
+            def opened(pid: int) -> None:
+                self._near()
+                stack.enter_context(self._following(pid))
+
+            return SlotSnapshot.open(
+                self._sub.connection,
+                name,
+                self._sub.name,
+                must_use_password=password,
+                report=report,
+                temporary=True,
+                deadline=self._deadline,
+                on_open=opened,
+            )
+
+    @contextlib.contextmanager
+    def _following(self, pid: int) -> Iterator[None]:
+        done = threading.Event()
+        follower = SupervisedThread("barrier", "barrier", partial(self._follow, pid, done))
+        follower.start()
+        try:
+            yield
+        finally:
+            done.set()
+            follower.join()
+        if follower.fatal_error is not None:
+            raise follower.fatal_error
+
+    def _follow(self, pid: int, done: threading.Event) -> None:
+        """Move the barrier along while the slot waits for a transaction: its snapshot lies behind that one's end."""
+        replayed: deque[tuple[float, int]] = deque()
+        while not done.wait(_FOLLOW):
+            position = self._flushed()
+            with translating(self._source, "read the locks of the publisher"):
+                standby, waits = self._source.execute(_WAITS, (pid,)).fetchone() or (False, False)
+            if standby:
+                replayed.append((time.monotonic() + _READ_SECONDS, position))
+                waits, position = False, 0
+                while replayed and replayed[0][0] <= time.monotonic():
+                    waits, position = True, replayed.popleft()[1]
+            if waits and position > self._lsn:
+                with contextlib.suppress(psycopg.Error, GivenUp):  # the owner will meet it too
+                    self._move(position, once=True)
+
+    def _flushed(self) -> int:
+        with translating(self._source, "read the WAL position of the publisher"):
+            return flushed_position(self._source)
+
+    def _move(self, lsn: int, *, once: bool = False) -> None:
+        assert self._token is not None
+        self._lsn = lsn  # even where the outcome is not known
+        move = partial(barrier.move, self._session, self._sub.subid, self._token, lsn)
+        if not (move() if once else self._patiently(move)):
+            raise self._gone()
+
+    def _reach(self) -> float:
+        """Wait until apply stands at the barrier; return for how long it had stood before."""
+        while True:
+            found = barrier.read(self._session, self._sub.subid)
+            if found is None or found.token != self._token:
+                raise self._gone()
+            if found.reached:
+                return found.stood
+            self._check_time()
+            time.sleep(_POLL)
+
+    def _patiently(self, change: Callable[[], Result]) -> Result:
+        """Change the barrier; apply holds its row as long as it commits a batch."""
+        while True:
+            try:
+                return change()
+            except psycopg.errors.LockNotAvailable:
+                self._check_time()
+
+    def _check_time(self) -> None:
+        clock = time.monotonic()
+        if clock >= self._next_check:
+            self._check()
+            self._next_check = time.monotonic() + _CHECK
+        if clock >= self._deadline:
+            raise TimeoutExpired(
+                f'timeout while bringing subscription "{self._sub.name}" to one point',
+                detail=f"Apply has not reached {format_lsn(self._lsn)}.",
+                hint=f"See where it stands:\npgsub status {word(self._sub.name)}",
+            )
+
+    def _gone(self) -> GivenUp:
+        return GivenUp(f"Apply stood still for {self._seconds:g} seconds and went on by itself, or is asked by others.")
