@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import psycopg
-
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.two_phase import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
@@ -22,22 +20,19 @@ from pgsub.apply.rows.writer import SetFallback
 from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.apply.worker.batch_faults import can_be_located, good_before
+from pgsub.apply.worker.parallel_commit import ParallelCommit
 from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
-from pgsub.common.errors import Directive, PgsubError, StreamsMustRestart
-from pgsub.protocol.lsn import format_lsn
+from pgsub.common.errors import PgsubError, StreamsMustRestart
 from pgsub.protocol.messages import LogicalMessage, Relation
-from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import DEALLOCATED
 
 _log = logging.getLogger(__name__)
 
 _DEADLOCK = "40P01"
-#: out_of_memory, also where no lock is left: a batch needs more than its transactions one by one, and it would be the
-#: same batch after a restart.
-_OUT_OF_MEMORY = "53200"
 _TRIES = 5
 #: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
 #: for each, and none can be pruned before the commit.
@@ -90,16 +85,16 @@ class Committer:
         self._beside = False  #: writers are at work beside the own session
         self._most = 1 if transactional else TRANSACTIONS
         self._limit = min(self._most, TRANSACTIONS if set_based else ROW_TRANSACTIONS)
+        self._parallel = ParallelCommit(session, self.ledger_commit, self.counters, beat)
         self._skipping = SkipHandler(self.ledger_commit, self._executor)
         self._two_phase = TwoPhase(self.ledger_commit)
         self._messages: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
-        self.applied_in_parallel = 0
 
     @property
     def changes(self) -> int:
         """Rows applied, for statistics."""
-        return self._executor.changes + self.applied_in_parallel + (self._writers.changes if self._writers else 0)
+        return self._executor.changes + self._parallel.changes + (self._writers.changes if self._writers else 0)
 
     def take_message(self, message: LogicalMessage) -> None:
         """Take a message that belongs to no transaction."""
@@ -132,8 +127,10 @@ class Committer:
                 if not self._policy.admit_end(first):
                     return 0
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
-            if parallel is not None and self._commit_applied(first, parallel):
-                return 1
+            if parallel is not None:
+                moved = self._parallel.commit(self.remote_lsn, first, parallel)
+                if moved is not None:
+                    return self._moved(moved)
         writers = self._writers
         batch = batch.cut(self._limit if writers is None else writers.limit(self._limit, len(batch)))[0]
         serial = self.counters["serial_relations"]
@@ -162,7 +159,7 @@ class Committer:
                     continue
                 if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._stop_streaming()):
                     continue
-                if not _ours(error):
+                if not can_be_located(error):
                     raise
             self.counters["set_fallbacks"] += 1
             break
@@ -191,7 +188,7 @@ class Committer:
                 try:
                     done = self._commit(part)
                 except PgsubError as error:
-                    size = _good(part, error)
+                    size = good_before(part, error)
                     if not self._back_to(before) or not size:
                         raise
                     continue
@@ -252,58 +249,6 @@ class Committer:
         self.remote_lsn = remote_lsn
         return 1
 
-    # a transaction that was applied while it arrived
-
-    def _commit_applied(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> bool:
-        """Commit what the parallel worker holds; False where it is to be replayed from its file."""
-        completed = self._completed(transaction, parallel)
-        if completed is None:
-            return False
-        session, records = completed
-        ledger_commit = LedgerCommit(session)
-        try:
-            session.progress.lock(self.remote_lsn)
-            if not self._still_holds(session.progress, parallel, ledger_commit):
-                return False
-            ledger_commit.record(records)
-            self._moved(ledger_commit.commit(self.remote_lsn, transaction))
-        except (PgsubError, psycopg.Error) as error:
-            if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ledger_commit.rolled_back():
-                raise  # perhaps it is committed: the ledger knows
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)
-            return False
-        self._done_in_parallel(transaction, parallel, ledger_commit.recorded)
-        return True
-
-    def _completed(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> Applied | None:
-        """Wait for the parallel worker; None where it gave the transaction up."""
-        records, session = parallel.complete(transaction, self._beat), parallel.session
-        if records is None or session is None:
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
-            return None
-        return session, records
-
-    def _still_holds(self, progress: Progress, parallel: ParallelWorker, ledger_commit: LedgerCommit) -> bool:
-        """Check that a parallel worker decided as it would be decided now; else roll its transaction back.
-
-        :param progress: as just read.
-        :param ledger_commit: of the parallel worker's session.
-        """
-        changed = progress.states_version != parallel.version
-        # guard: early work is committed only by the states that it was decided with, without "changed or "
-        if changed or progress.skips:
-            why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
-            _log.debug("transaction %s is replayed: %s", parallel.xid, why)
-            ledger_commit.rolled_back()  # its locks would stand in the way
-            return False
-        return True
-
-    def _done_in_parallel(self, transaction: RemoteTransaction, parallel: ParallelWorker, recorded: bool) -> None:
-        self.ledger_commit.recorded |= recorded
-        self.applied_in_parallel += parallel.changes
-        self.counters.update(parallel.counters)
-        self._session.relations.learn_from(transaction)
-
     # prepared transactions
 
     def _prepare(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> int:
@@ -311,7 +256,8 @@ class Committer:
             # what a parallel worker holds is gone after a PREPARE that failed: the next try begins with nothing
             nonlocal parallel
             once, parallel = parallel, None
-            return self._applied(transaction, once) or self._open(transaction)
+            held = None if once is None else self._parallel.held(transaction, once)
+            return held or self._open(transaction)
 
         def attempt() -> int:
             moved = self._two_phase.prepare(self.remote_lsn, transaction, applied)
@@ -341,32 +287,3 @@ class Committer:
             return self._session, self._executor.run([transaction], self._policy.should_apply)
         self._skipping.run(skip, Batch([transaction]), self._policy.should_apply)
         return self._session, ()
-
-    def _applied(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> Applied | None:
-        completed = None if parallel is None else self._completed(transaction, parallel)
-        if parallel is None or completed is None:
-            return None
-        self._session.progress.read()
-        if not self._still_holds(self._session.progress, parallel, LedgerCommit(completed[0])):
-            return None
-        self._done_in_parallel(transaction, parallel, recorded=False)
-        return completed
-
-
-def _ours(error: PgsubError) -> bool:
-    """Return whether a change is to blame, and row by row it shows which; or the batch is too large for the target."""
-    located = error.directive is Directive.STOP and error.context is not None
-    return error.directive is Directive.FAULT or located or error.sqlstate == _OUT_OF_MEMORY
-
-
-def _good(batch: Batch, error: PgsubError) -> int:
-    """Return how many transactions of a batch to try alone after a fault; 0: the faulty one is known.
-
-    A deferred constraint fails at the COMMIT of all of them and names the last.
-    """
-    if not _ours(error):
-        return 0
-    lsns = [format_lsn(one.finish_lsn) for one in batch.transactions()]
-    named = error.finish_lsn if error.directive is Directive.FAULT else None
-    good = lsns.index(named) if named in lsns else len(lsns)
-    return good if good < len(lsns) - 1 else len(lsns) // 2
