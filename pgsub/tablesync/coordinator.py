@@ -28,7 +28,7 @@ from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
@@ -118,7 +118,7 @@ class TableSync:
         attempts = states.start_copy(session, claims, slot)
         if together:
             with contextlib.suppress(psycopg.errors.LockNotAvailable):
-                states.claim_before_copy(session, claims)
+                handover.claim_before_copy(session, claims)
         try:
             self._copy_from_slot(session, found, attempts, slot, adopt, resume, together=together)
         finally:
@@ -185,7 +185,7 @@ class TableSync:
                 raise
             if together:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
-                    states.move_claims(session, claims, snapshot.consistent_point)
+                    handover.move_claims(session, claims, snapshot.consistent_point)
             failpoints.point("sync.after_slot")
             prepared = preparation.prepare(session, self._sub, found, self._claims, attempts, adopt, resume)
             self._errors |= prepared.errors
@@ -221,7 +221,7 @@ class TableSync:
             rows = subscriptions.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
             if left:
-                states.withdraw_claims(session, self._sub.subid, left)
+                handover.withdraw_claims(session, self._sub.subid, left)
                 sync_slots.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
 
     def _raise_alone(self) -> None:
@@ -243,13 +243,13 @@ class TableSync:
         if position is None:
             return set()
         apply_lsn = subscriptions.apply_position(session, self._sub.subid)
-        ready = [row.srrelid for row in copied if states.may_hand_over(apply_lsn, position, row.handover_lsn)]
+        ready = [row.srrelid for row in copied if handover.may_hand_over(apply_lsn, position, row.handover_lsn)]
         claims = [self._claims[relid] for relid in ready]
         if not claims:
             return set()
         failpoints.point("sync.before_s")
         try:
-            return states.try_syncdone_many(session, claims, position)
+            return handover.try_syncdone_many(session, claims, position)
         except psycopg.errors.LockNotAvailable:
             return set()
 

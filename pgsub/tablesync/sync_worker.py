@@ -37,7 +37,7 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover, states
 
 #: Chase freely while apply is further ahead than this, and for so many attempts; then claim.
 NEAR_BYTES = 16 << 20
@@ -151,11 +151,11 @@ class SyncPolicy(WorkerPolicy):
     def _hand_over(self, apply_lsn: int, position: int) -> None:
         connection = self._streams.session.connection
         if self._handover is None and apply_lsn > position:
-            self._handover = states.claim_handover(connection, self._claim, position)
+            self._handover = handover.claim_handover(connection, self._claim, position)
             failpoints.point("sync.after_claim")
             return
         failpoints.point("sync.before_s")
-        outcome = states.try_syncdone(connection, self._claim, position)
+        outcome = handover.try_syncdone(connection, self._claim, position)
         self._done = outcome.done
         if not outcome.done and outcome.handover_lsn != self._handover:
             self._forget_claim(outcome.handover_lsn)

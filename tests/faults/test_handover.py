@@ -13,7 +13,7 @@ from fix_servers import Database
 
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import subscriptions
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover, states
 from pgsub.target.session import transactions
 
 Make = Callable[[], Site]
@@ -76,17 +76,17 @@ def test_a_sync_worker_that_is_behind_claims_and_apply_takes_a_claim_back_that_n
     late.touch()
     case.wait_fired("sync.after_claim")
     writer.resume()
-    handover = max(table_lsns(case, "handover_lsn"))
-    assert handover > 0
+    position = max(table_lsns(case, "handover_lsn"))
+    assert position > 0
     reached("claim")
     # the sync worker is paused with its claim; apply goes up to it, waits, takes it back, and goes on
     until(lambda: max(table_lsns(case, "handover_lsn")) == 0, "the claim stands")
-    until(lambda: case.ledger("remote_lsn") > handover, "apply does not go on")
+    until(lambda: case.ledger("remote_lsn") > position, "apply does not go on")
     reached("un-claim")
     writer.some(20)
     claimed.touch()
     case.wait_ready()
-    assert max(table_lsns(case, "srsublsn")) > handover
+    assert max(table_lsns(case, "srsublsn")) > position
     reached("hand-over with the sync worker behind")
     writer.some(20)
     case.wait_equal()
@@ -109,7 +109,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     with transactions.durable(sub.session):
         sub.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'moving'")
     states.slot_position(sub.session, [claim], position)
-    assert states.claim_handover(sub.session, claim, position) == position
+    assert handover.claim_handover(sub.session, claim, position) == position
 
     task = sub.start()
     pubdb.execute("INSERT INTO moving VALUES (1)")
@@ -118,7 +118,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     until(lambda: _holds_back(sub, position), "apply does not wait")
     assert sub.stop(task).outcome == "stopped"
     assert subscriptions.apply_position(sub.session, sub.subid) == position
-    assert states.try_syncdone(sub.session, claim, position).done
+    assert handover.try_syncdone(sub.session, claim, position).done
     sub.catch_up()
     assert subdb.rows("SELECT n FROM moving") == [(1,)]
     assert [n for (n,) in subdb.rows("SELECT n FROM other ORDER BY n")] == list(range(50))

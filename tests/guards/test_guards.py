@@ -21,7 +21,7 @@ from pgsub.apply.worker import worker
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 from pgsub.target.ledger import subscriptions
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover, states
 
 Make = Callable[..., Subscriber]
 
@@ -186,7 +186,7 @@ def test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit(o
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 1)
     sub.session.execute("SET synchronous_commit = off")
-    assert states.try_syncdone(sub.session, claim, parse_lsn("0/1")).done
+    assert handover.try_syncdone(sub.session, claim, parse_lsn("0/1")).done
     pair.target.stop("immediate")
     pair.target.start()
     with pair.subdb.connect() as session:
@@ -202,7 +202,7 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 0)
-    handover = states.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()")))
+    claimed = handover.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()")))
     with subdb.connect() as holder:
         task = None
         with holder.transaction():
@@ -210,9 +210,9 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
             task = sub.start()
             pubdb.execute("INSERT INTO log VALUES (1)")
             time.sleep(0.3)  # apply must not go past the claim however long it is given
-            assert subscriptions.apply_position(sub.session, sub.subid) <= handover
+            assert subscriptions.apply_position(sub.session, sub.subid) <= claimed
     wait_for(lambda: subscriptions.relations(sub.session, sub.subid)[0].handover_lsn is None)
-    wait_for(lambda: subscriptions.apply_position(sub.session, sub.subid) > handover)
+    wait_for(lambda: subscriptions.apply_position(sub.session, sub.subid) > claimed)
     sub.stop(task)
 
 
@@ -223,7 +223,7 @@ def test_a_table_does_not_change_hands_behind_apply(pubdb: Database, subdb: Data
     states.slot_position(sub.session, [claim], 1)
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()  # apply leaves the change to the sync worker, which has not seen it
-    outcome = states.try_syncdone(sub.session, claim, 1)
+    outcome = handover.try_syncdone(sub.session, claim, 1)
     assert not outcome.done
     assert sub.state("log") == "f"
 

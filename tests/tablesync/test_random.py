@@ -31,7 +31,7 @@ from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
 from pgsub.target.ledger import subscriptions, worker_takeover
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover
 
 pytestmark = pytest.mark.long
 
@@ -247,12 +247,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    count(states, "try_syncdone_many", lambda done: "apply behind" if done else None)
-    count(states, "claim_handover", lambda result: "claim")
+    count(handover, "try_syncdone_many", lambda done: "apply behind" if done else None)
+    count(handover, "claim_handover", lambda result: "claim")
     count(
-        states, "try_syncdone", lambda outcome: "sync worker behind" if outcome.done and outcome.handover_lsn else None
+        handover,
+        "try_syncdone",
+        lambda outcome: "sync worker behind" if outcome.done and outcome.handover_lsn else None,
     )
-    count(states, "withdraw_claims", lambda result: "un-claim")
+    count(handover, "withdraw_claims", lambda result: "un-claim")
     count(sync_slots, "copy_shared", lambda result: "slot of its own")
     count(sync_worker, "run", lambda result: "caught up")
     monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)

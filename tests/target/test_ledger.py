@@ -11,8 +11,8 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema, subscriptions, worker_takeover
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger import schema, schema_versions, subscriptions, worker_takeover
+from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins, transactions
@@ -133,7 +133,7 @@ def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_w
         subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
         subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
         newer = "CREATE TABLE pgsub.newer (a integer); ALTER TABLE pgsub.subscription ADD newer integer DEFAULT 5;"
-        monkeypatch.setitem(schema._MIGRATIONS, schema.VERSION + 1, newer)
+        monkeypatch.setitem(schema_versions.MIGRATIONS, schema.VERSION + 1, newer)
         monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
         with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
             with pytest.raises(PermissionMissing, match="could not upgrade the ledger") as caught:
@@ -253,7 +253,7 @@ def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psy
 def test_s_is_committed_at_once_where_apply_is_not_ahead(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/64")
-    assert states.try_syncdone(session, claim, 100).done
+    assert handover.try_syncdone(session, claim, 100).done
     assert _state(session) == ("s", 100, None)
     assert _version(session) == 1
 
@@ -261,7 +261,7 @@ def test_s_is_committed_at_once_where_apply_is_not_ahead(session: psycopg.Connec
 def test_without_a_claim_s_waits_where_apply_is_ahead(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/65")
-    outcome = states.try_syncdone(session, claim, 100)
+    outcome = handover.try_syncdone(session, claim, 100)
     assert not outcome.done and outcome.apply_lsn == 101
     assert _state(session)[0] == "f" and _version(session) == 0
 
@@ -269,44 +269,44 @@ def test_without_a_claim_s_waits_where_apply_is_ahead(session: psycopg.Connectio
 def test_a_claim_fixes_where_the_table_changes_hands(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/C8")
-    assert states.claim_handover(session, claim, 150) == 200
+    assert handover.claim_handover(session, claim, 150) == 200
     _apply_at(session, "0/12C")  # apply goes on with what the claim covers, and with other tables
-    assert states.claim_handover(session, claim, 180) == 200  # it stands
-    assert not states.try_syncdone(session, claim, 199).done
-    assert states.try_syncdone(session, claim, 200).done
+    assert handover.claim_handover(session, claim, 180) == 200  # it stands
+    assert not handover.try_syncdone(session, claim, 199).done
+    assert handover.try_syncdone(session, claim, 200).done
     assert _state(session) == ("s", 200, None)
 
 
 def test_a_claim_may_lie_with_the_sync_worker(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/10")
-    assert states.claim_handover(session, claim, 100) == 100
+    assert handover.claim_handover(session, claim, 100) == 100
 
 
 def test_a_claim_taken_back_is_not_redeemed(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/C8")
-    states.claim_handover(session, claim, 100)
+    handover.claim_handover(session, claim, 100)
     version = _version(session)
-    states.withdraw_claims(session, SUBID, [claim.worker])
+    handover.withdraw_claims(session, SUBID, [claim.worker])
     assert _version(session) == version + 1
     _apply_at(session, "0/12C")
-    assert not states.try_syncdone(session, claim, 200).done
-    assert states.claim_handover(session, claim, 200) == 300
+    assert not handover.try_syncdone(session, claim, 200).done
+    assert handover.claim_handover(session, claim, 200) == 300
 
 
 def test_taking_a_claim_back_too_late_changes_nothing(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
-    assert states.try_syncdone(session, claim, 100).done
-    states.withdraw_claims(session, SUBID, [claim.worker])
+    assert handover.try_syncdone(session, claim, 100).done
+    handover.withdraw_claims(session, SUBID, [claim.worker])
     assert _state(session) == ("s", 100, None)
     with pytest.raises(Fenced):
-        states.try_syncdone(session, claim, 100)
+        handover.try_syncdone(session, claim, 100)
 
 
 def test_ready_is_what_apply_has_passed(session: psycopg.Connection) -> None:
     for name, at in (("a", 100), ("b", 200)):
-        assert states.try_syncdone(session, _copied(session, at, name), at).done
+        assert handover.try_syncdone(session, _copied(session, at, name), at).done
     states.set_ready(session, SUBID, 100)
     assert (_state(session, "a"), _state(session, "b")) == (("r", 100, None), ("s", 200, None))
     states.set_ready(session, SUBID, 500)
@@ -317,8 +317,8 @@ def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> N
     claim = _copied(session, 100)
     worker_takeover.take_over(session, SUBID, claim.worker)
     for change in (
-        lambda: states.try_syncdone(session, claim, 100),
-        lambda: states.claim_handover(session, claim, 100),
+        lambda: handover.try_syncdone(session, claim, 100),
+        lambda: handover.claim_handover(session, claim, 100),
         lambda: states.slot_position(session, [claim], 500),
         lambda: states.start_copy(session, [claim], "slot")[claim.worker],
     ):
@@ -332,9 +332,9 @@ def test_nobody_waits_long_for_applys_row(session: psycopg.Connection, connect: 
     apply.execute("BEGIN")
     apply.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE")
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        states.try_syncdone(session, claim, 100)
+        handover.try_syncdone(session, claim, 100)
     apply.execute("ROLLBACK")
-    assert states.try_syncdone(session, claim, 100).done
+    assert handover.try_syncdone(session, claim, 100).done
 
 
 def _end(session: psycopg.Connection, one: psycopg.Connection) -> None:
@@ -373,7 +373,7 @@ def test_who_changes_several_tables_at_once_takes_them_in_the_order_of_their_oid
     session.execute("UPDATE pgsub.subscription_rel SET relname = relname WHERE srrelid = %s", (first,))
     other = connect()
     other.execute("SET enable_indexscan = off; SET enable_bitmapscan = off")  # the second one now comes first
-    changing = threading.Thread(target=states.withdraw_claims, args=(other, SUBID, [first, second]))
+    changing = threading.Thread(target=handover.withdraw_claims, args=(other, SUBID, [first, second]))
     locked = "SELECT FROM pgsub.subscription_rel WHERE srrelid = %s FOR UPDATE NOWAIT"
     waits = "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted"
     with session.transaction():

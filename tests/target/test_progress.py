@@ -11,7 +11,8 @@ import pytest
 
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.target.ledger import worker_takeover
-from pgsub.target.ledger.progress import Progress, of_commit, table_states
+from pgsub.target.ledger.progress import Progress, of_commit
+from pgsub.target.ledger.subscriptions import table_states
 from pgsub.target.ledger.worker_takeover import APPLY
 from pgsub.target.sql.pipeline import StatementFailed
 

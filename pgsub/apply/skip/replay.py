@@ -31,8 +31,8 @@ from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import events, skipped_changes
-from pgsub.target.ledger.progress import table_states
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
+from pgsub.target.ledger.subscriptions import table_states
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName

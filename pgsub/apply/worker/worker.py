@@ -21,10 +21,10 @@ from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common.errors import ApplyError, PgsubError, SchemaFault, StreamsMustRestart
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger.progress import Control, table_states
+from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
-from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.tables import held_tables, states
+from pgsub.target.ledger.subscriptions import RelationState, table_states
+from pgsub.target.ledger.tables import handover, held_tables, states
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0
@@ -195,7 +195,7 @@ class ApplyPolicy:
             self._barrier.stand()
         if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
             with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
-                states.withdraw_claims(self._session.connection, self._subid, self._waiting_for)
+                handover.withdraw_claims(self._session.connection, self._subid, self._waiting_for)
         time.sleep(0.02)
         return False
 

@@ -171,7 +171,7 @@ class Writers:
         nothing of the others is left when this ends.
         """
         first = units.units[0]
-        if not self._own.progress.take_turn(first.turn, begin=False):
+        if not self._own.progress.turns.take(first.turn, begin=False):
             raise StreamsMustRestart("an advisory lock of the subscription is taken")
         units.set(first, "begun")
         self._start(min(len(units.units), units.sessions) - 1)
@@ -258,7 +258,7 @@ class Writers:
         others = (writer.pid for writer in self._writers)
         pids = [connection.info.backend_pid, *(pid for pid in others if pid is not None)]
         # guard: a stranger's lock keeps no unit waiting
-        if count := self._own.progress.cancel_held_up(pids):
+        if count := self._own.progress.turns.cancel_held_up(pids):
             _log.debug("%s units waited for a stranger's advisory lock", count)
 
     def rest(self) -> None:

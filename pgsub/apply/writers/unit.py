@@ -27,7 +27,7 @@ class Unit:
 
     :ivar number: its place in the batch.
     :ivar after: number of the unit that must be committed before this one is executed, -1 for none.
-    :ivar turn: of its transaction: see :meth:`~pgsub.target.ledger.progress.Progress.take_turn`.
+    :ivar turn: of its transaction: see :meth:`~pgsub.target.ledger.turns.Turns.take`.
     :ivar old: where the ledger is when it commits, and ``new`` where it leaves it.
     :ivar state: ``waiting``, ``begun`` (its transaction has taken its turn), ``committed``, ``failed``.
     :ivar lost: why only the ledger knows what became of it.

@@ -115,7 +115,7 @@ class Writer(SupervisedThread):
         """
         session, executor = self._connected()
         session.relations.follow(units.relations)
-        if not session.progress.take_turn(unit.turn, begin=True):
+        if not session.progress.turns.take(unit.turn, begin=True):
             raise Deviation("somebody else holds the lock of its turn")
         units.set(unit, "begun")
         changes, executor.counters = executor.changes, Counter()
@@ -167,7 +167,7 @@ class Writer(SupervisedThread):
 
     def _follow(self, units: Units, unit: Unit, other: Unit, session: TargetSession) -> None:
         if other.state == "begun" and other.number != unit.number - 1:
-            session.progress.await_turn(other.turn)
+            session.progress.turns.wait(other.turn)
             units.wait(unit, lambda: other.ended)
 
     def _roll_back(self, unit: Unit, error: BaseException) -> None:

@@ -21,7 +21,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import skip
-from pgsub.target.ledger.progress import table_states
+from pgsub.target.ledger.subscriptions import table_states
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql.row_lookup import ReadOnlySession

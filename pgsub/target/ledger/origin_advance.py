@@ -9,7 +9,7 @@ import psycopg
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import events, subscriptions, worker_takeover
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row
 
@@ -56,7 +56,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         worker_takeover.fence(connection, claim)
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Check it, then try again.")
-        states.clear_claims(connection, claim.subid, None)
+        handover.clear_claims(connection, claim.subid, None)
         connection.execute(
             "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"
             " WHERE subid = %(subid)s AND worker = 0",

@@ -18,22 +18,22 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
+from pgsub.target.ledger import turns
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
-from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.turns import Turns
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
-from pgsub.target.sql.pipeline import DEALLOCATED, FirstRow, Pipeline, StatementFailed
+from pgsub.target.sql.pipeline import DEALLOCATED, Pipeline, StatementFailed, Step
 from pgsub.target.sql.statement_builder import Statement
 
 _COLUMNS = (
@@ -44,24 +44,8 @@ _COLUMNS = (
 )
 _KEY = "subid = %s AND worker = %s"
 _MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
-
-
-def _statement(text: LiteralString) -> Statement:
-    return Statement(sql.Composed([sql.SQL(text)]), (), ())
-
-
-_BEGIN, _COMMIT = _statement("BEGIN"), _statement("COMMIT")
-_TAKE_TURN = _statement("SELECT pg_catalog.pg_try_advisory_xact_lock($1::bigint)")
-_AWAIT_TURN = _statement("SELECT pg_catalog.pg_advisory_xact_lock_shared($1::bigint)")
-_CANCEL_HELD_UP = """
-WITH turns AS MATERIALIZED (
-    SELECT pid, objid, granted FROM pg_catalog.pg_locks
-     WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint = %s AND pid = ANY(%s::int[])
-       AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
-SELECT pg_catalog.pg_cancel_backend(w.pid) FROM turns w
- WHERE NOT w.granted AND NOT EXISTS (SELECT FROM turns h WHERE h.granted AND h.objid = w.objid)
-"""
-_LOCK = _statement(
+_COMMIT = Statement.fixed("COMMIT")
+_LOCK = Statement.fixed(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
 # An error where nothing is hit, so that the COMMIT behind it is not run.
@@ -80,9 +64,6 @@ _BY_STATES = "$3::bigint IS NOT NULL AND states_version = $3"
 # In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
 _TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
 _NOT_HIT = "22012"  #: division_by_zero
-_TEXT = (0,)
-#: What is sent, with which values, and who takes its first row.
-_Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 
 @dataclass(slots=True)
@@ -103,6 +84,7 @@ class Progress:
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
     :ivar skip: what is not to be applied, as it was when the row was read last; ``rules`` those with a limit.
+    :ivar turns: of this session and those that apply beside it.
     :ivar tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
         as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
@@ -110,9 +92,10 @@ class Progress:
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
         self._pipeline = Pipeline(connection, "pgsubprogress")
+        self.turns = Turns(connection, self._pipeline, claim.subid)
         self.tagged = tagged
-        self._advance = _statement(_ADVANCE.format(_AT_CTID, _TAG if tagged else ""))
-        self._succeed = _statement(_ADVANCE.format(_BY_STATES, _TAG if tagged else ""))
+        self._advance = Statement.fixed(_ADVANCE.format(_AT_CTID, _TAG if tagged else ""))
+        self._succeed = Statement.fixed(_ADVANCE.format(_BY_STATES, _TAG if tagged else ""))
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
@@ -169,26 +152,20 @@ class Progress:
 
         :raises StreamsMustRestart: as of :meth:`lock`.
         """
-        steps: tuple[_Step, ...] = ((_BEGIN, (), None), (_LOCK, (self._ctid, *self._key), self._take))
+        steps: tuple[Step, ...] = (turns.BEGIN, (_LOCK, (self._ctid, *self._key), self._take))
         self._ctid = None
         try:
             try:
-                self._together(*steps)
+                self._pipeline.round_trip(*steps)
             except StatementFailed as failure:
                 if failure.error.sqlstate != DEALLOCATED:
                     raise
-                self._together(*steps)
+                self._pipeline.round_trip(*steps)
         except StatementFailed as failure:
             raise failure.error from None
         if self._ctid is None:  # another session wrote the row
             self.read("FOR UPDATE")
         self._check(expected)
-
-    def _together(self, *steps: _Step) -> None:
-        for statement, values, on_row in steps:
-            texts = [None if value is None else str(value).encode() for value in values]
-            self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=on_row)
-        self._pipeline.sync()
 
     def _moved(self, found: Sequence[str | None]) -> None:
         self._ctid = found[0]
@@ -197,7 +174,7 @@ class Progress:
         """Lock the row in the caller's transaction, before anything is decided about table states.
 
         READ COMMITTED re-reads only the locked row after waiting: states are read in the *next* statement
-        (:func:`table_states`), and only when ``states_version`` moved.
+        (:func:`~pgsub.target.ledger.subscriptions.table_states`), and only when ``states_version`` moved.
 
         :param expected: where this worker's memory says the ledger is.
         :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
@@ -225,35 +202,11 @@ class Progress:
         """
         values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
         try:
-            self._together((self._advance, values, self._moved), (_COMMIT, (), None))
+            self._pipeline.round_trip((self._advance, values, self._moved), (_COMMIT, (), None))
         except StatementFailed as failure:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
             raise
-
-    # several writers: see pgsub.apply.writers
-
-    def take_turn(self, turn: int, *, begin: bool) -> bool:
-        """Hold an advisory lock until the transaction ends: :meth:`succeed` of another session waits for that.
-
-        :param turn: of this transaction.
-        :param begin: begin it, too.
-        :return: False where somebody else has the lock, whoever it is.
-        """
-        found: list[Sequence[str | None]] = []
-        first: tuple[_Step, ...] = ((_BEGIN, (), None),) if begin else ()
-        try:
-            self._together(*first, (_TAKE_TURN, (turn,), found.append))
-        except StatementFailed as failure:
-            raise failure.error from None
-        return found[0][0] == "t"
-
-    def await_turn(self, turn: int) -> None:
-        """Wait on the target for the end of a transaction that has taken its turn."""
-        try:
-            self._together((_AWAIT_TURN, (turn,), None))
-        except StatementFailed as failure:
-            raise failure.error from None
 
     def succeed(self, turn: int, old: int, new: int, commit_ts: int | None, states_version: int) -> None:
         """Wait on the target for the transaction that goes before, then do as :meth:`close`, in one round trip.
@@ -267,22 +220,11 @@ class Progress:
         """
         values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
         try:
-            self._together((_AWAIT_TURN, (turn,), None), (self._succeed, values, self._moved), (_COMMIT, (), None))
+            self._pipeline.round_trip(turns.awaiting(turn), (self._succeed, values, self._moved), (_COMMIT, (), None))
         except StatementFailed as failure:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
             raise
-
-    def cancel_held_up(self, pids: Collection[int]) -> int:
-        """Cancel what waits for a turn whose lock a stranger holds; not inside a transaction.
-
-        Anyone who may connect to the database can ask for such a lock while it is held, and has it then. A session of
-        these that waits for another of these is left alone; all locks are of one moment.
-
-        :param pids: of all sessions that take turns.
-        :return: how many were cancelled.
-        """
-        return self._connection.execute(_CANCEL_HELD_UP.encode(), (self._claim.subid, list(pids))).rowcount
 
     def follow(self, other: Progress) -> None:
         """Remember where the row is that another session of the worker moved."""
@@ -346,16 +288,3 @@ def _skips(
 def of_commit(failure: StatementFailed) -> bool:
     """Return whether it was the COMMIT of :meth:`Progress.close` that failed."""
     return failure.tag is _COMMIT
-
-
-def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
-    """Read table states by oid, as of this statement, for apply's filter; names are the recorded ones."""
-    rows = connection.execute(
-        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
-        " FROM pgsub.subscription_rel WHERE subid = %s",
-        (subid,),
-    )
-    return {
-        oid: RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
-        for oid, schema, name, state, lsn, handover in rows
-    }

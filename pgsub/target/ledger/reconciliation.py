@@ -18,7 +18,7 @@ from pgsub.common.quoting import word
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import events, subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import Identity, Publisher
-from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables import handover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.transactions import durable
 
@@ -79,7 +79,7 @@ def move(connection: psycopg.Connection, claim: Claim, publisher: Publisher, slo
     )
     for table in ("barrier", "prepared_pending", "prepared_xact"):
         connection.execute(f"DELETE FROM pgsub.{table} WHERE subid = %s".encode(), (subid,))
-    states.clear_claims(connection, subid, None)
+    handover.clear_claims(connection, subid, None)
     text = f'subscription goes on from {at} of replication slot "{slot_name}"'
     more = "Its tables are compared with the publisher's, and what differs is brought."
     events.add(connection, subid, events.log_entry("LOG", log_text(text, detail=more)))

@@ -195,6 +195,19 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
     return found
 
 
+def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
+    """Read table states by oid, as of this statement, for apply's filter; names are the recorded ones."""
+    rows = connection.execute(
+        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
+        " FROM pgsub.subscription_rel WHERE subid = %s",
+        (subid,),
+    )
+    return {
+        oid: RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
+        for oid, schema, name, state, lsn, handover in rows
+    }
+
+
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything the ledger has about a subscription."""
     with durable(connection):

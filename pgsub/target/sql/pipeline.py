@@ -36,6 +36,8 @@ DEALLOCATED = "26000"
 RowCount = Callable[[int], None]
 #: Takes the values of a row as text.
 FirstRow = Callable[[list[str | None]], None]
+#: What :meth:`Pipeline.round_trip` sends, with which values, and who takes its first row.
+Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 
 class StatementFailed(Exception):
@@ -101,6 +103,16 @@ class Pipeline:
         if self._unread >= WINDOW or self._unread_bytes >= WINDOW_BYTES:
             self._pgconn.send_flush_request()
             self._pump(until_sync=False)
+
+    def round_trip(self, *steps: Step) -> None:
+        """Send statements with their values as text, and wait for all of them; each is its own tag.
+
+        :raises StatementFailed: as of :meth:`sync`, and so TargetUnavailable.
+        """
+        for statement, values, on_row in steps:
+            texts = [None if value is None else str(value).encode() for value in values]
+            self.send(statement, texts, [0] * len(texts), statement, on_row=on_row)
+        self.sync()
 
     def _name(self, statement: Statement, tag: object) -> bytes:
         known = self._prepared.get(id(statement))

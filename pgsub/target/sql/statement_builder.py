@@ -7,6 +7,7 @@ the server's own apply would call. What the column's modifier makes of it is :mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import LiteralString
 
 from psycopg import sql
 
@@ -30,6 +31,11 @@ class Statement:
     text: sql.Composed
     types: tuple[int, ...]
     takes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def fixed(cls, text: LiteralString) -> Statement:
+        """Return a statement that takes no value of a row; the server derives the types of its parameters."""
+        return cls(sql.Composed([sql.SQL(text)]), (), ())
 
 
 def table_name(target: TargetRelation) -> sql.Identifier:

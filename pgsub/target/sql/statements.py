@@ -13,9 +13,9 @@ from pgsub.target.sql.statement_builder import Builder, Statement, only, table_n
 _OID, _TID = 26, 27
 
 #: Savepoints of subtransactions all have one name: the newest hides the others until it is released.
-SAVEPOINT = Statement(sql.Composed([sql.SQL("SAVEPOINT pgsub_subxact")]), (), ())
-ROLLBACK_TO = Statement(sql.Composed([sql.SQL("ROLLBACK TO SAVEPOINT pgsub_subxact")]), (), ())
-RELEASE = Statement(sql.Composed([sql.SQL("RELEASE SAVEPOINT pgsub_subxact")]), (), ())
+SAVEPOINT = Statement.fixed("SAVEPOINT pgsub_subxact")
+ROLLBACK_TO = Statement.fixed("ROLLBACK TO SAVEPOINT pgsub_subxact")
+RELEASE = Statement.fixed("RELEASE SAVEPOINT pgsub_subxact")
 
 
 def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> sql.Composed:
