@@ -17,9 +17,8 @@ from thorough import only_thorough
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("audit1", "keyed1", "counter1")
 NEWER = {
-    "target/ledger/schema.py": """
-VERSION += 1
-_MIGRATIONS[VERSION] = "ALTER TABLE pgsub.control ADD COLUMN newer integer;"
+    "target/ledger/schema_versions.py": """
+MIGRATIONS[len(MIGRATIONS) + 1] = "ALTER TABLE pgsub.control ADD COLUMN newer integer;"
 """,
     "catalog/schema.py": """
 MIGRATIONS += ((MIGRATIONS[-1][0] + 1, "ALTER TABLE pgsub_worker ADD COLUMN newer INTEGER;"),)
