@@ -11,18 +11,16 @@ import os
 import shlex
 import sqlite3
 import threading
-import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgsub.catalog.locks import Lock
+from pgsub.catalog import store_file
 from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.state_folder import create_private
 from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
-_BUSY_SECONDS = 5.0
 _PRAGMAS = ("PRAGMA trusted_schema = OFF", "PRAGMA foreign_keys = ON", "PRAGMA synchronous = FULL")
 _NEWEST = MIGRATIONS[-1][0]
 # history may be 10,000 wide rows: a command that only opens the store does not wait for them to be read
@@ -52,13 +50,15 @@ class Database:
         self.copied: PgsubError | None = None
         self._file = (0, 0)
         if not create and not os.path.lexists(path):
-            self._connection = _in_memory()
+            self._connection = store_file.in_memory()
             migrate(self._connection, path)
             return
         try:
             self._connection = self._opened()
         except PgsubError as error:
-            if not readable or not isinstance(error, StateStoreError) or (copy := _copy(path)) is None:
+            usable = readable and isinstance(error, StateStoreError)
+            copy = store_file.copy_in_memory(path) if usable else None
+            if copy is None:
                 raise
             self._connection, self.copied = copy, error
             if not self._check_version():  # there is nothing to read
@@ -67,14 +67,14 @@ class Database:
 
     def _opened(self) -> sqlite3.Connection:
         with self._errors():
-            _create(self.path)
+            store_file.create(self.path)
         create_private(self.path)
         with self._errors():
             self._connection = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
         try:
-            self._file = _identity(self.path)
+            self._file = store_file.identity(self.path)
             self._prepare()
         except BaseException:
             self._connection.close()
@@ -96,7 +96,7 @@ class Database:
     def replaced(self) -> bool:
         """Return whether the name no longer leads to the file that is open: writes to that are lost."""
         try:
-            return self.copied is None and _identity(self.path) != self._file
+            return self.copied is None and store_file.identity(self.path) != self._file
         except OSError:
             return True
 
@@ -186,7 +186,7 @@ class Database:
         if not version:  # a new one appears with its tables
             raise _damaged(self.path, "file is empty")
         if version < _NEWEST:
-            with _alone(self.path, "upgraded"):
+            with store_file.changing_alone(self.path, "upgraded"):
                 if self._check_version() < _NEWEST:
                     self.rows("PRAGMA journal_mode = WAL")
                     with self._errors():
@@ -222,66 +222,6 @@ class Database:
             raise InternalError("number is out of range for the state store") from None
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
-def _in_memory() -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-
-
-def _copy(path: Path) -> sqlite3.Connection | None:
-    """Copy a state store into memory; None where it cannot be read at all.
-
-    Who has it alone needs no file to share, and where nothing is in the write-ahead log the file is all there is.
-    """
-    quoted, log = urllib.parse.quote(str(path)), path.with_name(f"{path.name}-wal")
-    ways = [("rw", "PRAGMA locking_mode = EXCLUSIVE")]
-    if not log.exists() or not log.stat().st_size:
-        ways.append(("ro&immutable=1", "PRAGMA query_only = ON"))
-    for mode, pragma in ways:
-        copy = _in_memory()
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{quoted}?mode={mode}", uri=True, timeout=1)) as file:
-                file.execute(pragma)
-                file.backup(copy)
-            copy.execute("PRAGMA query_only = ON")
-            return copy
-        except (sqlite3.Error, UnicodeDecodeError):
-            copy.close()
-    return None
-
-
-@contextlib.contextmanager
-def _alone(path: Path, work: str) -> Iterator[None]:
-    """Let one process at a time do it: the change to WAL does not wait, and the backup must precede the steps."""
-    lock = Lock(path.with_name("upgrade.lock"))
-    if not lock.acquire(_BUSY_SECONDS):
-        raise StateStoreError(f'state store "{path}" is being {work} by another process')
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _create(path: Path) -> None:
-    """Create a new file, which appears with all its tables: it can be read as soon as it is seen."""
-    if os.path.lexists(path):
-        return
-    draft = path.with_name(f"{path.name}.new")
-    with _alone(path, "created"):
-        if os.path.lexists(path):
-            return
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            draft.with_name(draft.name + suffix).unlink(missing_ok=True)
-        create_private(draft)
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            migrate(connection, draft)
-        draft.rename(path)
-
-
 def _translated(path: Path, error: sqlite3.Error) -> PgsubError:
     name = getattr(error, "sqlite_errorname", "") or ""
     file, folder = shlex.quote(str(path)), shlex.quote(str(path.parent))
@@ -290,7 +230,7 @@ def _translated(path: Path, error: sqlite3.Error) -> PgsubError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StateStoreError(
             f'state store "{path}" is locked',
-            detail=f"Another process has held the lock for more than {_BUSY_SECONDS:.0f} s.",
+            detail=f"Another process has held the lock for more than {store_file.BUSY_SECONDS:.0f} s.",
             hint=f"Find the process.\nfuser -v {file}",
         )
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):

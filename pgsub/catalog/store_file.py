@@ -1,0 +1,80 @@
+"""The file of the state store: it appears with all its tables, is upgraded by one process alone, and may be copied."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+from pgsub.catalog.locks import Lock
+from pgsub.catalog.migrations import migrate
+from pgsub.catalog.state_folder import create_private
+from pgsub.common.errors import StateStoreError
+
+#: Seconds for which two writers wait for each other.
+BUSY_SECONDS = 5.0
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Return what tells the file from another one of the same name."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def in_memory() -> sqlite3.Connection:
+    """Open an empty store that is no file."""
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
+def copy_in_memory(path: Path) -> sqlite3.Connection | None:
+    """Copy a state store into memory; None where it cannot be read at all.
+
+    Who has it alone needs no file to share, and where nothing is in the write-ahead log the file is all there is.
+    """
+    quoted, log = urllib.parse.quote(str(path)), path.with_name(f"{path.name}-wal")
+    ways = [("rw", "PRAGMA locking_mode = EXCLUSIVE")]
+    if not log.exists() or not log.stat().st_size:
+        ways.append(("ro&immutable=1", "PRAGMA query_only = ON"))
+    for mode, pragma in ways:
+        copy = in_memory()
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quoted}?mode={mode}", uri=True, timeout=1)) as file:
+                file.execute(pragma)
+                file.backup(copy)
+            copy.execute("PRAGMA query_only = ON")
+            return copy
+        except (sqlite3.Error, UnicodeDecodeError):
+            copy.close()
+    return None
+
+
+@contextlib.contextmanager
+def changing_alone(path: Path, work: str) -> Iterator[None]:
+    """Let one process at a time do it: the change to WAL does not wait, and the backup must precede the steps."""
+    lock = Lock(path.with_name("upgrade.lock"))
+    if not lock.acquire(BUSY_SECONDS):
+        raise StateStoreError(f'state store "{path}" is being {work} by another process')
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def create(path: Path) -> None:
+    """Create a new file, which appears with all its tables: it can be read as soon as it is seen."""
+    if os.path.lexists(path):
+        return
+    draft = path.with_name(f"{path.name}.new")
+    with changing_alone(path, "created"):
+        if os.path.lexists(path):
+            return
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            draft.with_name(draft.name + suffix).unlink(missing_ok=True)
+        create_private(draft)
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            migrate(connection, draft)
+        draft.rename(path)
