@@ -1,13 +1,12 @@
-"""Replication slots: names, state, creation, removal.
+"""Replication slots: state, creation, removal.
 
-Mirrors ``slot.c`` (names), ``libpqrcv_create_slot`` (libpqwalreceiver.c) and ``ReplicationSlotDropAtPubNode``
+Mirrors ``slot.c``, ``libpqrcv_create_slot`` (libpqwalreceiver.c) and ``ReplicationSlotDropAtPubNode``
 (subscriptioncmds.c). A slot is only ever dropped by the full name that the caller gives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,14 +16,13 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.rows import dict_row
 
-from pgsub.common.errors import PgsubError, SlotLost, StateForbids, UsageError
+from pgsub.common.errors import PgsubError, SlotLost, StateForbids
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
 from pgsub.publisher.faults import translate, translating
+from pgsub.publisher.slot_names import is_sync_slot, valid_slot_name
 from pgsub.publisher.stream.walsender import quote_identifier
 
-_NAME_LENGTH = 63  # NAMEDATALEN - 1
-_RESERVED = "pg_conflict_detection"
 #: The first version whose standbys synchronize slots.
 FAILOVER_VERSION = 170000
 #: The first version that sends PREPARE TRANSACTION as such, and the first where that can be ended for a slot.
@@ -61,47 +59,6 @@ class FreeSlots(NamedTuple):
     used: int
     max: int
     free_walsenders: int
-
-
-def valid_slot_name(name: str) -> str:
-    """Check a slot name as ReplicationSlotValidateName does.
-
-    :return: the name.
-    :raises UsageError: with the server's text.
-    """
-    if not name:
-        raise UsageError(f'replication slot name "{name}" is too short')
-    if len(name.encode()) > _NAME_LENGTH:
-        raise UsageError(f'replication slot name "{name}" is too long')
-    if not re.fullmatch("[a-z0-9_]+", name):
-        raise UsageError(
-            f'replication slot name "{name}" contains invalid character',
-            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
-        )
-    if name == _RESERVED:
-        raise UsageError(
-            f'replication slot name "{name}" is reserved',
-            detail=f'The name "{_RESERVED}" is reserved for the conflict detection slot.',
-        )
-    return name
-
-
-def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
-    """Name the slot that synchronizes one table (ReplicationSlotNameForTablesync).
-
-    :param relid: oid of the target's table.
-    :param sysid: system identifier of the *target*, so that copies of it never meet in one slot.
-    """
-    return valid_slot_name(f"pgsub_{subid}_sync_{relid}_{sysid}"[:_NAME_LENGTH])
-
-
-def group_slot_name(subid: int, number: int, sysid: str) -> str:
-    """Name a slot that synchronizes several tables.
-
-    :param number: never used before by the subscription.
-    :param sysid: see :func:`sync_slot_name`.
-    """
-    return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 
 
 def sync_slots(connection: Connection, subid: int) -> list[str]:
@@ -287,11 +244,6 @@ def _drop(connection: Connection, name: str) -> None:
 
 def _not_dropped(error: psycopg.Error, name: str) -> PgsubError:
     return translate(error, f'drop replication slot "{name}" on publisher')
-
-
-def is_sync_slot(subid: int, name: str) -> bool:
-    """Return whether a slot of this name synchronizes tables of a subscription."""
-    return re.fullmatch(rf"pgsub_{subid}_sync_[a-z0-9_]+", name) is not None
 
 
 def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: float = 60) -> None:

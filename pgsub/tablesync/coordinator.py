@@ -17,7 +17,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
-from pgsub.publisher import slots
+from pgsub.publisher import slot_names
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
@@ -153,8 +153,8 @@ class TableSync:
     def _slot_name(self, session: psycopg.Connection, claims: Sequence[Claim]) -> str:
         sub, system = self._sub, self._context.system_identifier
         if len(claims) == 1:
-            return slots.sync_slot_name(sub.subid, claims[0].worker, system)
-        return slots.group_slot_name(sub.subid, states.next_group(session, sub.subid), system)
+            return slot_names.sync_slot_name(sub.subid, claims[0].worker, system)
+        return slot_names.group_slot_name(sub.subid, states.next_group(session, sub.subid), system)
 
     def _copy_from_slot(
         self,
@@ -261,7 +261,7 @@ class TableSync:
         return lsn_or_none(scalar(session, query, (self._sub.subid, list(relids))))
 
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-        own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
+        own = slot_names.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
         try:
             if state.sync_slot != own:
                 sync_slots.copy_shared(session, self._sub, claim, state, own)

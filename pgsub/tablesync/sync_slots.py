@@ -18,7 +18,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import slots
+from pgsub.publisher import slot_names, slots
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import chunks, states
@@ -55,7 +55,7 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
 def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
     """Return slots that these tables name and no other."""
     rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
-    named = [slot for (slot,) in rows if slots.is_sync_slot(sub.subid, slot)]
+    named = [slot for (slot,) in rows if slot_names.is_sync_slot(sub.subid, slot)]
     return [slot for slot in named if _naming(session, sub, slot) <= set(relids)]
 
 

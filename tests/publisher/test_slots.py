@@ -11,7 +11,8 @@ import pytest
 
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, UsageError
 from pgsub.publisher.connect import connect
-from pgsub.publisher.slots import create_slot, drop_slot, free_slots, slot_state, sync_slot_name, valid_slot_name
+from pgsub.publisher.slot_names import sync_slot_name, valid_slot_name
+from pgsub.publisher.slots import create_slot, drop_slot, free_slots, slot_state
 from pgsub.publisher.snapshot import SlotSnapshot, use_snapshot
 from pgsub.publisher.stream.walsender import WalSender, start_options
 

@@ -15,7 +15,7 @@ from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, Wro
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots
+from pgsub.publisher import identity, slot_names, slots
 from pgsub.publisher.faults import translating
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.slots import SlotState
@@ -92,7 +92,7 @@ def diagnose(
             hint=f"Name the one to be made:\npgsub reconcile {word(sub.name)} --slot-name NAME",
             sqlstate="55000",
         )
-    slots.valid_slot_name(wanted)
+    slot_names.valid_slot_name(wanted)
     if sub.slot_name is not None and trouble is None:
         trouble = _slot(replication, sub.slot_name, position, actual.dbname)
     if trouble is not None:

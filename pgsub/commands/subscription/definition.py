@@ -14,7 +14,7 @@ from pgsub.common import conflict_rules, conninfo_check
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import KEEP, SECRETS, Subscription
-from pgsub.publisher.slots import valid_slot_name as valid_slot_name
+from pgsub.publisher.slot_names import valid_slot_name as valid_slot_name
 from pgsub.target.ledger import two_phase
 
 NAME_BYTES = 63  #: NAMEDATALEN - 1
