@@ -18,7 +18,7 @@ from pgsub.apply.worker import feedback
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
-from pgsub.launcher.mirror import lock_waits
+from pgsub.launcher.mirror import lock_waits, worker_rows
 from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
 from pgsub.launcher.mirror.events import Events
@@ -164,7 +164,7 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
 
 
 def test_what_a_copy_has_moved_is_shown_while_it_waits_and_not_added_to_the_next_attempt(mirrored, monkeypatch):
-    monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(worker_rows, "STALE_SECONDS", 0.0)
     a = mirrored.relid("a")
     _set(mirrored, "a", "srsubstate = 'd', attempt = 1")
     mirrored.subdb.execute(
@@ -509,7 +509,7 @@ def _wait_in_vain(worker):
 def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
     """However long: what it told last stays, for its task runs."""
     monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.05)
-    monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.05)
+    monkeypatch.setattr(worker_rows, "STALE_SECONDS", 0.05)
     HeartbeatSender(mirrored.heartbeats.address).send(
         Heartbeat(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True
     )
@@ -522,7 +522,7 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         waiting.start()
         mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
         monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.0)
-        mirrored.mirror._locks.expire()
+        mirrored.mirror._workers._locks.expire()
         _refresh(mirrored)
         [row] = mirrored.store.workers(mirrored.subid)
         assert row.received_lsn == 9 and row.silent_since is not None

@@ -18,17 +18,17 @@ import psycopg
 
 from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, TaskRow, WorkerRow
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
-from pgsub.launcher.mirror import lock_waits
+from pgsub.launcher.mirror import worker_rows
 from pgsub.launcher.mirror.concurrent_writes import ConcurrentWrites
 from pgsub.launcher.mirror.copy_progress import CopyProgress
 from pgsub.launcher.mirror.held_stats import HeldTableStats
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
+from pgsub.launcher.mirror.worker_rows import WorkerRows
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
@@ -38,8 +38,6 @@ from pgsub.target.session import origins
 Run = Callable[[Callable[[], None]], None]
 
 _COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
-#: A heartbeat older than this shows nothing any more: its worker hangs or is gone.
-STALE_SECONDS = 30.0
 #: Table states that did not change in the ledger are written again so often, for the store may have been changed by
 #: others; without a change of theirs nothing is written.
 AGAIN_SECONDS = 1.0
@@ -96,8 +94,7 @@ class Mirror:
         self._skipped = ThrottledQuery(
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
         )
-        self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, sub.subid), {})
-        self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
+        self._workers = WorkerRows(session, sub.subid)
         self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
@@ -133,8 +130,10 @@ class Mirror:
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
         prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
         heard = self._heartbeats.of(subid)
-        heartbeats = [p for age, p in heard if age < STALE_SECONDS]
-        workers = self._workers(heard, apply_alive, syncing)
+        heartbeats = [p for age, p in heard if age < worker_rows.STALE_SECONDS]
+        workers = self._workers.rows(
+            heard, self.apply_heartbeat(), self._task, apply_alive=apply_alive, syncing=syncing
+        )
         copies = self._copying(_newest([heartbeat for _, heartbeat in heard]), syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
         if row is not None:
@@ -270,32 +269,6 @@ class Mirror:
         """Return how far apply is by the ledger, WAL without a transaction included."""
         return max(self.remote_lsn, self.reported_lsn)
 
-    def _workers(
-        self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
-    ) -> list[WorkerRow]:
-        """Return the workers whose task runs; a silent one with its last known state and what it waits for."""
-        rows: dict[int, WorkerRow] = {}
-        for age, heartbeat in heard:
-            alive = apply_alive if heartbeat.worker == worker_takeover.APPLY else heartbeat.worker in syncing
-            if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
-                rows[heartbeat.worker] = _worker(heartbeat)
-                if heartbeat.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
-                    role = "apply" if heartbeat.worker == worker_takeover.APPLY else f"sync:{heartbeat.worker}"
-                    since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same every time
-                    rows[heartbeat.worker] = replace(
-                        rows[heartbeat.worker], silent_since=since, waits_for=self._locks().get(role)
-                    )
-                elif heartbeat.chunk < 0:
-                    self._silent.pop(heartbeat.worker, None)
-        task = self._task
-        if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
-            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
-        shown = [rows[worker] for worker in sorted(rows)]
-        apply = self.apply_heartbeat() if apply_alive else None
-        if apply is not None and worker_takeover.APPLY in rows:  # threads of the leader's process
-            shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
-        return shown
-
     def _copying(self, heartbeats: list[Heartbeat], syncing: set[int]) -> list[CopyRow]:
         relations = [one for one in self.relations if one.srrelid in syncing]
         rows = self._copies.read(self._session, self._sub.subid, relations, heartbeats)
@@ -308,19 +281,3 @@ def _newest(heartbeats: list[Heartbeat]) -> list[Heartbeat]:
     for one in heartbeats:
         epochs[one.worker] = max(epochs.get(one.worker, 0), one.epoch)
     return [one for one in heartbeats if one.epoch == epochs[one.worker]]
-
-
-def _worker(heartbeat: Heartbeat) -> WorkerRow:
-    apply = heartbeat.worker == worker_takeover.APPLY
-    return WorkerRow(
-        "apply" if apply else "table synchronization",
-        heartbeat.pid,
-        relid=None if apply else heartbeat.worker,
-        received_lsn=heartbeat.received_lsn or None,
-        last_msg_send_time=wire_time(heartbeat.last_msg_send_time),
-        last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time),
-        latest_end_lsn=heartbeat.latest_end_lsn or None,
-        latest_end_time=wire_time(heartbeat.latest_end_time),
-        sessions=heartbeat.sessions if apply else None,
-        sessions_why=heartbeat.sessions_why or None,
-    )

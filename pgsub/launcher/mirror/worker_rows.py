@@ -1,0 +1,84 @@
+"""Rows of pg_stat_subscription: the workers whose task runs, by what was last heard of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import psycopg
+
+from pgsub.catalog.rows import TaskRow, WorkerRow
+from pgsub.catalog.times import ago, wire_time
+from pgsub.common.worker_heartbeat import Heartbeat
+from pgsub.launcher.mirror import lock_waits
+from pgsub.launcher.mirror.throttled_query import ThrottledQuery
+from pgsub.target.ledger import worker_takeover
+
+#: A heartbeat older than this shows nothing any more: its worker hangs or is gone.
+STALE_SECONDS = 30.0
+
+
+class WorkerRows:
+    """The workers of one subscription.
+
+    :param session: on the target, to ask what a silent worker waits for.
+    """
+
+    def __init__(self, session: psycopg.Connection, subid: int) -> None:
+        self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, subid), {})
+        self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
+
+    def rows(
+        self,
+        heard: Sequence[tuple[float, Heartbeat]],
+        newest: Heartbeat | None,
+        task: TaskRow | None,
+        *,
+        apply_alive: bool,
+        syncing: set[int],
+    ) -> list[WorkerRow]:
+        """Return a row for each; that of a silent one has its last known state and what it waits for.
+
+        :param heard: heartbeats and their age in seconds.
+        :param newest: heartbeat of the apply worker, and ``task`` its task.
+        :param apply_alive: whether the apply job runs.
+        :param syncing: relids whose sync worker runs.
+        """
+        rows: dict[int, WorkerRow] = {}
+        for age, heartbeat in heard:
+            alive = apply_alive if heartbeat.worker == worker_takeover.APPLY else heartbeat.worker in syncing
+            if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
+                rows[heartbeat.worker] = self._row(age, heartbeat)
+        if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
+            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
+        shown = [rows[worker] for worker in sorted(rows)]
+        if apply_alive and newest is not None and worker_takeover.APPLY in rows:  # threads of the leader's process
+            shown += [WorkerRow("parallel apply", newest.pid, leader_pid=newest.pid)] * newest.parallel
+        return shown
+
+    def _row(self, age: float, heartbeat: Heartbeat) -> WorkerRow:
+        row = _row(heartbeat)
+        if heartbeat.chunk >= 0:
+            return row
+        if age < lock_waits.SILENT_SECONDS:
+            self._silent.pop(heartbeat.worker, None)
+            return row
+        role = "apply" if heartbeat.worker == worker_takeover.APPLY else f"sync:{heartbeat.worker}"
+        since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same every time
+        return replace(row, silent_since=since, waits_for=self._locks().get(role))
+
+
+def _row(heartbeat: Heartbeat) -> WorkerRow:
+    apply = heartbeat.worker == worker_takeover.APPLY
+    return WorkerRow(
+        "apply" if apply else "table synchronization",
+        heartbeat.pid,
+        relid=None if apply else heartbeat.worker,
+        received_lsn=heartbeat.received_lsn or None,
+        last_msg_send_time=wire_time(heartbeat.last_msg_send_time),
+        last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time),
+        latest_end_lsn=heartbeat.latest_end_lsn or None,
+        latest_end_time=wire_time(heartbeat.latest_end_time),
+        sessions=heartbeat.sessions if apply else None,
+        sessions_why=heartbeat.sessions_why or None,
+    )
