@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import psycopg
-from psycopg import sql
 
 from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, room
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
+from pgsub.commands.preflight.emptiness import are_empty
 from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
@@ -27,7 +27,6 @@ from pgsub.target.session import connect as target
 from pgsub.target.sql.statement_builder import table_name
 
 _PASTED = 20  #: tables in a command to paste
-_BATCH = 50  #: tables locked (for reading) by one search for rows
 
 
 def missing_publications(connection: publisher.Connection, names: Sequence[str]) -> list[Caution]:
@@ -164,7 +163,7 @@ def _tables(
     tables = [Table(remote, places[name]) for name, remote in described.tables.items()]
     if not copy_data:
         return tables
-    for table, empty in zip(tables, _emptiness(session, tables), strict=True):
+    for table, empty in zip(tables, are_empty(session, tables), strict=True):
         table.empty = empty
         table.reason = plan.atomic_reason(sub, table.remote, table.target, replica=replica)
         if table.reason is None and empty is False:
@@ -172,51 +171,6 @@ def _tables(
         table.mode = "chunked" if table.reason is None else "atomic"
         table.chunks = len(plan.chunk_ranges(sub, table.remote)) if table.reason is None else 1
     return tables
-
-
-_SIZES = """
-SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
-       SELECT w.oid UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t
-        UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = w.oid) AS m (oid))
-  FROM unnest(%s::oid[]) AS w (oid)
-"""
-
-
-def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool | None]:
-    """Return whether each target table is empty; None where the role may not read it or it is locked."""
-    held = catalog_facts.locked(session)
-    free = [table.target for table in tables if table.target.oid not in held]
-    sizes = dict(_unless_locked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
-    answers: dict[int, bool | None] = {oid: True for oid, size in sizes.items() if size == 0}
-    left = [one for one in free if one.oid not in answers]
-    for start in range(0, len(left), _BATCH):
-        batch = left[start : start + _BATCH]
-        if not _have_rows(session, batch, answers):
-            for one in batch:
-                _have_rows(session, [one], answers)
-    return [answers.get(table.target.oid) for table in tables]
-
-
-def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], answers: dict[int, bool | None]) -> bool:
-    queries = [
-        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), table_name(one))
-        for one in batch
-    ]
-    rows = _unless_locked(session, sql.SQL(" UNION ALL ").join(queries))
-    answers.update({oid: not there for oid, there in rows or []})
-    return rows is not None
-
-
-def _unless_locked(
-    session: psycopg.Connection, query: bytes | sql.Composed, params: Sequence[object] | None = None
-) -> list[tuple[int, int]] | None:
-    """Run a query that must not wait for locks; None where it would, or where the role may not run it."""
-    try:
-        with session.transaction():
-            session.execute("SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '10s'")
-            return session.execute(query, params).fetchall()
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege):
-        return None
 
 
 _ACTIONS = """
