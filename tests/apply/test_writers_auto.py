@@ -9,7 +9,7 @@ import pytest
 from fix_engine import Task
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.writers import growth, pool
+from pgsub.apply.writers import growth, room
 from pgsub.apply.writers.growth import Growth
 from pgsub.common.subscription import AUTO
 
@@ -80,7 +80,7 @@ def test_a_slow_target_gets_more_sessions_and_one_is_left_when_there_is_nothing_
 def test_a_target_without_room_keeps_one_session(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "LEFT_TO_OTHERS", 10_000)
+    monkeypatch.setattr(room, "LEFT_TO_OTHERS", 10_000)
     p = slow(pair)
     task = p.start()
     while not refusals:
@@ -95,7 +95,7 @@ def test_a_target_without_room_keeps_one_session(
 def test_a_session_that_cannot_be_opened_after_all_fails_nothing(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool.Writers, "_room", lambda self: (8, ""))  # others were faster
+    monkeypatch.setattr(room, "further_sessions", lambda own, present: (8, ""))  # others were faster
     p = slow(pair)
     query = (
         "SELECT setting::int FROM pg_settings WHERE name IN ('max_active_replication_origins', 'max_replication_slots')"

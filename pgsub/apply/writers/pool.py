@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
+from pgsub.apply.writers import room
 from pgsub.apply.writers.balance import Balance
 from pgsub.apply.writers.dependencies import Dependencies, Together
 from pgsub.apply.writers.growth import Growth
@@ -22,8 +23,6 @@ from pgsub.apply.writers.unit import NoSession, Unit, Units
 from pgsub.apply.writers.writer import CLOSE_SECONDS, Writer
 from pgsub.common.errors import StreamsMustRestart
 from pgsub.common.subscription import AUTO
-from pgsub.target.session import origins
-from pgsub.target.session.room import free_sessions
 from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
@@ -34,8 +33,6 @@ SINGLE = 256
 PAUSE, LONGEST_PAUSE = 2, 128
 #: Sessions at most where nobody has said how many.
 MOST = 8
-#: Sessions of the target that are left to others there: as many, and such a part of max_connections.
-LEFT_TO_OTHERS, PART_OF_OTHERS = 4, 0.1
 _DEADLOCK = "40P01"
 #: Seconds between looks for units that wait for a stranger.
 STRANGER_SECONDS = 1.0
@@ -271,28 +268,13 @@ class Writers:
     def _settle(self, growth: Growth, now: float) -> None:
         count = growth.look(now)
         if count:
-            room, why = self._room()
-            if room < 1:
+            free, why = room.further_sessions(self._own, len(self._writers))
+            if free < 1:
                 growth.refused(now, why)
             else:
-                growth.add(min(count, room))
+                growth.add(min(count, free))
         if len(self._writers) >= growth.sessions:
             self._close(len(self._writers) + 1 - growth.sessions)
-
-    def _room(self) -> tuple[int, str]:
-        """Return how many further sessions the target has room for, and why not more."""
-        connection, subid = self._own.connection, self._own.relations.subid
-        found = free_sessions(connection, subid)
-        if found is None:
-            return 0, "The target does not say how many sessions are free."
-        free = found.free - max(LEFT_TO_OTHERS, round(PART_OF_OTHERS * found.most))
-        if free < 1:
-            return 0, f"Only {max(found.free, 0)} sessions are free on the target, which are left to others."
-        left = origins.spare(connection, subid) if self._own.progress.tagged else None
-        if left is None:
-            return free, ""
-        left -= 1 + len(self._writers)
-        return min(free, left), "Replication origins of the target are left to others." if left < 1 else ""
 
     def close(self) -> None:
         """End them all; what they have open is rolled back."""
