@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.command import command, parameters
 from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout, Yes
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console
@@ -83,61 +83,63 @@ target was given the right to write: what clients wrote there is lost, and the t
 )  # fmt: skip
 
 
-@command("switchover", PAGE, connects=True)
-def switchover(
-    name: Name,
-    back: Annotated[bool, typer.Option("--back", help="Move the writes back to where they were.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what stands in the way, and rehearse.")] = False,
-    timeout: Timeout = None,
+class Options:
+    """The direction, the fence, and the way back."""
+
+    name: Name
+    back: Annotated[bool, typer.Option("--back", help="Move the writes back to where they were.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what stands in the way, and rehearse.")] = False
+    timeout: Timeout = None
     fence: Annotated[
         Literal["read-only", "connect"], typer.Option("--fence", help="How clients are kept from writing.")
-    ] = "read-only",
+    ] = "read-only"
     fence_command: Annotated[
         str | None, typer.Option("--fence-command", metavar="C", help="Command that keeps clients from writing.")
-    ] = None,
+    ] = None
     promote_command: Annotated[
         str | None, typer.Option("--promote-command", metavar="C", help="Command that leads clients to the target.")
-    ] = None,
+    ] = None
     back_connection: Annotated[
         str | None, typer.Option("--back-connection", metavar="CONNINFO", help="How the way back reads the target.")
-    ] = None,
+    ] = None
     back_target: Annotated[
         str | None, typer.Option("--back-target", metavar="CONNINFO", help="How it writes to the publisher.")
-    ] = None,
+    ] = None
     back_publication: Annotated[
         list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What it subscribes to.")
-    ] = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables before.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Tell where a switchover stands.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Leave everything as it was before.")] = False,
+    ] = None
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables before.")] = False
+    status: Annotated[bool, typer.Option("--status", help="Tell where a switchover stands.")] = False
+    abort: Annotated[bool, typer.Option("--abort", help="Leave everything as it was before.")] = False
     gone: Annotated[
         Literal["publisher", "target"] | None,
         typer.Option("--gone", help="End what is under way without a server that is gone for good."),
-    ] = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    ] = None
+    yes: Yes = False
+    as_json: AsJson = False
+
+
+@command("switchover", PAGE, parameters(Options), connects=True)
+def switchover(
+    name: str,
+    dry_run: bool,
+    status: bool,
+    abort: bool,
+    yes: bool,
+    as_json: bool,
+    no_verify: bool,
+    back_publication: list[str] | None,
+    **given: Any,
 ) -> None:
     """Move the writes."""
     if sum((dry_run, status, abort)) > 1:
         raise UsageError("only one of --dry-run, --status and --abort can be given")
-    if gone is not None and (dry_run or status):
+    if given["gone"] is not None and (dry_run or status):
         raise UsageError("--gone changes what is under way, and goes with neither --dry-run nor --status")
     from pgsub.commands.switchover.parties import SwitchoverOptions
 
-    options = SwitchoverOptions(
-        name,
-        current.state_dir,
-        back,
-        timeout,
-        fence,
-        fence_command,
-        promote_command,
-        back_connection,
-        back_target,
-        tuple(back_publication or ()),
-        verify=not no_verify,
-        gone=gone,
-    )
+    publications = tuple(back_publication or ())
+    options = SwitchoverOptions(name, current.state_dir, back_publications=publications, verify=not no_verify, **given)
     if not (yes or dry_run or status):
         _ask(options, abort=abort)
     found = _run(options, dry_run=dry_run, status=status, abort=abort)
