@@ -22,59 +22,65 @@ if TYPE_CHECKING:
 PAGE = Page(
     summary="Move the writes to the target, with a way back",
     description="""
-Clients write on the publisher; afterwards they write on the target, and a subscription NAME_back brings what they write
-there to the former publisher. With --back the same is done in the other direction, minutes or days later.
+Before the switchover clients write to the publisher; afterwards they write to the target, and a subscription NAME_back
+replicates what they write there to the former publisher. --back does the same in the other direction, minutes or days
+later.
 
-These are the steps. Each is written into a journal on both servers before it begins:
+The command takes these steps, and writes each of them into a journal on both servers before it begins:
 
-1. Everything that stands in the way is named, with what to run. All tables are compared (pgsub verify), and when
-clients write again once more, as they were in the pause. --no-verify leaves both out. Rows that differ end the command
-with 6: before, nothing was done; afterwards, the writes were moved, and the error says so.
+1. Both servers are checked. Everything that would prevent the switchover is listed, with the statement or command to
+run. All tables are compared (pgsub verify), and once more, as they were in the pause, after clients can write again.
+--no-verify omits both comparisons. If rows differ, the command ends with 6. If the first comparison finds them, nothing
+was changed. If the second one finds them, the writes were moved, and the error says so.
 
-2. The subscription NAME_back is created, disabled, and with it its slot on the target, from the target's publication
-NAME_back or those of --back-publication.
+2. The subscription NAME_back is created, disabled, with its slot on the target. It subscribes to the target's
+publication NAME_back, or to those of --back-publication.
 
-3. The target is fenced, and, once apply is near, the publisher is: the pause begins. Sessions of clients are ended.
+3. The target is fenced. When apply has nearly caught up, the publisher is fenced, too, and the pause begins. Sessions
+of clients are ended.
 
-4. Apply comes to the end of what clients wrote. The target's sequences are set to the values of the publisher's. The
-slot is brought behind all that.
+4. Apply catches up with all that clients wrote. The target's sequences are set to the publisher's values. The slot on
+the target is advanced past all of this.
 
 5. The publisher gives the right to write away.
 
-6. The target takes the right: the pause is over. Up to here whatever fails, or lasts longer than --timeout, leaves
-everything as it was, and clients write on the publisher again. Only what was given to a target that does not answer
-stays where it is until that is back. Sessions that began behind a fence are ended when it is lifted, for they would
-stay read-only. --promote-command is run.
+6. The target takes the right to write, and the pause ends. If anything fails before this, or takes longer than
+--timeout, everything is restored as it was, and clients write to the publisher again. There is one exception: if the
+right was given away and the target does not answer, nothing is restored until the target is back. When a fence is
+lifted, sessions that began behind it are ended, because they would stay read-only. --promote-command is run.
 
 7. The subscription is dropped, and NAME_back is enabled. The publisher stays fenced.
 
-A connection that is lost in the pause is opened again, until the time is over and for half a minute more. If the
-command is interrupted or killed, the same command goes on, or goes back where the time is over: then it ends with 8, or
-with 3 where an abort had begun. Never can clients write on both servers. --status tells where it stands and what can be
-done next, --abort leaves everything as it was, as long as the target has not taken the right.
+If a connection is lost in the pause, the command opens it again, until the time is over and for half a minute more. If
+the command is interrupted or killed, run it again. It continues, or, if the time is over, it restores everything as it
+was and ends with 8, or with 3 if an abort had begun. At no time can clients write to both servers. --status shows how
+far the switchover is and what can be done next. --abort restores everything as it was, as long as the target has not
+taken the right to write.
 
 --fence says how clients are kept from writing. read-only sets default_transaction_read_only for the database and ends
-its sessions; a client that sets it off for itself is not kept out. connect takes the privilege CONNECT from all roles
-but those of pgsub; superusers are not kept out. --fence-command names a command of your own, as for a pooler: it is run
-by the shell with PGSUB_SWITCHOVER set to fence, or release, and PGSUB_GIVING and PGSUB_TAKING to connection strings
-without secrets of the server that clients leave and of the one that they go to. It must have an effect by the time it
-ends, may be run more than once, and is killed where pgsub ends before it. --promote-command is run likewise, with
-promote.
+its sessions; a client that turns the setting off for itself is not kept out. connect revokes the privilege CONNECT from
+all roles but those of pgsub; superusers are not kept out. --fence-command names a command of your own, for example for
+a pooler. The shell runs it with these environment variables: PGSUB_SWITCHOVER is fence or release, and PGSUB_GIVING and
+PGSUB_TAKING are connection strings, without secrets, of the server that clients leave and of the server that they move
+to. The command must have taken effect when it ends, and must be safe to run more than once. It is killed if pgsub ends
+before it. --promote-command is run in the same way, with PGSUB_SWITCHOVER set to promote.
 
-The way back reads the target with the connection string of the target, whose role needs REPLICATION, and writes to the
-publisher with that of the publisher, whose role must own the database to fence it; --back-connection and --back-target
-name others.
+The way back reads from the target with the target's connection string, whose role needs REPLICATION. It writes to the
+publisher with the publisher's connection string, whose role must own the database to fence it. --back-connection and
+--back-target name other connection strings.
 
-If a server is gone for good, --gone names it; that is refused while the server answers in any way. --gone publisher
-ends a switchover of which the target has taken the right, and nothing leads back then; with --abort it leaves the
-target as it was. A publisher that comes back is still fenced: --abort lets clients write there, as long as the
-subscription has not been dropped. --abort --gone target lets clients write on the publisher again, even where the
-target was given the right to write: what clients wrote there is lost, and the target must never come back.
+If a server is gone for good, --gone names it; this is refused while the server answers in any way. If the target has
+taken the right to write, --gone publisher completes the switchover without a way back. Otherwise use --abort --gone
+publisher, which restores the target as it was. If the publisher comes back, it is still fenced; as long as the
+subscription has not been dropped, --abort lets clients write there again. --abort --gone target lets clients write to
+the publisher again, even if the target was given the right to write. What clients wrote to the target is then lost, and
+the target must never come back.
 
---dry-run names what stands in the way and rehearses: it measures how long each step of the pause would take now.
+--dry-run lists everything that would prevent the switchover, and rehearses it: it measures how long each step of the
+pause would take now.
 """,
     examples=(
-        ("See what stands in the way, and how long the pause would be.", "pgsub switchover sales --dry-run"),
+        ("Rehearse, and see how long the pause would be.", "pgsub switchover sales --dry-run"),
         ("Move the writes; give up if the pause would take longer than ten seconds.",
          "pgsub switchover sales --timeout 10s"),
         ("Move them back.", "pgsub switchover sales --back"),
@@ -88,7 +94,7 @@ class Options:
 
     name: Name
     back: Annotated[bool, typer.Option("--back", help="Move the writes back to where they were.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what stands in the way, and rehearse.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would prevent it, and rehearse.")] = False
     timeout: Timeout = None
     fence: Annotated[
         Literal["read-only", "connect"], typer.Option("--fence", help="How clients are kept from writing.")
@@ -103,17 +109,17 @@ class Options:
         str | None, typer.Option("--back-connection", metavar="CONNINFO", help="How the way back reads the target.")
     ] = None
     back_target: Annotated[
-        str | None, typer.Option("--back-target", metavar="CONNINFO", help="How it writes to the publisher.")
+        str | None, typer.Option("--back-target", metavar="CONNINFO", help="How the way back writes to the publisher.")
     ] = None
     back_publication: Annotated[
-        list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What it subscribes to.")
+        list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What the way back subscribes to.")
     ] = None
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables before.")] = False
-    status: Annotated[bool, typer.Option("--status", help="Tell where a switchover stands.")] = False
-    abort: Annotated[bool, typer.Option("--abort", help="Leave everything as it was before.")] = False
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables.")] = False
+    status: Annotated[bool, typer.Option("--status", help="Show how far a switchover is.")] = False
+    abort: Annotated[bool, typer.Option("--abort", help="Restore everything as it was.")] = False
     gone: Annotated[
         Literal["publisher", "target"] | None,
-        typer.Option("--gone", help="End what is under way without a server that is gone for good."),
+        typer.Option("--gone", help="Finish without a server that is gone for good."),
     ] = None
     yes: Yes = False
     as_json: AsJson = False
