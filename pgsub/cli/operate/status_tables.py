@@ -12,7 +12,7 @@ from pgsub.cli.output.progress import duration, size
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
-    from pgsub.commands.status.status import SubscriptionStatus
+    from pgsub.commands.status.subscription_status import SubscriptionStatus
 
 _ORDER = "idfsr"
 _ERRORS = ("apply_error_count", "sync_seq_error_count", "sync_table_error_count")

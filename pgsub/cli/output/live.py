@@ -22,7 +22,7 @@ from pgsub.common.plural import counted
 from pgsub.protocol.lsn import parse_lsn
 
 if TYPE_CHECKING:
-    from pgsub.commands.status.status import SubscriptionStatus
+    from pgsub.commands.status.subscription_status import SubscriptionStatus
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _SHOWN = 24  #: looks in the small line of the lag

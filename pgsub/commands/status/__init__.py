@@ -2,5 +2,5 @@
 
 Mirrors pg_stat_subscription and pg_stat_subscription_stats. No server is asked. Entry points:
 :mod:`~pgsub.commands.status.status`,
-:mod:`~pgsub.commands.status.next_steps`.
+:mod:`~pgsub.commands.status.subscription_status` (one subscription), :mod:`~pgsub.commands.status.next_steps`.
 """

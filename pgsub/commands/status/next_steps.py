@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow
-from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
+from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word

@@ -1,138 +1,38 @@
-"""``pgsub status``: what the state store knows of subscriptions, without any server.
+"""``pgsub status``: subscriptions as the state store knows them, without any server, and the verdict of ``--check``.
 
-The parts are the rows of the server's views (``system_views.sql``); what is derived from them is the state, the lag
-and the verdict of a health check.
+One subscription is a :class:`~pgsub.commands.status.subscription_status.SubscriptionStatus`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-from pgsub.catalog.conflicts import STOPPED
-from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
+from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
-from pgsub.common import errors
+from pgsub.commands.status.subscription_status import (
+    Row,
+    SubscriptionStatus,
+    error_class,
+    read_status,
+    seconds_since,
+    view_rows,
+)
 from pgsub.common.errors import (
     ApplyError,
-    PgsubError,
     PublicationMissing,
     PublisherUnavailable,
     ReplicationBroken,
-    SlotLost,
     TargetUnavailable,
 )
-from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY
-from pgsub.protocol.lsn import format_lsn, parse_lsn
 
-Row = dict[str, Any]
-
-_BOOLEANS = {
-    *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
-    *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
-    "pgsub_messages",
-    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
-    *("releasing", "pgsub_sequences", "publisher_is_called", "target_is_called"),
-}
-_JSON = {
-    *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
-    *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
-}
 #: Seconds without a sign of life from which on a health check without a threshold of its own objects.
 STUCK_SECONDS = 30.0
 #: Views that are read from the publisher.
 PUBLISHER_VIEWS = ("pg_replication_slots", "pg_stat_replication_slots", "pg_stat_replication")
 _SEVERITY = (7, 6, 5, 4, 10, 3, 8)
-
-
-@dataclass(frozen=True)
-class SubscriptionStatus:
-    """One subscription as its views show it."""
-
-    definition: Subscription
-    state: str  #: running, stopped, disabled, blocked, error
-    lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
-    waits: Row | None  #: since when apply has given no sign of life, and what it waits for
-    applying: Row | None  #: how many sessions of the target apply, and why, where apply decides that
-    task: Row | None  #: pgsub_task: submitted, claimed, alive
-    columns: Row  #: pg_subscription
-    relations: list[Row]
-    sequences: list[Row]  #: pgsub_sequence
-    origin: Row | None
-    reported_lsn: str | None  #: what feedback has named, also of a worker that has ended
-    workers: list[Row]
-    stats: Row | None
-    slot: Row | None
-    prepared: list[Row]  #: pgsub_prepared_pending, oldest first
-    held: list[Row]  #: pgsub_held_table
-    skipped: Row | None  #: pgsub_skipped
-    copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
-    errors: list[ErrorRow]  #: unresolved ones, newest first
-    blocked: Row | None  #: since when and by what, and what waits behind it
-    served: bool  #: by a living launcher
-    launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
-    stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
-
-    @property
-    def broken(self) -> ErrorRow | None:
-        """The error of apply that no further try mends, if there is one; that of a table concerns only the table."""
-        rows = (row for row in self.errors if row.worker == APPLY)
-        return next((row for row in rows if issubclass(error_class(row), ReplicationBroken)), None)
-
-    @property
-    def lost(self) -> bool:
-        """Whether replication cannot go on: it is broken, or the slot has lost WAL."""
-        return self.broken is not None or (self.slot or {}).get("wal_status") == "lost"
-
-    @property
-    def slot_lost(self) -> bool:
-        """Whether an error says that the slot is lost, which is not there any more then to say so itself."""
-        return self.broken is not None and error_class(self.broken) is SlotLost
-
-    @property
-    def next(self) -> str | None:
-        """The next command of an operator, None where nothing has failed or stopped."""
-        if self.state == "waiting" and self.task is not None and self.task["next"]:
-            return str(self.task["next"])
-        if self.state == "stopped" and not self.launched:
-            return f"pgsub run {word(self.definition.name)}"
-        return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
-
-    @property
-    def last_error(self) -> str | None:
-        """The newest error in one line."""
-        return blocked_state.said(self.errors[0]) if self.errors else None
-
-    @property
-    def applied_lsn(self) -> str | None:
-        """The position up to which the target has everything, those without a transaction for it included."""
-        apply = next((row for row in self.workers if row["worker_type"] == APPLY), {})
-        known = (self.origin or {}).get("remote_lsn"), apply.get("latest_end_lsn"), self.reported_lsn
-        texts = filter(None, (*known, (self.slot or {}).get("confirmed_flush_lsn")))
-        return max(texts, key=parse_lsn, default=None)
-
-    def document(self) -> Row:
-        """Return the subscription object of the JSON documents; its schema is part of the contract."""
-        parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
-        return {
-            **self.columns,
-            **{part: getattr(self, part) for part in parts},
-            "last_error": _error_object(self.errors[0]) if self.errors else None,
-            "blocked": self.blocked,
-            "waits": self.waits,
-            "applying": self.applying,
-            "task": self.task,
-            "sequences": self.sequences,
-        }
 
 
 @dataclass(frozen=True)
@@ -153,7 +53,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     """
     with StateStore.open(folder, readable=True, create=False) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
-        return [_status(store, folder, sub) for sub in wanted]
+        return [read_status(store, folder, sub) for sub in wanted]
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
@@ -165,7 +65,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
     :raises UsageError: if there is no such view.
     """
     with StateStore.open(folder, create=False) as store, store.snapshot():
-        return _rows(store, name, None if subscription is None else store.subscription(subscription).subid)
+        return view_rows(store, name, None if subscription is None else store.subscription(subscription).subid)
 
 
 def reset_stats(folder: Path, name: str | None = None) -> None:
@@ -193,108 +93,6 @@ def check(
     if not found:  # a mistyped folder, another user's: never healthy
         findings.append(Finding(3, "no subscription exists"))
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
-
-
-def serving(store: StateStore, folder: Path, subid: int) -> bool:
-    """Return whether a living launcher serves the subscription: the one that is recorded still holds its lock."""
-    server = store.server(subid)
-    if server is None:
-        return False
-    holders = (launcher_lock(folder).holder(), subscription_lock(folder, subid).holder())
-    return any(holder is not None and holder.startswith(f"pid {server.pid} ") for holder in holders)
-
-
-def error_class(row: ErrorRow) -> type[PgsubError]:
-    """Return the exception class of a recorded error."""
-    found = getattr(errors, row.class_, None)
-    return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
-
-
-def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionStatus:
-    def rows(view: str, *order: str, own: bool = False) -> list[Row]:
-        found = _rows(store, view, sub.subid)[1]
-        found = [{key: value for key, value in row.items() if key != "subid"} for row in found] if own else found
-        return sorted(found, key=itemgetter(*order)) if order else found
-
-    def row(view: str, *, own: bool = False) -> Row | None:
-        return next(iter(rows(view, own=own)), None)
-
-    problems = store.errors(sub.subid)
-    served = serving(store, folder, sub.subid)
-    task = row("pgsub_task", own=True) if served else None
-    state = _state(sub, problems, served, task)
-    conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
-    left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
-    copies = rows("pg_stat_progress_copy", "schemaname", "relname")
-    origin = store.origin(sub.subid)
-    return SubscriptionStatus(
-        definition=sub,
-        state=state,
-        lag=_lag(store.workers(sub.subid), origin, datetime.now(UTC)) if served else None,
-        waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
-        applying=_applying(store.workers(sub.subid)),
-        task=task,
-        columns=rows("pg_subscription")[0],
-        relations=rows("pg_subscription_rel", "schemaname", "relname"),
-        sequences=rows("pgsub_sequence", "schemaname", "relname", own=True),
-        origin=row("pg_replication_origin_status"),
-        reported_lsn=format_lsn(origin.reported_lsn) if origin is not None and origin.reported_lsn else None,
-        workers=[one for one in rows("pg_stat_subscription") if one["worker_type"] is not None],
-        stats=row("pg_stat_subscription_stats"),
-        slot=row("pgsub_slot", own=True),
-        prepared=rows("pgsub_prepared_pending", "prepared_at", "gid", own=True),
-        held=rows("pgsub_held_table", "schemaname", "relname", own=True),
-        skipped=row("pgsub_skipped", own=True),
-        copies=[{**copy, "seconds_left": left[copy["relid"]]} for copy in copies],
-        errors=problems,
-        blocked=blocked_state.blocked(sub.name, problems, conflicts, store.slot(sub.subid), state),
-        served=served,
-        launched=launcher_lock(folder).holder() is not None,
-        stopped_by=conflicts,
-    )
-
-
-def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool, task: Row | None) -> str:
-    if not subscription.enabled:
-        return "disabled"
-    failed = next((problem for problem in problems if problem.worker == APPLY), None)
-    if failed is not None:
-        return "blocked" if blocked_state.blocks(failed) else "error"
-    if not served:
-        return "stopped"
-    return "waiting" if task is not None and task["waits_for"] else "running"
-
-
-def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
-    """Return the seconds that apply is behind; 0 if nothing newer has arrived."""
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
-    if worker is None or not worker.received_lsn:
-        return None
-    silent = _since(worker.silent_since, now)
-    done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
-    if done >= worker.received_lsn:
-        return silent  # what it is at was received meanwhile
-    since = worker.latest_end_time or worker.last_msg_send_time
-    return max(_since(since, now), silent) if since else None
-
-
-def _since(moment: str | None, now: datetime) -> float:
-    return max((now - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
-
-
-def _applying(workers: Sequence[WorkerRow]) -> Row | None:
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
-    if worker is None or worker.sessions_why is None:
-        return None
-    return {"sessions": worker.sessions, "why": worker.sessions_why}
-
-
-def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
-    """Return since when the apply worker has given no sign of life, and what it waits for if that is known."""
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
-    if worker is None or worker.silent_since is None:
-        return None
-    return {"since": worker.silent_since, "seconds": _since(worker.silent_since, now), "for": worker.waits_for}
 
 
 def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
@@ -329,26 +127,7 @@ def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
         return ", ".join(filter(None, (text, waiting))) if waits["seconds"] > STUCK_SECONDS else None
     # a worker that has just begun knows no lag yet; its task is shown a moment after its launcher
     begun = one.task["since"] if one.task is not None else None
-    if (_since(begun, datetime.now(UTC)) if one.lag is None else one.lag) <= max_lag:
+    if (seconds_since(begun) if one.lag is None else one.lag) <= max_lag:
         return None
     lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
     return "; ".join(filter(None, (f"lag {lag}", waiting)))
-
-
-def _rows(store: StateStore, view: str, subid: int | None = None) -> tuple[tuple[str, ...], list[Row]]:
-    columns, rows = store.view(view, subid)
-    return columns, [{column: _value(column, value) for column, value in zip(columns, row)} for row in rows]
-
-
-def _value(column: str, value: Any) -> Any:
-    if value is None:
-        return None
-    if column in _BOOLEANS:
-        return bool(value)
-    return json.loads(value) if column in _JSON else value
-
-
-def _error_object(row: ErrorRow) -> Row:
-    names = ("sqlstate", "message", "detail", "relation", "column", "conflict", "finish_lsn", "xid", "at", "attempts")
-    fields = {name: getattr(row, name) for name in names}
-    return {"class": row.class_, **fields, "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn)}

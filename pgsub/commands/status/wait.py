@@ -16,7 +16,7 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
-from pgsub.commands.status.status import error_class, serving
+from pgsub.commands.status.subscription_status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word

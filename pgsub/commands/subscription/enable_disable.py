@@ -12,7 +12,7 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands import definition_change
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.status.status import serving
+from pgsub.commands.status.subscription_status import serving
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

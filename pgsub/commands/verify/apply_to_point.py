@@ -11,7 +11,7 @@ from pathlib import Path
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.status.status import serving
+from pgsub.commands.status.subscription_status import serving
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.common.errors import StateForbids, TimeoutExpired
 from pgsub.common.subscription import Subscription
