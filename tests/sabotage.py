@@ -68,6 +68,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "feedback follows the state of two_phase": (
         "test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db",
     ),
+    "a slot is not followed over a gap": (
+        "test_a_slot_that_was_made_again_under_its_name_is_not_followed_over_the_gap",
+    ),
+    "a subtransaction that was rolled back leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
     "a publisher that was restored is refused": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
     "a silent publisher is given up": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
     "changes are decided by the table states of now": (

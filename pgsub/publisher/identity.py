@@ -282,6 +282,7 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:
     """Check for a gap: the server moves START_REPLICATION up to confirmed_flush_lsn, and only its own log says so."""
+    # guard: a slot is not followed over a gap, always
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return
     raise ReplicationBroken(

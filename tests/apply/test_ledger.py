@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -312,6 +313,9 @@ def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
     )
     task = p.start()
     p.pubdb.execute("INSERT INTO other SELECT generate_series(2, 501)")
+    while not read:
+        assert not task.done(), task.error
+        time.sleep(0.02)
     p.until("SELECT pg_sleep(0.5) IS NOT NULL", task=task)
     p.subdb.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 'r', handover_lsn = NULL;"

@@ -163,6 +163,7 @@ class SpooledTransaction:
 
         :param message: the Stream Abort that says so.
         """
+        # guard: a subtransaction that was rolled back leaves nothing
         self._aborted.add(subxid)
         self._ended.append(message)
 
