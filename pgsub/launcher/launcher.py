@@ -78,7 +78,7 @@ class Launcher:
         wanted = list(self._wanted().values())
         self._engine = Engine(folder, master, conf or {}, wanted, log, patient=not self._bounded)
         self._heartbeats = HeartbeatReceiver(*self._engine.heartbeat_place())
-        self._engine.heartbeats = self._heartbeats
+        self._engine.check.heartbeats = self._heartbeats
         self._shared = Shared(store, self._recorder, self._engine, self._heartbeats, log)
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}

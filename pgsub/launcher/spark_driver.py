@@ -16,27 +16,22 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pgsub.apply.worker import executor_check, worker
-from pgsub.common.errors import Log, LogText, PgsubError, SparkUnusable, log_text
+from pgsub.apply.worker import worker
+from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.spark_check import ExecutorCheck
+from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, slots_of, start_worker
 from pgsub.spark import executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 #: Modules whose functions are submitted.
 _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
-#: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
-SPARE_SLOTS = 48
 _POLL = 0.05  #: seconds between checks of ``stopping`` while Spark starts
 #: Seconds for which a failed start is everyone's answer: who asks a moment later must not start a second JVM.
 _FAILED_SECONDS = 15.0
@@ -44,19 +39,6 @@ _FAILED_SECONDS = 15.0
 _REGISTERING_SECONDS = 5.0
 #: Between looks whether a Spark that somebody else started is still there.
 _GIVEN_SECONDS = 2.0
-#: Seconds for the task that looks at an executor; each of its connections may take ten.
-_CHECK_SECONDS = 90.0
-#: Seconds that a heartbeat of that task may take beyond its result.
-_HEARTBEAT_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Answer of Spark about a job: whether its task runs, and how many slots there are for all tasks."""
-
-    runs: bool
-    registered: int
-    master: str
 
 
 class Engine:
@@ -67,7 +49,7 @@ class Engine:
     :param conf: Spark settings of the user, which win over pgsub's own.
     :param subscriptions: that will be served: a long task pins a slot, and with too few a copy would wait for ever.
     :param patient: wait for executors of a cluster for ever.
-    :ivar heartbeats: what executors send heartbeats to, for the task that looks at one.
+    :ivar check: looks at one executor of a cluster before any worker runs there.
     """
 
     def __init__(
@@ -83,8 +65,7 @@ class Engine:
         self._log = log
         self._patient = patient
         self._subscriptions = tuple(subscriptions)
-        self.heartbeats: HeartbeatReceiver | None = None
-        self._checks = 0
+        self.check = ExecutorCheck(log, lambda: self._closed)
         self._failed_at = -_FAILED_SECONDS
         self._settings: dict[str, str] | None = None
         self.ui: str | None = None  #: address of Spark's pages
@@ -183,7 +164,7 @@ class Engine:
         submitter = jobs.Submitter(context)
         try:
             if not self.local:
-                self._check(submitter)
+                self.check.run(submitter, self._subscriptions, self.spool_dir(self._state_dir / "spool"))
         except PgsubError:
             session.close_context(context)
             raise
@@ -229,53 +210,6 @@ class Engine:
             return f"Start a worker, or end other applications that have its cores.\n{start_worker(master)}"
         log = shlex.quote(str(self._state_dir / "log" / "spark.log"))
         return f"The cluster has no room for them, or they do not start.\ntail -n 20 {log}"
-
-    def _check(self, submitter: jobs.Submitter) -> None:
-        """Look at one executor before any worker runs there.
-
-        :raises SparkUnusable: nothing of pgsub can run there. A server that cannot be reached from there is logged:
-            each worker reports it again, and tries again.
-        """
-        there = self._ask(submitter, executor_check.installed, None)
-        if there is not None:
-            _check_build(*there)
-        place = self._state_dir / "spool"
-        self._checks += 1
-        address = None if self.heartbeats is None else self.heartbeats.address
-        spec = executor_check.CheckSpec(self._checks, self._subscriptions, address, self.spool_dir(place))
-        found = self._ask(submitter, executor_check.run, spec)
-        if found is None:
-            return
-        for name, error in found.errors:
-            if isinstance(error, SparkUnusable):
-                raise error
-            message = f'subscription "{name}": {error.message}'
-            self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
-        self._check_heartbeat(found.host)
-
-    def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
-        """Run a task that looks at an executor; None where it does not begin or end, which is shown as waiting."""
-        job = submitter.submit("check executor", function, [item])
-        end = time.monotonic() + _CHECK_SECONDS
-        while not job.wait(_POLL) and not self._closed and time.monotonic() < end:
-            pass
-        if not job.done():
-            job.cancel()
-            return None
-        [found] = job.result(0)
-        return found
-
-    def _check_heartbeat(self, host: str) -> None:
-        """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
-        receiver, nobody = self.heartbeats, executor_check.NOBODY
-        end = time.monotonic() + _HEARTBEAT_SECONDS
-        while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:
-            if self._closed:
-                return
-            if time.monotonic() >= end:
-                self._log("WARNING", _deaf(host, receiver.address.host, receiver.address.port))
-                return
-            time.sleep(_POLL)
 
     def missing(self, served: Sequence[Subscription]) -> int:
         """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
@@ -342,43 +276,3 @@ class Engine:
             submitter, self._submitter = self._submitter, None
         if submitter is not None:
             session.close_context(self._context)
-
-
-def _check_build(version: str, build: str) -> None:
-    """Refuse executors with another pgsub: what both say to each other and to the ledger is not the same then.
-
-    :raises SparkUnusable: they have.
-    """
-    own, own_build = executor_check.installed()
-    if version == own and (build == own_build or not (build and own_build)):
-        return
-    if version == own:
-        message = f"the executors have another build of pgsub {own} than this launcher"
-    else:
-        message = f"the executors have pgsub {version}, but this launcher is {own}"
-    hint = "Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz"
-    raise SparkUnusable(message, hint=hint)
-
-
-def _deaf(executor: str, host: str, port: int) -> LogText:
-    return log_text(
-        f'no heartbeat of the executor on "{executor}" arrives at "{host}", UDP port {port}',
-        detail="Nothing is lost: positions come from the ledger, and are shown later.",
-        hint="Let executors reach the port; give it a number if a firewall has to know it."
-        "\n--conf spark.pgsub.heartbeat.port=7079",
-    )
-
-
-def start_worker(master: str) -> str:
-    """Return the command that adds a worker to a standalone cluster."""
-    return f'"$SPARK_HOME"/sbin/start-worker.sh {master}'
-
-
-def slots_of(sub: Subscription) -> int:
-    """Count the tasks that one subscription runs at once at most: apply, and chunks of each table that synchronizes."""
-    return 1 + sub.max_sync_workers * sub.copy_workers
-
-
-def least_slots(subscriptions: Sequence[Subscription]) -> int:
-    """Return how many slots a cluster needs: one for each apply worker, and one in which copies take turns."""
-    return len(subscriptions) + 1 if subscriptions else 0

@@ -27,7 +27,7 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.spark_driver import Slots, start_worker
+from pgsub.launcher.spark_slots import Slots, start_worker
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
 

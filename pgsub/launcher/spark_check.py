@@ -1,0 +1,110 @@
+"""The look at one executor of a cluster before any worker runs there (:mod:`pgsub.apply.worker.executor_check`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pgsub.apply.worker import executor_check
+from pgsub.common.errors import Log, LogText, SparkUnusable, log_text
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.spark import jobs
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: Seconds for each task that looks at an executor; each of its connections may take ten.
+_CHECK_SECONDS = 90.0
+#: Seconds that a heartbeat of that task may take beyond its result.
+_HEARTBEAT_SECONDS = 2.0
+_POLL = 0.05
+
+
+class ExecutorCheck:
+    """The look, once for each context.
+
+    :param given_up: whether nobody waits for it any more.
+    :ivar heartbeats: what executors send heartbeats to.
+    """
+
+    def __init__(self, log: Log, given_up: Callable[[], bool]) -> None:
+        self._log = log
+        self._given_up = given_up
+        self._checks = 0
+        self.heartbeats: HeartbeatReceiver | None = None
+
+    def run(self, submitter: jobs.Submitter, subscriptions: Sequence[Subscription], spool_dir: str | None) -> None:
+        """Look at one executor.
+
+        :param subscriptions: that will be served.
+        :param spool_dir: where it keeps transactions in progress, None for Spark's scratch folder.
+        :raises SparkUnusable: nothing of pgsub can run there. A server that cannot be reached from there is logged:
+            each worker reports it again, and tries again.
+        """
+        there = self._ask(submitter, executor_check.installed, None)
+        if there is not None:
+            _check_build(*there)
+        self._checks += 1
+        address = None if self.heartbeats is None else self.heartbeats.address
+        spec = executor_check.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
+        found = self._ask(submitter, executor_check.run, spec)
+        if found is None:
+            return
+        for name, error in found.errors:
+            if isinstance(error, SparkUnusable):
+                raise error
+            message = f'subscription "{name}": {error.message}'
+            self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
+        self._check_heartbeat(found.host)
+
+    def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
+        """Run a task that looks at an executor; None where it does not begin or end, which is shown as waiting."""
+        job = submitter.submit("check executor", function, [item])
+        end = time.monotonic() + _CHECK_SECONDS
+        while not job.wait(_POLL) and not self._given_up() and time.monotonic() < end:
+            pass
+        if not job.done():
+            job.cancel()
+            return None
+        [found] = job.result(0)
+        return found
+
+    def _check_heartbeat(self, host: str) -> None:
+        """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
+        receiver, nobody = self.heartbeats, executor_check.NOBODY
+        end = time.monotonic() + _HEARTBEAT_SECONDS
+        while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:
+            if self._given_up():
+                return
+            if time.monotonic() >= end:
+                self._log("WARNING", _deaf(host, receiver.address.host, receiver.address.port))
+                return
+            time.sleep(_POLL)
+
+
+def _check_build(version: str, build: str) -> None:
+    """Refuse executors with another pgsub: what both say to each other and to the ledger is not the same then.
+
+    :raises SparkUnusable: they have.
+    """
+    own, own_build = executor_check.installed()
+    if version == own and (build == own_build or not (build and own_build)):
+        return
+    if version == own:
+        message = f"the executors have another build of pgsub {own} than this launcher"
+    else:
+        message = f"the executors have pgsub {version}, but this launcher is {own}"
+    hint = "Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz"
+    raise SparkUnusable(message, hint=hint)
+
+
+def _deaf(executor: str, host: str, port: int) -> LogText:
+    return log_text(
+        f'no heartbeat of the executor on "{executor}" arrives at "{host}", UDP port {port}',
+        detail="Nothing is lost: positions come from the ledger, and are shown later.",
+        hint="Let executors reach the port; give it a number if a firewall has to know it."
+        "\n--conf spark.pgsub.heartbeat.port=7079",
+    )
