@@ -53,8 +53,8 @@ _POINTS = {
     ),
     "state": "write",
     "thread": (
-        "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end notice publisher_state heartbeats "
-        "recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait "
+        "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end jvm_watch notice publisher_state "
+        "heartbeats recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait "
         "writer"
     ),
 }

@@ -140,6 +140,7 @@ class Launcher:
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
+            self._engine.watch()
             with contextlib.suppress(CallTimedOut):
                 self._janitor.run(self._engine.look)
 
@@ -271,6 +272,7 @@ class Launcher:
             while served.runner.at_work and time.monotonic() < deadline:
                 served.runner.stop()
                 served.runner.join(TICK)
+                self._engine.watch(stopping=True)
             if served.runner.at_work:
                 self._log(
                     "WARNING",

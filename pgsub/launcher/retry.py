@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 5.0
 COPY_BACKOFF_MAX = 300.0
 BROKEN_SECONDS = 30.0
+#: Seconds without a sign of life after which a worker counts as waiting, as does one that never began.
+WAITING_SECONDS = 4.0
+#: Seconds without a sign of life after which a worker is taken over: the server's wal_receiver_timeout.
+TAKE_OVER_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -93,3 +97,23 @@ def seconds(variable: str) -> float | None:
             detail=f"It is a number of seconds, greater than 0 and up to {COPY_BACKOFF_MAX:.0f}.",
         )
     return found
+
+
+def take_over_seconds() -> float:
+    """Return the seconds without a sign of life of a worker, or of Spark, until it is given up: PGSUB_WORKER_TIMEOUT.
+
+    :raises UsageError: it is no number of seconds.
+    """
+    text = os.environ.get("PGSUB_WORKER_TIMEOUT")
+    if not text:
+        return TAKE_OVER_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not WAITING_SECONDS <= seconds < float("inf"):
+        raise UsageError(
+            f'invalid value for PGSUB_WORKER_TIMEOUT: "{text}"',
+            detail=f"It is a number of seconds, {WAITING_SECONDS:g} or more.",
+        )
+    return seconds

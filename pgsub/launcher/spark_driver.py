@@ -5,7 +5,8 @@ NOTES
 A start takes seconds, on a busy machine many, and cannot be interrupted. So it has a thread of its own, and no lock is
 held meanwhile: submitters wait for the thread with an eye on their stop, and :meth:`Engine.close` does not wait. A JVM
 that comes up after that ends by itself, because its standard input ends with this process; in a process that lives
-on, the thread closes it.
+on, the thread closes it. Whether an open context is still good is asked in such a thread, too: a JVM that hangs does
+not answer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, slots_of, start_worker
+from pgsub.launcher.spark_watch import Hang, SparkWatch
 from pgsub.spark import executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
@@ -66,6 +68,7 @@ class Engine:
         self._patient = patient
         self._subscriptions = tuple(subscriptions)
         self.check = ExecutorCheck(log, lambda: self._closed)
+        self._watch = SparkWatch(state_dir, log)
         self._failed_at = -_FAILED_SECONDS
         self._settings: dict[str, str] | None = None
         self.ui: str | None = None  #: address of Spark's pages
@@ -122,25 +125,25 @@ class Engine:
     def start(self) -> SupervisedThread:
         """Open the context in the background, unless it is open or being opened.
 
-        :return: the thread that opens it; once it has ended, ``fatal_error`` is why Spark did not start.
+        :return: the thread that sees to it, which has ended by then if Spark was open and answers; once it has,
+            ``fatal_error`` is why Spark did not start.
         """
         with self._lock:
-            before = self._opening
-            failed = before is not None and before.fatal_error is not None
-            waits = failed and time.monotonic() < self._failed_at + _FAILED_SECONDS
-            if before is not None and (waits or before.is_alive()):
-                return before
-        is_open = self._is_open()  # asks the JVM, which may hang: not under the lock that close() takes
-        with self._lock:
             opening = self._opening
-            if opening is None or (opening is before and not is_open):
-                opening = self._opening = SupervisedThread("spark_start", "spark start", self._open_or_fail)
-                opening.start()
-            return opening
+            if opening is not None:
+                waits = opening.fatal_error is not None and time.monotonic() < self._failed_at + _FAILED_SECONDS
+                if waits or opening.is_alive():
+                    return opening
+            opening = self._opening = SupervisedThread("spark_start", "spark start", self._open_or_fail)
+            opening.start()
+        if self._submitter is not None:
+            opening.join(_POLL)
+        return opening
 
     def _open_or_fail(self) -> None:
         try:
-            self._open()
+            if not self._is_open():
+                self._open()
         except PgsubError:
             self._failed_at = time.monotonic()
             raise
@@ -243,6 +246,18 @@ class Engine:
         self._asked.add(job)
         return self._answers.get(job)
 
+    @property
+    def hang(self) -> Hang | None:
+        """What is known of a Java process of Spark that does not answer; None of any other."""
+        return self._watch.hang
+
+    def watch(self, *, stopping: bool = False) -> None:
+        """See whether the Java process answers, and kill one of its own that does not; this never hangs with it.
+
+        :param stopping: see :meth:`pgsub.launcher.spark_watch.SparkWatch.look`.
+        """
+        self._watch.look(stopping=stopping)
+
     def look(self) -> None:
         """Ask Spark about the jobs that somebody wants to know of; this may hang with its JVM."""
         if time.monotonic() >= self._next_check:
@@ -276,3 +291,4 @@ class Engine:
             submitter, self._submitter = self._submitter, None
         if submitter is not None:
             session.close_context(self._context)
+        self._watch.close()

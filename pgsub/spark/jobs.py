@@ -27,7 +27,7 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
 from pgsub.spark.executors import MasterQuestion, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import alive, is_guest
+from pgsub.spark.session import alive, is_guest, present
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -182,10 +182,11 @@ class Job(Generic[Item, Result]):
         """
         with self._lock:
             self._cancelled = True
-        try:
+        SupervisedThread("job", f"{self.group} cancel", self._tell_spark).start()  # a JVM that hangs holds nobody up
+
+    def _tell_spark(self) -> None:
+        with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):  # the JVM is gone, and the job
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
-        except (Py4JError, PySparkException, OSError, AttributeError):
-            pass  # the JVM is gone, and with it the job
 
 
 class Submitter:
@@ -227,7 +228,7 @@ class Submitter:
         :param slots: how many run at once, all unless given.
         :raises WorkerDied: where Spark's JVM is gone already.
         """
-        if not alive(self._context):
+        if not present(self._context):
             raise _java_died(self._context, "the Java process of Spark is gone")
         job = Job(self._context, name, function, items)
         job.start(len(items) if slots is None else max(1, slots))

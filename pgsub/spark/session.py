@@ -199,12 +199,17 @@ def _write_pid(jvm: Any, state_dir: Path) -> None:
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
-def alive(context: SparkContext) -> bool:
-    """Return whether the context's JVM is there and the context is not stopped."""
+def present(context: SparkContext) -> bool:
+    """Return whether nothing is known of an end of the context; the JVM, which may hang, is not asked."""
     if context._jsc is None or context is not SparkContext._active_spark_context:
         return False
     process = context._gateway.proc
-    if process is not None and process.poll() is not None:
+    return process is None or process.poll() is None
+
+
+def alive(context: SparkContext) -> bool:
+    """Return whether the context's JVM is there and the context is not stopped; this hangs with the JVM."""
+    if not present(context):
         return False
     try:
         return not context._jsc.sc().isStopped()
@@ -244,8 +249,9 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         _own.discard(context)
         process = context._gateway.proc
         if process is None or context._jsc is None:
-            with suppress(Py4JError, OSError):  # it was killed
-                context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
+            stopping = SupervisedThread("jvm_end", "end of a context", partial(_stop, context))
+            stopping.start()  # spark-submit's JVM goes on, and a second call finds nothing to do
+            stopping.join(patience)
             return
         ending = SupervisedThread("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
         ending.start()
@@ -258,6 +264,29 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
             class_archive.train_in_background(started.archive, {**os.environ, **jvm_process.importing_environment()})
+
+
+def _stop(context: SparkContext) -> None:
+    with suppress(Py4JError, OSError):  # its JVM was killed
+        context.stop()
+
+
+def is_own(jvm: Any) -> bool:
+    """Return whether a JVM is one that was started here.
+
+    :param jvm: pyspark's gateway, or None.
+    """
+    process = None if jvm is None else jvm.proc
+    return process is not None and process.pid in _started
+
+
+def kill(jvm: Any) -> None:
+    """Kill a JVM that was started here; its python workers see the end of it, and :func:`close_context` does the rest.
+
+    Its end is not awaited: a process whose disk does not answer takes its time even for that.
+    """
+    if is_own(jvm):
+        jvm.proc.kill()
 
 
 def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:

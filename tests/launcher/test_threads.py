@@ -28,7 +28,18 @@ from pgsub.publisher.slots import create_slot
 PACKAGE = Path(failpoints.__file__).parent
 #: Threads of a launcher that lives on, and of its workers.
 SERVING = (
-    *("apply_receiver", "janitor", "job", "jvm_end", "log", "notice", "heartbeats", "recorder", "slot_watch"),
+    *(
+        "apply_receiver",
+        "janitor",
+        "job",
+        "jvm_end",
+        "jvm_watch",
+        "log",
+        "notice",
+        "heartbeats",
+        "recorder",
+        "slot_watch",
+    ),
     *("spark_start", "sync", "sequences"),
 )
 #: What has a test of its own.

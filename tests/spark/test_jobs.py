@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,13 @@ from pathlib import Path
 import patience
 import pyspark
 import pytest
+from fix_faults import until
 from spark import task_functions as tasks
 
 from pgsub.common.errors import ApplyError, Directive, InternalError, TimeoutExpired
+from pgsub.launcher import spark_watch
+from pgsub.launcher.spark_watch import Hang, SparkWatch
+from pgsub.spark import session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
 from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import close_context, open_context
@@ -124,6 +129,52 @@ def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_u
     assert executable == sys.executable
     assert package == pyspark.__file__
     assert mask == 0o077
+
+
+def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_killed(context, tmp_path, monkeypatch):
+    """The last test here: it ends the Java process of all."""
+    monkeypatch.setattr(spark_watch, "HANGING_SECONDS", 0.3)
+    said: list[str] = []
+    watch = SparkWatch(tmp_path, lambda level, text: said.append(f"{level}: {text}"))
+
+    def look() -> Hang | None:
+        watch.look()
+        return watch.hang
+
+    [jvm] = session._started
+    job = Submitter(context).submit("long", tasks.mark_and_wait, [str(tmp_path)])
+    assert _first_file(tmp_path) and look() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_started", {})  # as of one that a notebook has started
+        watch._patience = 0.6
+        os.kill(jvm, signal.SIGSTOP)
+        until(lambda: watch._jvm.look() > 1.0, "its silence is not noticed")
+        hang = look()
+        assert hang is not None
+        named = f"the Java process of Spark (PID {jvm})"
+        assert (hang.waits_for, hang.next) == (f"an answer of {named}", f"kill -9 {jvm}")
+        os.kill(jvm, signal.SIGCONT)
+        until(lambda: look() is None, "its answer is not noticed")
+    assert not job.done()
+    os.kill(jvm, signal.SIGSTOP)
+    job.cancel()
+    late = Submitter(context).submit("double", tasks.double, [1])
+    until(lambda: look() is not None, "its silence is not noticed")
+    assert watch.hang is not None and watch.hang.next is None
+    until(lambda: look() is None, "it is not killed")
+    watch.close()
+    assert job.wait(patience.SECONDS)
+    with pytest.raises(WorkerDied, match="the Java process of Spark died"):
+        late.result(patience.SECONDS)
+    with pytest.raises(WorkerDied, match="is gone"):
+        Submitter(context).submit("double", tasks.double, [1])
+    assert [text.partition("\n")[0] for text in said] == [
+        f"WARNING: {named} does not answer",
+        f"LOG: {named} answers again, or is gone",
+        f"WARNING: {named} does not answer",
+        f"WARNING: {named} has not answered for 1 s",
+    ]
+    assert f"\nkill -9 {jvm}" in said[0] and "spark.log" in said[2]
 
 
 def _exists(pid: int) -> bool:

@@ -45,9 +45,10 @@ since when and why, how much waits behind that position, when the slot will be l
 max_slot_wal_keep_size is set), and the next command. --runbook prints the steps for the present state, ready to paste.
 
 A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
-process hangs or is gone. The status shows what is missing and the next command; task in the documents has the stage
-(submitted to Spark, claimed on the target, alive). Signs of life are heartbeats and the worker's session on the target.
-A worker that hangs is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds.
+process hangs or is gone, or Spark's Java process has not answered for eight seconds. The status shows what is missing
+and the next command; task in the documents has the stage (submitted to Spark, claimed on the target, alive). Signs of
+life are heartbeats and the worker's session on the target. A worker that hangs is taken over after a minute, or after
+PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub started it.
 
 The lag is the age of the oldest change that the publisher has and the target has not. If the apply worker waits in a
 statement on the target, the status shows since when and for which lock; --check reports this after 30 seconds. That
@@ -60,7 +61,7 @@ track_commit_timestamp off or its role may not use replication origins.
 The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, without tables or one of its publications,
 or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached, 6 if stopped by
 another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long, 10 if the
-launcher cannot record its work.
+launcher cannot record its work, 13 if Spark cannot run the workers.
 
 The letters of srsubstate are i = initialize, d = data copy, f = finished copy, s = synchronized, r = ready.
 errors_total counts all errors since the counters were reset; last_error is shown only while it lasts.

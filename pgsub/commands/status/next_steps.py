@@ -68,7 +68,9 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
 
 def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
     said = f"The apply worker waits for {task['waits_for']}, since {task['silent_since']}."
-    if task["next"] and not task["next"].startswith("pgsub "):
+    if task["next"] and task["next"].startswith("kill "):
+        yield Step(f"{said} That process is not the launcher's: end it, and start both again.", (task["next"],))
+    elif task["next"] and not task["next"].startswith("pgsub "):
         yield Step(f"{said} Start a Spark worker that has free cores.", (task["next"],))
     elif task["stage"] == "claimed" or task["stage"] == "alive":
         yield Step(

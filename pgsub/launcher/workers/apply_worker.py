@@ -56,7 +56,8 @@ class ApplyWorkerHandle:
         self._sessions = 1  #: of the target that apply, as was logged last
         self.reached = False
         self.watch = WorkerWatch(
-            context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui
+            *(context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui),
+            lambda: engine.hang,
         )
 
     @property

@@ -14,7 +14,6 @@ time again. A take-over is harmless where it was not needed (the older worker is
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -22,21 +21,19 @@ import psycopg
 
 from pgsub.catalog.rows import TaskRow
 from pgsub.catalog.times import ago
-from pgsub.common.errors import Log, UsageError, log_text
+from pgsub.common.errors import Log, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.retry import WAITING_SECONDS, take_over_seconds
 from pgsub.launcher.spark_slots import Slots, start_worker
+from pgsub.launcher.spark_watch import Hang
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
 
-#: Seconds without a sign of life after which a worker counts as waiting, as does one that never began.
-WAITING_SECONDS = 4.0
 #: Seconds without a heartbeat after which the target is asked, and between two such questions.
 ASK_SECONDS = 1.0
-#: Seconds without a sign of life after which a worker is taken over: the server's wal_receiver_timeout.
-TAKE_OVER_SECONDS = 60.0
 #: A worker that is taken over again and again gets twice the time with each, up to that of so many doublings.
 _DOUBLINGS = 5
 _STEP = 1.0
@@ -44,31 +41,12 @@ _STEP = 1.0
 _LOG_SECONDS = 8.0
 
 
-def take_over_seconds() -> float:
-    """Return the seconds without a sign of life until a take-over, which PGSUB_WORKER_TIMEOUT sets.
-
-    :raises UsageError: it is no number of seconds.
-    """
-    text = os.environ.get("PGSUB_WORKER_TIMEOUT")
-    if not text:
-        return TAKE_OVER_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not WAITING_SECONDS <= seconds < float("inf"):
-        raise UsageError(
-            f'invalid value for PGSUB_WORKER_TIMEOUT: "{text}"',
-            detail=f"It is a number of seconds, {WAITING_SECONDS:g} or more.",
-        )
-    return seconds
-
-
 class WorkerWatch:
     """State of the task of one apply worker.
 
-    :param ui: returns the address of Spark's pages.
     :param ask: asks Spark about the job that runs now; None where Spark has not answered yet.
+    :param ui: returns the address of Spark's pages.
+    :param hang: returns what is known of a Spark that does not answer; None of any other.
     """
 
     def __init__(
@@ -78,12 +56,14 @@ class WorkerWatch:
         log: Log,
         ask: Callable[[], Slots | None],
         ui: Callable[[], str | None] = lambda: None,
+        hang: Callable[[], Hang | None] = lambda: None,
     ) -> None:
         self._sub = sub
         self._heartbeats = heartbeats
         self._log = log
         self._ask = ask
         self._ui = ui
+        self._hang = hang
         self._patience = take_over_seconds()
         self._taken_over = 0  #: times in a row
         self._reported: str | None = None  #: what the log says that it waits for
@@ -167,14 +147,15 @@ class WorkerWatch:
     @property
     def row(self) -> TaskRow:
         """The row that ``state.db`` shows."""
-        sign = self._sign
+        sign, hang = self._sign, self._hang()
         host, pid = (None, None) if sign is None else (sign.host, sign.pid)
-        return TaskRow(
-            self._stage, self._since, host, pid, self._silent_since, self._waits_for(), self._next(), self._ui()
-        )
+        since = self._silent_since or (None if hang is None else hang.since)
+        return TaskRow(self._stage, self._since, host, pid, since, self._waits_for(), self._next(), self._ui())
 
     def _waits_for(self) -> str | None:
-        slots, sign = self._slots, self._sign
+        slots, sign, hang = self._slots, self._sign, self._hang()
+        if hang is not None:
+            return hang.waits_for
         if not self._waits:
             return None
         if self._claim is None:
@@ -188,10 +169,12 @@ class WorkerWatch:
         return f"a sign of life of PID {sign.pid} on {sign.host}"
 
     def _next(self) -> str | None:
-        slots = self._slots
-        if not self._waits:
+        slots, hang = self._slots, self._hang()
+        if hang is not None and hang.next is not None:
+            return hang.next
+        if not self._waits and hang is None:
             return None
-        if slots is not None and not slots.registered and slots.master.startswith("spark://"):
+        if hang is None and slots is not None and not slots.registered and slots.master.startswith("spark://"):
             return start_worker(slots.master)
         return f"pgsub status {word(self._sub.name)} --runbook"
 

@@ -1,0 +1,101 @@
+"""What the launcher does about a Java process of Spark that does not answer.
+
+NOTES
+Tasks that run need nothing of it, so apply goes on meanwhile; but nothing that ends begins again, and no table is
+copied. A process of the launcher's own is killed in the end: what waits for its answer then learns that it has died,
+and does what it does in that case. One that spark-submit or a notebook started is only reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.catalog.times import ago
+from pgsub.common.errors import Log, log_text
+from pgsub.launcher.retry import take_over_seconds
+from pgsub.spark.jvm_watch import JvmWatch
+
+#: Seconds without an answer that are worth a word: a machine that has other work to do, or a collection, takes some.
+HANGING_SECONDS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What ``status`` shows of it.
+
+    :ivar since: when it answered last.
+    :ivar waits_for: what subscriptions wait for.
+    :ivar next: the command of an operator; None where nothing but patience is needed.
+    """
+
+    since: str
+    waits_for: str
+    next: str | None
+
+
+class SparkWatch:
+    """The look at the Java process, again and again.
+
+    :param state_dir: has the log and the pid of the process.
+    :ivar hang: what is known of one that does not answer; None of any other.
+    """
+
+    def __init__(self, state_dir: Path, log: Log) -> None:
+        self._state_dir = state_dir
+        self._log = log
+        self._jvm = JvmWatch()
+        self._patience = take_over_seconds()
+        self.hang: Hang | None = None
+
+    def look(self, *, stopping: bool = False) -> None:
+        """See whether it answers; kill one that has not for long.
+
+        :param stopping: nothing is to begin any more, and what is still to end waits for it: its patience is short.
+        """
+        silent = self._jvm.look()
+        if silent < HANGING_SECONDS:
+            if self.hang is not None:
+                self._log("LOG", log_text(f"{self._named()} answers again, or is gone"))
+            self.hang = None
+            return
+        self.hang = self.hang or self._hangs(silent)
+        if self._jvm.own and (stopping or silent >= self._patience):
+            detail = "It is killed." if stopping else "It is killed, and Spark is started again."
+            self._log("WARNING", log_text(f"{self._named()} has not answered for {silent:.0f} s", detail=detail))
+            self._jvm.kill()
+            self.hang = None
+
+    def _hangs(self, silent: float) -> Hang:
+        """Log that it hangs."""
+        own, named = self._jvm.own, self._named()
+        detail = "Tasks that run go on, and no other one begins. "
+        if own:
+            detail += f"It is killed and started again when it has not answered for {self._patience:.0f} s."
+            hint = f"See what it wrote last.\ntail -n 20 {shlex.quote(str(self._state_dir / 'log' / 'spark.log'))}"
+        else:
+            detail += "This launcher did not start it, and does not end it."
+            hint = f"End it, and start both again.\n{self._kill()}"
+        self._log("WARNING", log_text(f"{named} does not answer", detail=detail, hint=hint))
+        return Hang(ago(silent), f"an answer of {named}", None if own else self._kill())
+
+    def _named(self) -> str:
+        pid = self._pid()
+        return "the Java process of Spark" + ("" if pid is None else f" (PID {pid})")
+
+    def _kill(self) -> str:
+        return f"kill -9 {self._pid() or 'PID'}"
+
+    def _pid(self) -> int | None:
+        """Return its process id; of one that was joined the launcher has written it down."""
+        if self._jvm.pid is not None:
+            return self._jvm.pid
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._state_dir / "run" / "jvm.pid").read_text())
+        return None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._jvm.close()
