@@ -292,7 +292,7 @@ class ThreadDied(InternalError):
     directive = Directive.RETRY
 
 
-class WorkerDied(PgsubError):
+class WorkerDied(SparkUnusable):
     """A task ended without a result: its python worker, its executor or Spark's JVM was killed."""
 
     directive = Directive.RETRY

@@ -17,7 +17,7 @@ from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, TaskRow,
 from pgsub.catalog.times import ago, utc_now
 from pgsub.cli.output.live import sparkline
 from pgsub.commands.status.status import PUBLISHER_VIEWS
-from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, TargetUnavailable
+from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, SparkUnusable, TargetUnavailable, WorkerDied
 
 
 def _fail(store, cls=ApplyError, worker="apply"):
@@ -291,6 +291,42 @@ def test_check_tells_a_publisher_and_a_target_that_are_down_from_a_conflict(pgsu
     _fail(store, ApplyError)
     ended = pgsub("status", "orders", "--check")
     assert ended.returncode == 6 and "duplicate key" in ended.stderr
+
+
+@pytest.mark.parametrize("worker", ["apply", "table synchronization 101"])
+def test_check_of_what_spark_cannot_run_is_13_and_hides_no_error_that_is_graver(pgsub, store, orders, served, worker):
+    for cls in (SparkUnusable, WorkerDied):
+        _fail(store, cls, worker)
+        ended = pgsub("status", "orders", "--check")
+        assert (ended.returncode, "duplicate key" in ended.stderr) == (13, True)
+    assert orders()["state"] == ("error" if worker == "apply" else "running")
+    _fail(store, PublisherUnavailable, "sequence synchronization")
+    assert pgsub("status", "orders", "--check").returncode == 13
+    _fail(store, ApplyError, "table synchronization 102")
+    assert pgsub("status", "orders", "--check").returncode == 6
+
+
+def test_a_worker_that_died_does_not_hide_what_the_next_one_waits_for(pgsub, store, orders, served):
+    died = replace(ErrorRow.of(WorkerDied("the worker process died"), "apply"), position=16)
+    for _ in range(4):
+        store.record_error(5, died)
+    assert (orders()["state"], pgsub("status", "orders", "--check").returncode) == ("blocked", 13)
+    waits = "a free task slot: Spark has none yet"
+    store.put_task(5, TaskRow("submitted", utc_now(), silent_since=utc_now(), waits_for=waits, next="start"))
+    assert (orders()["state"], orders()["blocked"]) == ("waiting", None)
+    ended = pgsub("status", "orders", "--check")
+    assert (ended.returncode, f"waits for {waits}" in ended.stderr) == (3, True)
+    _fail(store, worker="table synchronization 102")
+    assert pgsub("status", "orders", "--check").returncode == 6
+    _fail(store)
+    assert orders()["state"] == "error"
+
+
+def test_a_spark_that_does_not_start_blocks_nothing(pgsub, store, orders, served):
+    unusable = replace(ErrorRow.of(SparkUnusable("Spark did not start"), "apply"), position=16)
+    for _ in range(4):
+        store.record_error(5, unusable)
+    assert (orders()["state"], pgsub("status", "orders", "--check").returncode) == ("error", 13)
 
 
 def test_check_of_a_subscription_without_tables_is_3(pgsub, store, served):

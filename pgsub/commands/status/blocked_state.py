@@ -10,7 +10,13 @@ from typing import Any
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.common import errors
-from pgsub.common.errors import PermissionMissing, PublisherUnavailable, TargetUnavailable, is_unreachable
+from pgsub.common.errors import (
+    PermissionMissing,
+    PublisherUnavailable,
+    SparkUnusable,
+    TargetUnavailable,
+    is_unreachable,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
@@ -18,9 +24,9 @@ from pgsub.protocol.lsn import format_lsn
 
 
 def blocks(row: ErrorRow) -> bool:
-    """Return whether the error of apply blocks the subscription; an unreachable server blocks nothing."""
+    """Return whether the error of apply blocks the subscription; an unreachable server or Spark blocks nothing."""
     cls = getattr(errors, row.class_, None)
-    if cls is PublisherUnavailable or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
+    if cls in (PublisherUnavailable, SparkUnusable) or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
         return False
     return row.restarts >= RESTARTS
 

@@ -16,6 +16,7 @@ from pgsub.commands.status.subscription_status import (
     Row,
     SubscriptionStatus,
     error_class,
+    of_spark,
     read_status,
     seconds_since,
     view_rows,
@@ -25,6 +26,7 @@ from pgsub.common.errors import (
     PublicationMissing,
     PublisherUnavailable,
     ReplicationBroken,
+    SparkUnusable,
     TargetUnavailable,
 )
 
@@ -32,7 +34,7 @@ from pgsub.common.errors import (
 STUCK_SECONDS = 30.0
 #: Views that are read from the publisher.
 PUBLISHER_VIEWS = ("pg_replication_slots", "pg_stat_replication_slots", "pg_stat_replication")
-_SEVERITY = (7, 6, 5, 4, 10, 3, 8)
+_SEVERITY = (7, 6, 13, 5, 4, 10, 3, 8)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     name = f'subscription "{one.definition.name}"'
     if one.lost:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
-    if one.errors:
-        code, row = min(((_code(row), row) for row in one.errors), key=lambda pair: _SEVERITY.index(pair[0]))
+    waits = one.state == "waiting" and one.task is not None
+    if rows := [row for row in one.errors if not (waits and of_spark(row))]:
+        code, row = min(((_code(row), row) for row in rows), key=lambda pair: _SEVERITY.index(pair[0]))
         return Finding(code, f"{name}: {blocked_state.said(row)}")
     if one.state == "waiting" and one.task is not None:
         return Finding(3, f"{name} waits for {one.task['waits_for']}")
@@ -114,8 +117,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
 
 def _code(row: ErrorRow) -> int:
     cls = error_class(row)
-    known = issubclass(cls, PublisherUnavailable | TargetUnavailable | ReplicationBroken | PublicationMissing)
-    return cls.exit_code if known else ApplyError.exit_code
+    known = PublisherUnavailable | TargetUnavailable | ReplicationBroken | PublicationMissing | SparkUnusable
+    return cls.exit_code if issubclass(cls, known) else ApplyError.exit_code
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:

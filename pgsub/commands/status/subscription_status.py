@@ -23,6 +23,7 @@ from pgsub.common.errors import (
     PgsubError,
     ReplicationBroken,
     SlotLost,
+    SparkUnusable,
 )
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -139,6 +140,11 @@ def error_class(row: ErrorRow) -> type[PgsubError]:
     return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
 
 
+def of_spark(row: ErrorRow) -> bool:
+    """Return whether an error says how a worker ended, not what it met: of the next worker it says nothing."""
+    return issubclass(error_class(row), SparkUnusable)
+
+
 def read_status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionStatus:
     """Read the status of a subscription, from one state of the store."""
 
@@ -189,11 +195,12 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
     if not subscription.enabled:
         return "disabled"
     failed = next((problem for problem in problems if problem.worker == APPLY), None)
-    if failed is not None:
+    waits = task is not None and bool(task["waits_for"])
+    if failed is not None and not (waits and of_spark(failed)):
         return "blocked" if blocked_state.blocks(failed) else "error"
     if not served:
         return "stopped"
-    return "waiting" if task is not None and task["waits_for"] else "running"
+    return "waiting" if waits else "running"
 
 
 def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
