@@ -75,14 +75,14 @@ class Launcher:
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
         self._recorder = Recorder(store, log)
-        wanted = list(self._wanted().values())
-        self._engine = Engine(folder, master, conf or {}, wanted, log, patient=not self._bounded)
+        self._ended: dict[int, Ended] = {}
+        self._wanted_now = self._wanted()
+        self._engine = Engine(folder, master, conf or {}, self._as_of_now, log, patient=not self._bounded)
         self._heartbeats = HeartbeatReceiver(*self._engine.heartbeat_place())
         self._engine.check.heartbeats = self._heartbeats
         self._shared = Shared(store, self._recorder, self._engine, self._heartbeats, log)
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
-        self._ended: dict[int, Ended] = {}
         self._unusable: dict[int, str] = {}
         self._manager = ServiceManager()
         self._janitor = TimedExecutor("janitor", TICK)
@@ -167,8 +167,12 @@ class Launcher:
             if s.enabled and s.slot_name is not None and (not self._names or s.subid in self._named)
         }
 
+    def _as_of_now(self) -> list[Subscription]:
+        """Return what is to be served, as of the last look and for any thread, without those that have ended."""
+        return [sub for subid, sub in self._wanted_now.items() if subid not in self._ended]
+
     def _reconcile(self, *, refuse: bool = False) -> None:
-        wanted = self._wanted()
+        wanted = self._wanted_now = self._wanted()
         for subid, served in self._served.items():
             if subid not in wanted or not same_service(served.runner.sub, wanted[subid]):
                 self._log_stop(served.runner, subid in wanted)

@@ -49,7 +49,8 @@ class Engine:
     :param state_dir: where Spark's log and pid file go.
     :param master: a Spark master, None for a local one.
     :param conf: Spark settings of the user, which win over pgsub's own.
-    :param subscriptions: that will be served: a long task pins a slot, and with too few a copy would wait for ever.
+    :param subscriptions: returns those that are to be served, which change: a long task pins a slot, and with too few a
+        copy would wait for ever. Asked by the thread that opens Spark.
     :param patient: wait for executors of a cluster for ever.
     :ivar check: looks at one executor of a cluster before any worker runs there.
     """
@@ -59,14 +60,14 @@ class Engine:
         state_dir: Path,
         master: str | None,
         conf: Mapping[str, str],
-        subscriptions: Sequence[Subscription],
+        subscriptions: Callable[[], Sequence[Subscription]],
         log: Log = lambda level, text: None,
         *,
         patient: bool = False,
     ) -> None:
         self._log = log
         self._patient = patient
-        self._subscriptions = tuple(subscriptions)
+        self._subscriptions = subscriptions
         self.check = ExecutorCheck(log, lambda: self._closed)
         self._watch = SparkWatch(state_dir, log)
         self._failed_at = -_FAILED_SECONDS
@@ -75,7 +76,6 @@ class Engine:
         self._state_dir = state_dir
         self._master = master
         self._conf = dict(conf)
-        self._slots = sum(slots_of(sub) for sub in subscriptions)
         self._total: int | None = None  #: slots of the open context
         self._lock = threading.Lock()
         self._opening: SupervisedThread | None = None
@@ -159,15 +159,17 @@ class Engine:
             self._submitter = None
         # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
         named = "spark.master" in self._user_settings()
-        slots = least_slots(self._subscriptions) if named else self._slots + SPARE_SLOTS
+        served = self._subscriptions()
+        slots = least_slots(served) if named else sum(map(slots_of, served)) + SPARE_SLOTS
         # what ran once is waited for, as for any executor that Spark has lost
         patient = self._patient or self._total is not None
-        awaiting = executors.Awaiting(patient, self._registered, lambda: self._closed)
+        needed = (lambda: least_slots(self._subscriptions())) if named else None
+        awaiting = executors.Awaiting(patient, self._registered, lambda: self._closed, needed)
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         submitter = jobs.Submitter(context)
         try:
             if not self.local:
-                self.check.run(submitter, self._subscriptions, self.spool_dir(self._state_dir / "spool"))
+                self.check.run(submitter, served, self.spool_dir(self._state_dir / "spool"))
         except PgsubError:
             session.close_context(context)
             raise
@@ -201,9 +203,8 @@ class Engine:
         if clock < self._registering + _REGISTERING_SECONDS:
             return
         self._registering = math.inf
-        text = (
-            f"waiting for executors: {least_slots(self._subscriptions)} task slots are needed, {slots} are there so far"
-        )
+        needed = least_slots(self._subscriptions())
+        text = f"waiting for executors: {needed} task slots are needed, {slots} are there so far"
         self._log("WARNING", log_text(text, hint=self._executors_hint(master)))
 
     def _executors_hint(self, master: str) -> str:

@@ -24,7 +24,7 @@ HANGING_SECONDS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What ``status`` shows of it.
+    """The hang as ``status`` shows it.
 
     :ivar since: when it answered last.
     :ivar waits_for: what subscriptions wait for.

@@ -37,11 +37,13 @@ class Awaiting:
 
     :ivar registered: is told again and again how many slots there are, and of which master.
     :ivar given_up: whether nobody waits any more.
+    :ivar needed: returns how many slots are needed, where that changes meanwhile.
     """
 
     patient: bool = False
     registered: Callable[[int, str], None] = lambda slots, master: None
     given_up: Callable[[], bool] = lambda: False
+    needed: Callable[[], int] | None = None
 
 
 def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path, *, own: bool = True) -> None:
@@ -54,7 +56,8 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
     scala = context._jsc.sc()
     deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
     question = MasterQuestion(context, own=own)
-    while (slots := _registered(context, log)) < workers and (awaiting.patient or time.monotonic() < deadline):
+    needed = awaiting.needed or (lambda: workers)
+    while (slots := _registered(context, log)) < needed() and (awaiting.patient or time.monotonic() < deadline):
         if awaiting.given_up():
             raise PgsubError("the start of Spark was given up")
         if not slots and question.forgotten():
@@ -62,7 +65,7 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
         awaiting.registered(slots, context.master)
         time.sleep(0.2)
     cpus = int(context.getConf().get("spark.task.cpus", "1") or 1)
-    settings.check_slots(slots, workers, context.master, hint=_hint(context.master, slots, workers * cpus))
+    settings.check_slots(slots, needed(), context.master, hint=_hint(context.master, slots, needed() * cpus))
 
 
 def _dynamic(context: SparkContext) -> bool:

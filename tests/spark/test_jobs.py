@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -14,8 +15,10 @@ import pytest
 from fix_faults import until
 from spark import task_functions as tasks
 
-from pgsub.common.errors import ApplyError, Directive, InternalError, TimeoutExpired
+from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, TimeoutExpired
+from pgsub.common.subscription import Subscription
 from pgsub.launcher import spark_watch
+from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.spark_watch import Hang, SparkWatch
 from pgsub.spark import session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
@@ -129,6 +132,25 @@ def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_u
     assert executable == sys.executable
     assert package == pyspark.__file__
     assert mask == 0o077
+
+
+def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):
+    monkeypatch.setattr(session, "_own", set())  # as a notebook's, whose slots are given
+    served = [Subscription(number, f"s{number}", "host=p", "host=t", (), None) for number in range(20)]
+    engine = Engine(state_dir, None, {}, lambda: served)
+
+    def opened() -> PgsubError | None:
+        opening = engine.start()
+        opening.join(patience.SECONDS)
+        engine._failed_at = -math.inf
+        return opening.fatal_error
+
+    assert "has 16 task slots, but 21 are needed" in str(opened())
+    assert "has 16 task slots, but 21 are needed" in str(opened())
+    del served[1:]
+    assert opened() is None
+    engine.close()
+    session._guests.discard(context)
 
 
 def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_killed(context, tmp_path, monkeypatch):
