@@ -41,8 +41,8 @@ class ExecutorCheck:
 
         :param subscriptions: that will be served.
         :param spool_dir: where it keeps transactions in progress, None for Spark's scratch folder.
-        :raises SparkUnusable: nothing of pgsub can run there. A server that cannot be reached from there is logged:
-            each worker reports it again, and tries again.
+        :raises SparkUnusable: nothing of pgsub can run there, or no subscription. What keeps only some from running is
+            logged, as is a server that cannot be reached from there: each worker reports it again, and tries again.
         """
         there = self._ask(submitter, executor_check.installed, None)
         if there is not None:
@@ -53,9 +53,10 @@ class ExecutorCheck:
         found = self._ask(submitter, executor_check.run, spec)
         if found is None:
             return
+        unusable = {name: error for name, error in reversed(found.errors) if isinstance(error, SparkUnusable)}
+        if subscriptions and len(unusable) == len(subscriptions):
+            raise next(iter(unusable.values()))
         for name, error in found.errors:
-            if isinstance(error, SparkUnusable):
-                raise error
             message = f'subscription "{name}": {error.message}'
             self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
         self._check_heartbeat(found.host)

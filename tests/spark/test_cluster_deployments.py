@@ -144,6 +144,29 @@ def test_executors_read_passwords_from_their_own_files_only(
     case.check()
 
 
+def test_a_service_that_executors_lack_stops_only_the_subscription_that_needs_it(
+    site: Callable[[], Site], cluster: Cluster, tmp_path: Path
+) -> None:
+    case = site()
+    writer = case.make("audit1")
+    case.end(case.create("--no-wait"))
+    services = tmp_path / "pg_service.conf"
+    words = conninfo_to_dict(case.pubdb.conninfo).items()
+    services.write_text("[elsewhere]\n" + "".join(f"{name}={value}\n" for name, value in words))
+    ends = ("--connection", "service=elsewhere", "--target", case.target, "--publication", "p", "--no-copy-data")
+    knows = {"PGSERVICEFILE": str(services)}  # the launcher's machine does
+    case.end(case.start("create", f"{case.name}_other", *ends, "--no-wait", **knows))
+    process = case.start("run", *cluster.conf(), "--timeout", "10m", **knows)
+    case.wait_ready()
+    writer.some(20)
+    case.wait_equal()
+    lacks = [("SparkUnusable", 'service "elsewhere" of the publisher is not defined on the executors')]
+    until(lambda: case.sqlite("SELECT class, message FROM pgsub_error") == lacks, case.said)
+    case.terminate(process)
+    case.end(case.start("drop", f"{case.name}_other", "--yes", **knows))
+    case.check()
+
+
 def test_transactions_in_progress_are_spooled_where_the_executor_is_told_to_and_within_the_launchers_limit(
     site: Callable[[], Site], cluster: Cluster
 ) -> None:

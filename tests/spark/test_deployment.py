@@ -6,18 +6,21 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from psycopg import pq
 
 import pgsub
-from pgsub.apply.worker import executor_check
+from pgsub.apply.worker import executor_check, worker
+from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import conninfo
-from pgsub.common.errors import SparkUnusable, UsageError
+from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.spark import archive, deployment, settings
+from pgsub.target.ledger.worker_takeover import Claim
 
 ROOT = Path(__file__).parents[2]
 _JAVA = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0\n"
@@ -189,6 +192,21 @@ def test_a_service_that_only_the_launchers_machine_has_is_named_with_the_setting
         for error in found:
             assert (error.exit_code, error.detail) == (13, f'PGSERVICEFILE is "{file}" there.')
             assert error.hint.splitlines()[-1] == "--conf spark.executorEnv.PGSERVICEFILE=/etc/pgsub/pg_service.conf"
+
+
+def test_a_worker_that_finds_no_service_on_its_executor_says_so(monkeypatch):
+    monkeypatch.delenv("PGSERVICEFILE", raising=False)
+    monkeypatch.setenv("PGSYSCONFDIR", "/nowhere")
+    spec = WorkerSpec(Subscription(1, "s", "service=shop", "service=copy", (), "s"), Claim(1, 0, 1, "t"), "s", "s")
+    with pytest.raises(TargetUnavailable):  # on the launcher's own machine the service is the user's business
+        worker.run(spec)
+    with pytest.raises(SparkUnusable, match='service "copy" of the target is not defined on the executors') as raised:
+        worker.run(replace(spec, remote=True))
+    assert (raised.value.context or "").startswith('executor on "')
+    error = PublisherUnavailable('definition of service "shop" not found')
+    assert 'service "shop" of the publisher' in executor_check.cause(error, spec.subscription).message
+    refused = PublisherUnavailable("connection refused")
+    assert executor_check.cause(refused, spec.subscription) is refused
 
 
 def test_heartbeats_have_an_address_to_bind_and_one_to_send_to_and_a_port():

@@ -15,9 +15,10 @@ import pytest
 from fix_faults import until
 from spark import task_functions as tasks
 
-from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, TimeoutExpired
+from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import spark_watch
+from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.spark_watch import Hang, SparkWatch
 from pgsub.spark import session
@@ -132,6 +133,20 @@ def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_u
     assert executable == sys.executable
     assert package == pyspark.__file__
     assert mask == 0o077
+
+
+def test_a_service_that_only_some_subscriptions_lack_stops_none_of_the_others(submitter, tmp_path):
+    """A look at an executor that no subscription can be served from is an error, of whoever asks for it."""
+    lacking = Subscription(1, "lacking", "service=no_such", "service=no_such", (), None)
+    other = Subscription(2, "other", "host=127.0.0.1 port=1", "host=127.0.0.1 port=1", (), None)
+    said: list[str] = []
+    check = ExecutorCheck(lambda level, text: said.append(f"{level}: {text}"), lambda: False)
+    check.run(submitter, [lacking, other], str(tmp_path))
+    named = 'service "no_such" of the target is not defined on the executors'
+    assert any(text.startswith(f'ERROR: subscription "lacking": {named}') for text in said)
+    assert any(text.startswith('ERROR: subscription "other": could not connect to the target') for text in said)
+    with pytest.raises(SparkUnusable, match=named):
+        check.run(submitter, [lacking], str(tmp_path))
 
 
 def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):

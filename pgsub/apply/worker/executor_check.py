@@ -20,7 +20,7 @@ import pgsub
 from pgsub.apply.stream.spool import Spool
 from pgsub.common import conninfo as ci
 from pgsub.common import conninfo_check
-from pgsub.common.errors import PgsubError, SparkUnusable
+from pgsub.common.errors import PgsubError, PublisherUnavailable, SparkUnusable, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
@@ -113,27 +113,41 @@ def _passfile(conninfo: str, side: str) -> None:
 
 
 def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
-    """Connect; where libpq did not find the service, or had no password to send, say what is wrong with the file."""
+    """Connect, and raise the cause where that fails."""
     try:
         look()
     except PgsubError as error:
-        params = ci.usable(ci.parse(conninfo, side))
-        if (service := params.get("service")) and conninfo_check.missing_service(error.message):
-            raise _undefined(service, side) from None
-        file = params.get("passfile") or os.environ.get("PGPASSFILE")
-        if not file or "no password supplied" not in error.message:
-            raise
-        if not os.access(file, os.R_OK):
-            raise _unreadable(file, side) from None
-        if os.stat(file).st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # passwordFromFile, fe-connect.c
-            raise SparkUnusable(
-                f'the passfile on the executors is open to others: "{file}"',
-                detail="libpq ignores a passfile that its group or others may read, as of a secret that Kubernetes"
-                " mounts with fsGroup.",
-                hint="Let only the user of the executors read it, or write the passwords into a service file, which may"
-                f" have any mode.\nchmod 600 {shlex.quote(file)}",
-            ) from None
-        raise
+        raise _explained(error, conninfo, side) from None
+
+
+def cause(error: PublisherUnavailable | TargetUnavailable, sub: Subscription) -> PgsubError:
+    """Return why a worker here could not connect: a file that is not there, or its own error."""
+    server = (sub.target, "target") if isinstance(error, TargetUnavailable) else (sub.connection, "publisher")
+    found = _explained(error, *server)
+    if found is not error:
+        found.context = f'executor on "{socket.gethostname()}"'
+    return found
+
+
+def _explained(error: PgsubError, conninfo: str, side: str) -> PgsubError:
+    """Return what is wrong with the file where libpq did not find the service, or had no password to send."""
+    params = ci.usable(ci.parse(conninfo, side))
+    if (service := params.get("service")) and conninfo_check.missing_service(error.message):
+        return _undefined(service, side)
+    file = params.get("passfile") or os.environ.get("PGPASSFILE")
+    if not file or "no password supplied" not in error.message:
+        return error
+    if not os.access(file, os.R_OK):
+        return _unreadable(file, side)
+    if os.stat(file).st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # passwordFromFile, fe-connect.c
+        return SparkUnusable(
+            f'the passfile on the executors is open to others: "{file}"',
+            detail="libpq ignores a passfile that its group or others may read, as of a secret that Kubernetes"
+            " mounts with fsGroup.",
+            hint="Let only the user of the executors read it, or write the passwords into a service file, which may"
+            f" have any mode.\nchmod 600 {shlex.quote(file)}",
+        )
+    return error
 
 
 def _undefined(service: str, side: str) -> SparkUnusable:
