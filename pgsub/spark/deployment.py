@@ -21,6 +21,20 @@ _MODULE = re.compile(r"No module named '([\w.]+)'")
 _ATTRIBUTE = re.compile(r"^AttributeError: Can't get attribute '\w+' on <module 'pgsub[^\n]*", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
+#: What Spark says of a job that it ended for reasons of its own (DAGScheduler, TaskSetManager, TaskResultGetter,
+#: TorrentBroadcast, StandaloneSchedulerBackend, NettyRpcEnv): another one may do well.
+_PASSING = (
+    *(
+        "SparkContext was shut down",
+        "on a stopped SparkContext",
+        "SPARK_JOB_CANCELLED",
+        "Master removed our application",
+    ),
+    *("Lost executor", "Executor lost", "executor lost", "Executor heartbeat timed out", "Executor killed by driver"),
+    *("TaskResultLost", "Exception while getting task result", "FetchFailed", "Failed to get broadcast", "TaskKilled"),
+    *("all executors excluded", "Failed to connect to", "RpcTimeoutException", "Futures timed out", "Connection reset"),
+)
+
 _ARCHIVE = "pgsub_env.tar.gz"
 
 
@@ -66,10 +80,20 @@ def _hint(master: str, local: bool) -> str:
     )
 
 
+def passes(text: str) -> bool:
+    """Return whether a failed job's text shows that Spark lost something which it may have again."""
+    return not of_python(text) and any(words in text for words in _PASSING)
+
+
+def of_python(text: str) -> bool:
+    """Return whether it shows an exception of the Python process; those of pgsub's own functions are results."""
+    return _TRACEBACK in text
+
+
 def telling_lines(text: str) -> str:
     """Return the lines of a failed job's text that say why: the end of a Python traceback, else the beginning."""
     lines = text.splitlines()
-    if _TRACEBACK not in text:
+    if not of_python(text):
         return "\n".join(lines[:5])
     begin = max(number for number, line in enumerate(lines) if _TRACEBACK in line)
     shown = []

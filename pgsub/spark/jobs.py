@@ -22,12 +22,12 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
+from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
 from pgsub.spark.executors import MasterQuestion, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import alive, is_guest, present
+from pgsub.spark.session import ended, is_guest, present
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -121,15 +121,21 @@ class Job(Generic[Item, Result]):
     def _failure(self, error: Exception) -> PgsubError:
         if self._cancelled:
             return JobCancelled(f'job "{self.name}" was cancelled')
-        if not alive(self._context):
-            return _java_died(self._context, f'the Java process of Spark died while job "{self.name}" ran')
+        if (how := ended(self._context)) is not None:
+            return _ended(self._context, how, f'while job "{self.name}" ran')
         text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+        detail = deployment.telling_lines(text)
         if any(words in text for words in _NO_ROOM):
-            return WorkerDied(f'Spark had no room for job "{self.name}"', detail=deployment.telling_lines(text))
+            return WorkerDied(f'Spark had no room for job "{self.name}"', detail=detail)
         if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
-            return WorkerDied(f'the worker process of job "{self.name}" died', detail=deployment.telling_lines(text))
-        unusable = deployment.failure(text, self._context.master, settings.is_local(self._context.master))
-        return unusable or InternalError(f'job "{self.name}" failed in Spark', detail=deployment.telling_lines(text))
+            return WorkerDied(f'the worker process of job "{self.name}" died', detail=detail)
+        if deployment.passes(text):
+            return WorkerDied(f'job "{self.name}" was ended by Spark', detail=detail)
+        if unusable := deployment.failure(text, self._context.master, settings.is_local(self._context.master)):
+            return unusable
+        if isinstance(error, Py4JJavaError) and not deployment.of_python(text):
+            return SparkUnusable(f'job "{self.name}" failed in Spark', detail=detail)
+        return InternalError(f'job "{self.name}" failed in Spark', detail=detail)
 
     def runs(self) -> bool:
         """Return whether an executor runs a task of the job; False where they wait for a slot, or Spark is gone."""
@@ -165,6 +171,7 @@ class Job(Generic[Item, Result]):
         :raises TimeoutExpired: where the job still runs then.
         :raises WorkerDied: where a process died under a task.
         :raises JobCancelled: after :meth:`cancel`.
+        :raises SparkUnusable: where Spark itself failed in a way that no retry may mend.
         :raises InternalError: if a task raised another exception, with its traceback.
         """
         if not self.wait(timeout):
@@ -226,18 +233,21 @@ class Submitter:
         :param function: of a module that executors can import.
         :param items: what it is called with; they are pickled.
         :param slots: how many run at once, all unless given.
-        :raises WorkerDied: where Spark's JVM is gone already.
+        :raises WorkerDied: where the context has ended already.
         """
         if not present(self._context):
-            raise _java_died(self._context, "the Java process of Spark is gone")
+            how = ended(self._context) or "the Spark context was stopped"
+            raise _ended(self._context, how, f'before job "{name}" began')
         job = Job(self._context, name, function, items)
         job.start(len(items) if slots is None else max(1, slots))
         return job
 
 
-def _java_died(context: SparkContext, message: str) -> WorkerDied:
+def _ended(context: SparkContext, how: str, when: str) -> WorkerDied:
+    """Return the error of a job whose context has ended, as :func:`pgsub.spark.session.ended` has it."""
+    message = f"{how} {when}"
     process, code = context._gateway.proc, None
-    if process is not None:
+    if process is not None and how.endswith(" died"):
         with contextlib.suppress(subprocess.TimeoutExpired):  # its connections end before it does
             code = process.wait(_DYING_SECONDS)
     if code != OUT_OF_MEMORY:

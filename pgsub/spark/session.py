@@ -209,12 +209,24 @@ def present(context: SparkContext) -> bool:
 
 def alive(context: SparkContext) -> bool:
     """Return whether the context's JVM is there and the context is not stopped; this hangs with the JVM."""
-    if not present(context):
-        return False
+    return ended(context) is None
+
+
+def ended(context: SparkContext) -> str | None:
+    """Return how a context has ended, None as long as it has not; this hangs with its JVM."""
+    process = context._gateway.proc
+    code = None if process is None else process.poll()
+    if code:
+        return "the Java process of Spark died"
+    if code == 0 or not (context in _own or context in _guests):
+        return "Spark was closed"
     try:
-        return not context._jsc.sc().isStopped()
-    except (Py4JError, OSError, AttributeError):  # another thread closes it
-        return False
+        stopped = not present(context) or context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return "the Java process of Spark died"
+    except AttributeError:  # another thread closes it
+        return "Spark was closed"
+    return "the Spark context was stopped" if stopped else None
 
 
 def lost(context: SparkContext | None) -> bool:

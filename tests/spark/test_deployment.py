@@ -85,6 +85,24 @@ def test_of_any_other_failure_the_end_of_its_traceback_is_kept():
     assert deployment.telling_lines("a\nb") == "a\nb"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[SPARK_JOB_CANCELLED] Job 3 cancelled because SparkContext was shut down SQLSTATE: XXKDA",
+        "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:",
+        _JAVA + "TaskResultLost (result lost from block manager)\nDriver stacktrace:",
+        "Job aborted due to stage failure: Exception while getting task result: java.io.IOException: x",
+        _JAVA + "java.io.IOException: org.apache.spark.SparkException: Failed to get broadcast_3_piece0 of broadcast_3",
+        _JAVA + "FetchFailed(null, shuffleId=0, mapIndex=-1, mapId=-1, reduceId=0, message=...)",
+        "Job aborted due to stage failure: Master removed our application: KILLED",
+    ],
+)
+def test_what_spark_loses_and_may_have_again_is_told_from_what_python_raised(text):
+    assert deployment.passes(text)
+    assert not deployment.passes(_PYTHON.format(last=f"ValueError: {text}"))
+    assert not deployment.passes(_JAVA + "java.lang.ClassCastException: what no retry mends")
+
+
 def test_spark_connect_is_refused_wherever_it_is_named():
     for master, environ, line in (
         ("sc://head", {}, "pgsub run --master spark://HOST:7077"),

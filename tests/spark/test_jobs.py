@@ -135,6 +135,22 @@ def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_u
     assert mask == 0o077
 
 
+def test_a_job_that_somebody_ends_on_the_pages_of_spark_is_no_bug_and_may_be_tried_again(submitter, tmp_path):
+    job = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)])
+    assert _first_file(tmp_path)
+    submitter._context.cancelAllJobs()  # whatever is ended there says the same
+    with pytest.raises(WorkerDied, match='job "long" was ended by Spark') as raised:
+        job.result(patience.SECONDS)
+    assert (raised.value.directive, raised.value.exit_code) == (Directive.RETRY, 13)
+
+
+def test_a_failure_of_spark_that_no_retry_mends_is_its_own_and_no_bug(submitter, context, monkeypatch):
+    monkeypatch.setattr(context, "parallelize", lambda *_: context.textFile("file:///nowhere"))
+    with pytest.raises(SparkUnusable, match='job "double" failed in Spark') as raised:
+        submitter.submit("double", tasks.double, [1]).result(patience.SECONDS)
+    assert raised.value.directive is Directive.STOP
+
+
 def test_a_service_that_only_some_subscriptions_lack_stops_none_of_the_others(submitter, tmp_path):
     """A look at an executor that no subscription can be served from is an error, of whoever asks for it."""
     lacking = Subscription(1, "lacking", "service=no_such", "service=no_such", (), None)
@@ -203,7 +219,7 @@ def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_ki
     assert job.wait(patience.SECONDS)
     with pytest.raises(WorkerDied, match="the Java process of Spark died"):
         late.result(patience.SECONDS)
-    with pytest.raises(WorkerDied, match="is gone"):
+    with pytest.raises(WorkerDied, match='the Java process of Spark died before job "double" began'):
         Submitter(context).submit("double", tasks.double, [1])
     assert [text.partition("\n")[0] for text in said] == [
         f"WARNING: {named} does not answer",

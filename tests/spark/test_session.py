@@ -61,7 +61,7 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     with pytest.raises(WorkerDied, match="the Java process of Spark died"):
         job.result(60)
     assert not alive(first)
-    with pytest.raises(WorkerDied, match="is gone"):
+    with pytest.raises(WorkerDied, match='the Java process of Spark died before job "double" began'):
         Submitter(first).submit("double", tasks.double, [1])
     close_context(first)
     assert not session.lost(first)  # it is this process's own, which starts another
@@ -132,7 +132,13 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     close_context(context)
     assert alive(context)
     session._own.add(context)
+    session._guests.discard(context)
+    job = Submitter(context).submit("long", tasks.mark_and_wait, [str(state_dir / "run")])
+    until(lambda: any(path.name.isdigit() for path in (state_dir / "run").iterdir()))
     close_context(context)
+    with pytest.raises(WorkerDied, match='Spark was closed while job "long" ran'):
+        job.result(60)
+    session._guests.add(context)
     assert not alive(context) and session.lost(context)  # as a notebook's that was stopped
     assert not (state_dir / "run" / "jvm.pid").exists()
     assert list((state_dir / "run" / "spark").iterdir()) == []
