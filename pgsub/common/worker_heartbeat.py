@@ -21,6 +21,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -30,6 +31,8 @@ from pgsub.common.threads import SupervisedThread
 #: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
 MAX_BYTES, CODE_BYTES = 4096, 16
 NUMBER_BYTES = 8
+#: After a failure to find the launcher's address by its name.
+_UNKNOWN_SECONDS = 30.0
 INTERVAL = 0.2  #: seconds between heartbeats of a worker
 #: After an error of the socket that is no end of it (memory of the system, say).
 _PAUSE = 0.2
@@ -117,6 +120,25 @@ def _reached(heartbeat: Heartbeat) -> tuple[int, int]:
     return heartbeat.position, heartbeat.reported_lsn
 
 
+def _datagrams(host: str, port: int, use: Callable[[socket.socket, Any], object]) -> socket.socket:
+    """Return a socket that is connected or bound to the first address of a host with which that succeeds.
+
+    :param host: an address, also of version 6 in brackets, as Spark has it, or a name.
+    :raises OSError: there is none.
+    """
+    reason: OSError | None = None
+    for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM):
+        opened = socket.socket(family, kind)
+        try:
+            use(opened, address)
+        except OSError as error:
+            opened.close()
+            reason = error
+        else:
+            return opened
+    raise reason or OSError(errno.EADDRNOTAVAIL, "it has no address")
+
+
 class HeartbeatSender:
     """The worker's end: sends at most every :data:`INTERVAL` seconds, from the worker's own thread."""
 
@@ -124,6 +146,7 @@ class HeartbeatSender:
         self._address = address
         self._next = 0.0
         self._number = 0
+        self._not_before = -math.inf
         self._socket: socket.socket | None = None
 
     def send(self, heartbeat: Heartbeat, *, now: bool = False) -> None:
@@ -153,16 +176,15 @@ class HeartbeatSender:
         return furthest
 
     def _connected(self, address: HeartbeatAddress) -> socket.socket:
-        """Return the socket, which is bound to the one address that leads there and closed to all others."""
+        """Return the socket, which is bound to the one address that leads there and closed to all others.
+
+        A name that no server knows is not asked for again at once: each question may take seconds, of apply's own.
+        """
         if self._socket is None:
-            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-            opened = socket.socket(family, socket.SOCK_DGRAM)
-            try:
-                opened.connect((address.host, address.port))
-            except OSError:
-                opened.close()
-                raise
-            self._socket = opened
+            if time.monotonic() < self._not_before:
+                raise OSError(errno.EHOSTUNREACH, "the launcher's name was not found a moment ago")
+            self._not_before = time.monotonic() + _UNKNOWN_SECONDS
+            self._socket = _datagrams(address.host, address.port, socket.socket.connect)
         return self._socket
 
 
@@ -177,11 +199,9 @@ class HeartbeatReceiver:
 
     def __init__(self, host: str = "127.0.0.1", bind: str | None = None, port: int = 0) -> None:
         address = bind or host
-        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            self._socket.bind((address, port))
+            self._socket = _datagrams(address, port, socket.socket.bind)
         except OSError as error:
-            self._socket.close()
             raise SparkUnusable(
                 f'could not listen for heartbeats at "{address}", port {port}: {error.strerror}',
                 detail="The address is spark.driver.bindAddress, else spark.driver.host, else where the master is"

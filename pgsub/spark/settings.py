@@ -6,6 +6,7 @@ properties file or ``spark-defaults.conf``, then environment variables. pgsub's 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -217,10 +218,10 @@ def own_address(master: str) -> str:
         return own
     found = re.match(r"spark://(?:\[([0-9a-fA-F:]+)\]|([^:,/]+))", master)
     host = (found[1] or found[2]) if found else "192.0.2.1"  # RFC 5737: the way there is the default route
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
-        return str(probe.getsockname()[0])
+    for name in (host, socket.gethostname()):
+        with contextlib.suppress(OSError):
+            for family, kind, _, _, place in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM):
+                with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                    probe.connect(place)
+                    return str(probe.getsockname()[0])
+    return "127.0.0.1"  # there is no network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fix_faults import until
 from psycopg import pq
 
 import pgsub
@@ -18,7 +20,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatReceiver, HeartbeatSender
 from pgsub.spark import archive, deployment, settings
 from pgsub.target.ledger.worker_takeover import Claim
 
@@ -136,6 +138,43 @@ def test_the_address_that_executors_are_given_is_the_one_on_the_way_to_the_maste
     assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.1"
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.9")
     assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.9"
+
+
+def test_a_machine_whose_name_nobody_knows_has_an_address_all_the_same(monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    assert settings.own_address("spark://[::1]:7077") == "::1"
+    assert settings.own_address("spark://localhost:7077,other:7077") in ("127.0.0.1", "::1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", _unknown)
+    assert settings.own_address("spark://no-such.invalid:7077") == "127.0.0.1"
+
+
+def _unknown(*_: object, **__: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_heartbeats_reach_an_address_of_version_6_in_brackets_too():
+    ear = HeartbeatReceiver("[::1]")
+    assert ear.start() is None
+    HeartbeatSender(ear.address).send(Heartbeat(1, 0), now=True)
+    until(lambda: ear.newest(1, 0) is not None, "no heartbeat arrives")
+    ear.close()
+
+
+def test_a_worker_asks_for_a_name_that_nobody_knows_once_in_a_while_only(monkeypatch):
+    asked: list[object] = []
+
+    def ask(*words: object, **_: object) -> None:
+        asked.append(words)
+        _unknown()
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    sender = HeartbeatSender(HeartbeatAddress("no-such.invalid", 7079, "00"))
+    for _ in range(5):
+        sender.send(Heartbeat(1, 0), now=True)
+    assert len(asked) == 1
+    with pytest.raises(SparkUnusable, match=r'could not listen for heartbeats at "no-such\.invalid"'):
+        HeartbeatReceiver("no-such.invalid")
 
 
 def test_whoever_makes_an_archive_is_told_which_interpreter_executors_need(tmp_path: Path) -> None:
