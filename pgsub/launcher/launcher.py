@@ -15,6 +15,7 @@ from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher import error_counters
 from pgsub.launcher.goal import Goal
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Runner
@@ -84,6 +85,7 @@ class Launcher:
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._unusable: dict[int, str] = {}
+        self._unseen = ""  #: why Spark could not be asked last
         self._manager = ServiceManager()
         self._janitor = TimedExecutor("janitor", TICK)
         self._next_tidy = self._next_look = 0.0
@@ -141,8 +143,14 @@ class Launcher:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._engine.watch()
-            with contextlib.suppress(CallTimedOut):
+            try:
                 self._janitor.run(self._engine.look)
+            except CallTimedOut:
+                pass
+            except Exception as error:  # it only shows
+                if (found := error_counters.internal_error(error)).message != self._unseen:
+                    self._unseen = found.message
+                    self._log("ERROR", found.log_text())
 
     def _tidy(self) -> None:
         if time.monotonic() >= self._next_tidy:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pgsub.apply.worker import executor_check
-from pgsub.common.errors import Log, LogText, SparkUnusable, log_text
+from pgsub.common.errors import Log, LogText, SparkUnusable, WorkerDied, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.spark import jobs
@@ -21,6 +21,8 @@ _CHECK_SECONDS = 90.0
 #: Seconds that a heartbeat of that task may take beyond its result.
 _HEARTBEAT_SECONDS = 2.0
 _POLL = 0.05
+#: Executors that may be lost under such a task before Spark is opened anew.
+_EXECUTORS = 3
 
 
 class ExecutorCheck:
@@ -62,16 +64,30 @@ class ExecutorCheck:
         self._check_heartbeat(found.host)
 
     def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
-        """Run a task that looks at an executor; None where it does not begin or end, which is shown as waiting."""
-        job = submitter.submit("check executor", function, [item])
+        """Run a task that looks at an executor, again if that is lost meanwhile.
+
+        :return: its result; None where it does not begin or end, which the log says and is shown as waiting.
+        """
         end = time.monotonic() + _CHECK_SECONDS
-        while not job.wait(_POLL) and not self._given_up() and time.monotonic() < end:
-            pass
-        if not job.done():
-            job.cancel()
-            return None
-        [found] = job.result(0)
-        return found
+        for left in reversed(range(_EXECUTORS)):
+            job = submitter.submit("check executor", function, [item])
+            while not job.wait(_POLL) and not self._given_up() and time.monotonic() < end:
+                pass
+            if not job.done():
+                job.cancel()
+                break
+            try:
+                return job.result(0)[0]
+            except WorkerDied:
+                if not left:
+                    raise
+        if not self._given_up():
+            text = f"the look at an executor was left out, for it has not ended within {_CHECK_SECONDS:.0f} s"
+            detail = (
+                "A service, a passfile or another version of pgsub that is missing there is an error of each worker."
+            )
+            self._log("WARNING", log_text(text, detail=detail))
+        return None
 
     def _check_heartbeat(self, host: str) -> None:
         """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""

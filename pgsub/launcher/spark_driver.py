@@ -161,10 +161,15 @@ class Engine:
         named = "spark.master" in self._user_settings()
         served = self._subscriptions()
         slots = least_slots(served) if named else sum(map(slots_of, served)) + SPARE_SLOTS
-        # what ran once is waited for, as for any executor that Spark has lost
-        patient = self._patient or self._total is not None
-        needed = (lambda: least_slots(self._subscriptions())) if named else None
-        awaiting = executors.Awaiting(patient, self._registered, lambda: self._closed, needed)
+        # what ran once is waited for, as for any executor that Spark has lost; what is left of them is used meanwhile
+        again = self._total is not None
+        awaiting = executors.Awaiting(
+            self._patient or again,
+            again,
+            self._registered,
+            lambda: self._closed,
+            (lambda: least_slots(self._subscriptions())) if named else None,
+        )
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         submitter = jobs.Submitter(context)
         try:
@@ -173,12 +178,16 @@ class Engine:
         except PgsubError:
             session.close_context(context)
             raise
+        there, ui = submitter.slots(), context.uiWebUrl  # asks the JVM, which may hang: not under the lock
+        if again and named and there < (slots := least_slots(self._subscriptions())):
+            text = f"Spark has only {there} of the {slots} task slots that are needed"
+            self._log("WARNING", log_text(text, detail="What has none waits; more are used as soon as they come."))
         with self._lock:
             if not self._closed:
                 self._answers.pop(None, None)
                 self._registering = None
-                self._total = max(submitter.slots(), slots) if named else slots
-                self._context, self._submitter, self.ui = context, submitter, context.uiWebUrl
+                self._total = max(there, slots) if named else slots
+                self._context, self._submitter, self.ui = context, submitter, ui
                 return
         session.close_context(context)
 

@@ -71,26 +71,33 @@ def open_context(
     :raises SparkUnusable: where Spark does not start.
     """
     with _lock, _signals_kept():
-        context = _open(master, workers, state_dir, conf, awaiting or Awaiting())
-        context.environment[daemon.IMPORTED] = ",".join(imported)
-        return context
+        context = _open(master, workers, state_dir, conf)
+        if context in _own:  # a guest's workers are the guest's
+            context.environment[daemon.IMPORTED] = ",".join(imported)
+    log = state_dir / "log" / "spark.log"
+    try:  # for executors some wait for ever: not under the lock
+        executors.check_slots(context, workers, awaiting or Awaiting(), log, own=context in _own)
+    except (PySparkException, Py4JError, OSError) as error:
+        close_context(context)
+        raise SparkUnusable("Spark did not start", detail=jvm_process.reason(error)) from None
+    except PgsubError:
+        close_context(context)
+        raise
+    return context
 
 
-def _open(
-    master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None, awaiting: Awaiting
-) -> SparkContext:
+def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
     guest = _active()
     if guest is not None:
         _guests.add(guest)
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
-        executors.check_slots(guest, workers, awaiting, state_dir / "log" / "spark.log", own=False)
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _connect(launch_gateway(), workers, state_dir, {}, awaiting)
+        return _connect(launch_gateway(), workers, state_dir, {})
     submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
     chosen = settings.user_settings(submitted, jvm_process.spark_home())
     deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
-    return _start(workers, state_dir, submitted, chosen, None, awaiting)
+    return _start(workers, state_dir, submitted, chosen, None)
 
 
 def given_settings() -> dict[str, str] | None:
@@ -120,7 +127,7 @@ def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContex
     :param flags: for the JVM.
     """
     with _lock:
-        return _start(workers, state_dir, {}, {}, flags, Awaiting())
+        return _start(workers, state_dir, {}, {}, flags)
 
 
 def _start(
@@ -129,7 +136,6 @@ def _start(
     submitted: dict[str, str],
     chosen: dict[str, str],
     flags: list[str] | None,
-    awaiting: Awaiting,
 ) -> SparkContext:
     master = chosen.get("spark.master") or settings.default_master(workers)
     settings.check_known_slots(chosen.get, workers, master)
@@ -140,10 +146,10 @@ def _start(
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
     jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
     _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
-    return _connect(jvm, workers, state_dir, chosen, awaiting)
+    return _connect(jvm, workers, state_dir, chosen)
 
 
-def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], awaiting: Awaiting) -> SparkContext:
+def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkContext:
     """Make the context in a JVM that runs; the JVM ends where that fails."""
     jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
@@ -155,7 +161,6 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str],
         context._gateway = jvm  # of the class: it would become that of the next context
         context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
         _write_pid(jvm, state_dir)
-        executors.check_slots(context, workers, awaiting, state_dir / "log" / "spark.log")
         return context
     except (PySparkException, Py4JError, OSError) as error:
         why = jvm_process.reason(error)

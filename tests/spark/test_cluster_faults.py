@@ -191,6 +191,36 @@ def test_a_master_that_was_started_again_without_its_state_keeps_nothing_waiting
     case.check()
 
 
+def test_a_spark_that_is_started_again_with_too_few_machines_serves_what_it_can(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make("audit1", "counter1")
+    for database in (case.pubdb, case.subdb):
+        database.execute("CREATE TABLE later (id int)")
+    case.pubdb.execute("CREATE PUBLICATION q FOR TABLE later")
+    case.end(case.create("--no-wait"))
+    ends = ("--connection", case.pubdb.conninfo, "--target", case.target, "--publication", "q")
+    case.end(case.start("create", f"{case.name}_other", *ends, "--no-wait"))
+    waits = "spark.scheduler.maxRegisteredResourcesWaitingTime=5s"
+    # each machine has memory for two executors: both together have four slots, three of which are needed
+    process = case.start("run", *cluster.conf(spark_executor_cores="1"), "--conf", waits, "--timeout", "15m")
+    case.wait_ready()
+    alive = "SELECT count(*) FROM pgsub_task WHERE stage = 'alive' AND waits_for IS NULL"
+    until(lambda: case.sqlite(alive) == [(2,)], case.said)
+    cluster.lose(0)
+    epoch = case.epoch()
+    os.kill(int(case.jvm_pid.read_text()), signal.SIGKILL)
+    until(lambda: case.epoch() > epoch and case.sqlite(alive) == [(2,)], case.said)
+    assert "Spark has only 2 of the 3 task slots that are needed" in case.output.read_text()
+    cluster.join(0)
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.end(case.start("drop", f"{case.name}_other", "--yes"))
+    case.check()
+
+
 def test_a_machine_that_stands_still_is_taken_over_and_may_wake_up_at_any_time(
     site: Callable[[], Site], cluster: Cluster
 ) -> None:

@@ -17,7 +17,7 @@ from spark import task_functions as tasks
 
 from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import spark_watch
+from pgsub.launcher import spark_check, spark_watch
 from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.spark_watch import Hang, SparkWatch
@@ -165,10 +165,25 @@ def test_a_service_that_only_some_subscriptions_lack_stops_none_of_the_others(su
         check.run(submitter, [lacking], str(tmp_path))
 
 
+def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at_another(
+    submitter, tmp_path, monkeypatch
+):
+    said: list[str] = []
+    check = ExecutorCheck(lambda level, text: said.append(f"{level}: {text}"), lambda: False)
+    assert check._ask(submitter, tasks.die_until, (str(tmp_path), 2)) == 2
+    with pytest.raises(WorkerDied):
+        check._ask(submitter, tasks.die, 0)
+    monkeypatch.setattr(spark_check, "_CHECK_SECONDS", 0.2)
+    assert check._ask(submitter, tasks.interval, 600.0) is None
+    assert [text.partition(",")[0] for text in said] == ["WARNING: the look at an executor was left out"]
+
+
 def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):
     monkeypatch.setattr(session, "_own", set())  # as a notebook's, whose slots are given
     served = [Subscription(number, f"s{number}", "host=p", "host=t", (), None) for number in range(20)]
     engine = Engine(state_dir, None, {}, lambda: served)
+
+    before = dict(context.environment)
 
     def opened() -> PgsubError | None:
         opening = engine.start()
@@ -180,6 +195,7 @@ def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context
     assert "has 16 task slots, but 21 are needed" in str(opened())
     del served[1:]
     assert opened() is None
+    assert context.environment == before  # which workers of others have as well
     engine.close()
     session._guests.discard(context)
 
