@@ -165,7 +165,7 @@ class Engine:
         again = self._total is not None
         awaiting = executors.Awaiting(
             self._patient or again,
-            again,
+            self._too_few if again else None,
             self._registered,
             lambda: self._closed,
             (lambda: least_slots(self._subscriptions())) if named else None,
@@ -179,9 +179,6 @@ class Engine:
             session.close_context(context)
             raise
         there, ui = submitter.slots(), context.uiWebUrl  # asks the JVM, which may hang: not under the lock
-        if again and named and there < (slots := least_slots(self._subscriptions())):
-            text = f"Spark has only {there} of the {slots} task slots that are needed"
-            self._log("WARNING", log_text(text, detail="What has none waits; more are used as soon as they come."))
         with self._lock:
             if not self._closed:
                 self._answers.pop(None, None)
@@ -215,6 +212,10 @@ class Engine:
         needed = least_slots(self._subscriptions())
         text = f"waiting for executors: {needed} task slots are needed, {slots} are there so far"
         self._log("WARNING", log_text(text, hint=self._executors_hint(master)))
+
+    def _too_few(self, slots: int, needed: int) -> None:
+        text = f"Spark has only {slots} of the {needed} task slots that are needed"
+        self._log("WARNING", log_text(text, detail="What has none waits; more are used as soon as they come."))
 
     def _executors_hint(self, master: str) -> str:
         if not self._patient:

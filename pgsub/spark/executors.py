@@ -37,12 +37,13 @@ class Awaiting:
 
     :ivar registered: is told again and again how many slots there are, and of which master.
     :ivar given_up: whether nobody waits any more.
-    :ivar partial: whether, after that time, any slot is enough for now; more are used as they come.
+    :ivar partial: is told, after that time, how many slots there are and are needed, where any are enough for now; more
+        are used as they come. None where all are needed.
     :ivar needed: returns how many slots are needed, where that changes meanwhile.
     """
 
     patient: bool = False
-    partial: bool = False
+    partial: Callable[[int, int], None] | None = None
     registered: Callable[[int, str], None] = lambda slots, master: None
     given_up: Callable[[], bool] = lambda: False
     needed: Callable[[], int] | None = None
@@ -62,7 +63,8 @@ def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Pa
     while (slots := _registered(context, log)) < needed() and (awaiting.patient or time.monotonic() < deadline):
         if awaiting.given_up():
             raise PgsubError("the start of Spark was given up")
-        if slots and awaiting.partial and time.monotonic() >= deadline:
+        if slots and awaiting.partial is not None and time.monotonic() >= deadline:
+            awaiting.partial(slots, needed())
             return
         if not slots and question.forgotten():
             raise SparkUnusable(forgotten_by(context.master), detail=WITHOUT_STATE)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import patience
 import pytest
 from fix_faults import Site, until
 from spark.seen import begins, status, stored
 
+import pgsub
 from pgsub.common.errors import UsageError
 from pgsub.launcher.retry import take_over_seconds
+from pgsub.spark.java import find_java
 
 
 @pytest.mark.long
@@ -39,6 +44,49 @@ def test_a_java_process_that_hangs_is_shown_and_replaced_while_apply_goes_on(sit
 
     os.kill(int(case.jvm_pid.read_text()), signal.SIGSTOP)
     case.terminate(process)  # which a process that hangs does not keep from it
+    case.check()
+
+
+#: What a notebook does that serves a subscription in its own Spark.
+_GUEST = """
+import pathlib, sys
+from pyspark import SparkConf, SparkContext
+from pgsub.cli.main import run
+context = SparkContext(conf=SparkConf().setMaster("local[8]").set("spark.ui.enabled", "false"))
+pathlib.Path(sys.argv[1]).write_text(str(context._gateway.proc.pid))
+print("code", run(["--state-dir", sys.argv[2], "run", sys.argv[3]]))
+"""
+
+
+@pytest.mark.long
+def test_in_a_notebook_whose_java_process_dies_the_launcher_ends_and_another_one_goes_on(
+    site: Callable[[], Site], tmp_path: Path
+) -> None:
+    case = site()
+    writer = case.make_ready("audit1", "counter1")
+    home, pid = find_java(tmp_path).home, tmp_path / "pid"
+    environment = {**os.environ, "PYTHONPATH": str(Path(pgsub.__file__).parents[1]), "PYSPARK_PYTHON": sys.executable}
+    environment |= {"JAVA_HOME": str(home)} if home else {}
+    with case.output.open("ab") as output:
+        notebook = subprocess.Popen(
+            [sys.executable, "-c", _GUEST, str(pid), str(case.state), case.name],
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        until(lambda: stored(case, "stage") == "alive", case.said)
+        writer.some(10)
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        assert notebook.wait(patience.SECONDS) == 0, case.said()
+    finally:
+        notebook.kill()
+        notebook.wait()
+    said = case.output.read_text()
+    assert "code 13" in said and "the Spark that this launcher was started in has ended" in said
+    writer.some(10)
+    writer.rest()
+    case.end(case.run())
     case.check()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
+import patience
 import pytest
 from fix_faults import Site, until
 from fix_spark import ADDRESSES, CORES, Cluster
@@ -35,14 +36,16 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
 ) -> None:
     case = site()
     writer = case.make("audit1", "keyed1", "counter1", "auditbig")
-    case.end(case.create("--no-wait", "--max-sync-workers", "4", "--copy-workers", "8"))
     unbounded = [*cluster.conf(), "--timeout", "30m"]
     case.subdb.execute(_HELD_UP)
     with case.subdb.connect() as session:  # so that all tasks of a table run at once: no machine has room for them
         session.execute("SELECT pg_advisory_lock(7)")
-        process = case.run(*unbounded, *both_machines(), PGSUB_CHUNK_BYTES="50000")
+        words = ["--max-sync-workers", "4", "--copy-workers", "8", *unbounded, *both_machines()]
+        process = case.create(*words, PGSUB_CHUNK_BYTES="50000")
         until(lambda: running_on(case, "copy auditbig") == set(ADDRESSES), case.said)
-    case.wait_ready()
+    case.end(process, timeout=10 * patience.SECONDS)
+    assert case.all_ready()
+    process = case.run(*unbounded, *both_machines())
     writer.some(20)
     until(lambda: stored(case, "stage") == "alive", case.said)
     until(lambda: shown(case)["state"] == "running", case.said)
