@@ -27,7 +27,7 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, slots_of, start_worker
 from pgsub.launcher.spark_watch import Hang, SparkWatch
-from pgsub.spark import executors, jobs, jvm_process, session, settings
+from pgsub.spark import contexts, executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
@@ -149,7 +149,7 @@ class Engine:
             raise
 
     def _is_open(self) -> bool:
-        return self._submitter is not None and session.alive(self._context)
+        return self._submitter is not None and contexts.alive(self._context)
 
     def _open(self) -> None:
         """Start Spark, in a thread, without the lock that :meth:`close` takes: it takes seconds."""
@@ -193,7 +193,7 @@ class Engine:
 
         :raises SparkUnusable: it is gone.
         """
-        if session.lost(self._context):
+        if contexts.lost(self._context):
             self.lost = SparkUnusable(
                 "the Spark that this launcher was started in has ended",
                 detail="The Java process of spark-submit died or was stopped, or the program stopped its context.",

@@ -25,9 +25,9 @@ from pyspark.errors import PySparkException
 from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
+from pgsub.spark.contexts import ended, is_guest, present
 from pgsub.spark.executors import MasterQuestion, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import ended, is_guest, present
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -244,7 +244,7 @@ class Submitter:
 
 
 def _ended(context: SparkContext, how: str, when: str) -> WorkerDied:
-    """Return the error of a job whose context has ended, as :func:`pgsub.spark.session.ended` has it."""
+    """Return the error of a job whose context has ended, as :func:`pgsub.spark.contexts.ended` has it."""
     message = f"{how} {when}"
     process, code = context._gateway.proc, None
     if process is not None and how.endswith(" died"):

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from pgsub.common.threads import CallTimedOut, TimedExecutor
-from pgsub.spark import session
+from pgsub.spark import contexts
 
 #: Seconds that a look waits for an answer; one that comes later counts for the next look.
 _PATIENCE = 0.05
@@ -57,7 +57,7 @@ class JvmWatch:
     @property
     def own(self) -> bool:
         """Whether this process started the JVM for itself, and may end it."""
-        return session.is_own(self._gateway)
+        return contexts.is_own(self._gateway)
 
     @property
     def pid(self) -> int | None:
@@ -67,7 +67,7 @@ class JvmWatch:
 
     def kill(self) -> None:
         """Kill the JVM; whoever waits for it is told then, as of one that died."""
-        session.kill(self._gateway)
+        contexts.kill(self._gateway)
 
     def close(self) -> None:
         """Ask no more."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,30 +23,15 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import class_archive, daemon, deployment, executors, jvm_flags, jvm_process, settings
-from pgsub.spark.class_archive import Archive
+from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
 from pgsub.spark.executors import Awaiting
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
 #: Seconds that a JVM may take to end; it takes less than one. Nothing is lost with one that is killed.
 ENDING_SECONDS = 8.0
-_ANSWER_SECONDS = 1.0  #: that the JVM of spark-submit may take to accept a connection
 
 #: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
 _lock = threading.RLock()
-
-
-@dataclass(frozen=True)
-class _Started:
-    """The clean-up after a JVM that this process started."""
-
-    archive: Archive
-    pid_file: Path
-
-
-_started: dict[int, _Started] = {}  #: by process id
-_own: set[SparkContext] = set()  #: contexts that were opened here, until they are closed
-_guests: set[SparkContext] = set()  #: contexts of others that were used
 
 
 def open_context(
@@ -72,11 +55,11 @@ def open_context(
     """
     with _lock, _signals_kept():
         context = _open(master, workers, state_dir, conf)
-        if context in _own:  # a guest's workers are the guest's
+        if context in contexts.own:  # a guest's workers are the guest's
             context.environment[daemon.IMPORTED] = ",".join(imported)
     log = state_dir / "log" / "spark.log"
     try:  # for executors some wait for ever: not under the lock
-        executors.check_slots(context, workers, awaiting or Awaiting(), log, own=context in _own)
+        executors.check_slots(context, workers, awaiting or Awaiting(), log, own=context in contexts.own)
     except (PySparkException, Py4JError, OSError) as error:
         close_context(context)
         raise SparkUnusable("Spark did not start", detail=jvm_process.reason(error)) from None
@@ -87,9 +70,9 @@ def open_context(
 
 
 def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
-    guest = _active()
+    guest = contexts.active()
     if guest is not None:
-        _guests.add(guest)
+        contexts.guests.add(guest)
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -102,23 +85,12 @@ def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, 
 
 def given_settings() -> dict[str, str] | None:
     """Return the settings of a Spark that runs already: this process's context, or the JVM of spark-submit."""
-    guest = _active()
+    guest = contexts.active()
     if guest is not None:
         return dict(guest.getConf().getAll())
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return dict(SparkConf(_jvm=launch_gateway().jvm).getAll())
     return None
-
-
-def _active() -> SparkContext | None:
-    """Return the context that somebody else opened in this process: a notebook, a job. It is never closed here."""
-    active = SparkContext._active_spark_context
-    return None if active is None or active in _own or active._jsc is None else active
-
-
-def is_guest(context: SparkContext) -> bool:
-    """Return whether somebody else opened the context, and closes it."""
-    return context in _guests
 
 
 def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
@@ -145,7 +117,7 @@ def _start(
     if flags is None:
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
     jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
-    _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
+    contexts.started[jvm.proc.pid] = contexts.Started(found, state_dir / "run" / "jvm.pid")
     return _connect(jvm, workers, state_dir, chosen)
 
 
@@ -157,7 +129,7 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
         conf = _configuration(jvm, workers, state_dir, chosen)
         with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
-        _own.add(context)
+        contexts.own.add(context)
         context._gateway = jvm  # of the class: it would become that of the next context
         context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
         _write_pid(jvm, state_dir)
@@ -204,54 +176,6 @@ def _write_pid(jvm: Any, state_dir: Path) -> None:
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
-def present(context: SparkContext) -> bool:
-    """Return whether nothing is known of an end of the context; the JVM, which may hang, is not asked."""
-    if context._jsc is None or context is not SparkContext._active_spark_context:
-        return False
-    process = context._gateway.proc
-    return process is None or process.poll() is None
-
-
-def alive(context: SparkContext) -> bool:
-    """Return whether the context's JVM is there and the context is not stopped; this hangs with the JVM."""
-    return ended(context) is None
-
-
-def ended(context: SparkContext) -> str | None:
-    """Return how a context has ended, None as long as it has not; this hangs with its JVM."""
-    process = context._gateway.proc
-    code = None if process is None else process.poll()
-    if code:
-        return "the Java process of Spark died"
-    if code == 0 or not (context in _own or context in _guests):
-        return "Spark was closed"
-    try:
-        stopped = not present(context) or context._jsc.sc().isStopped()
-    except (Py4JError, OSError):
-        return "the Java process of Spark died"
-    except AttributeError:  # another thread closes it
-        return "Spark was closed"
-    return "the Spark context was stopped" if stopped else None
-
-
-def lost(context: SparkContext | None) -> bool:
-    """Return whether the Spark that this process was given is gone, which nothing here can start again.
-
-    spark-submit's JVM ends with its script or is killed, and this process, its child, is not told; a notebook stops its
-    context. Another context that is open there then is as good.
-
-    :param context: the one that was open last, None if none was.
-    """
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        try:
-            socket.create_connection(("127.0.0.1", int(os.environ["PYSPARK_GATEWAY_PORT"])), _ANSWER_SECONDS).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # it is too busy to answer
-            return False
-    return context in _guests and not alive(context) and _active() in (None, context)
-
-
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:
     """End Spark, its JVM and its python workers; also after the JVM was killed. A guest's context stays open.
 
@@ -261,9 +185,9 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
     :param train: have an archive made in the background where there is none for this Java and Spark.
     """
     with _lock:
-        if context not in _own:
+        if context not in contexts.own:
             return
-        _own.discard(context)
+        contexts.own.discard(context)
         process = context._gateway.proc
         if process is None or context._jsc is None:
             stopping = SupervisedThread("jvm_end", "end of a context", partial(_stop, context))
@@ -276,7 +200,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         context.stop()
         ending.join()
         jvm_process.forget()  # kills a JVM that is still there
-        started = _started.pop(process.pid)
+        started = contexts.started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
         jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
@@ -286,24 +210,6 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
 def _stop(context: SparkContext) -> None:
     with suppress(Py4JError, OSError):  # its JVM was killed
         context.stop()
-
-
-def is_own(jvm: Any) -> bool:
-    """Return whether a JVM is one that was started here.
-
-    :param jvm: pyspark's gateway, or None.
-    """
-    process = None if jvm is None else jvm.proc
-    return process is not None and process.pid in _started
-
-
-def kill(jvm: Any) -> None:
-    """Kill a JVM that was started here; its python workers see the end of it, and :func:`close_context` does the rest.
-
-    Its end is not awaited: a process whose disk does not answer takes its time even for that.
-    """
-    if is_own(jvm):
-        jvm.proc.kill()
 
 
 def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from pgsub.launcher import spark_check, spark_watch
 from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.spark_watch import Hang, SparkWatch
-from pgsub.spark import session
+from pgsub.spark import contexts, executors, session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
 from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import close_context, open_context
@@ -179,7 +180,7 @@ def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at
 
 
 def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):
-    monkeypatch.setattr(session, "_own", set())  # as a notebook's, whose slots are given
+    monkeypatch.setattr(contexts, "own", set())  # as a notebook's, whose slots are given
     served = [Subscription(number, f"s{number}", "host=p", "host=t", (), None) for number in range(20)]
     engine = Engine(state_dir, None, {}, lambda: served)
 
@@ -197,7 +198,27 @@ def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context
     assert opened() is None
     assert context.environment == before  # which workers of others have as well
     engine.close()
-    session._guests.discard(context)
+    contexts.guests.discard(context)
+
+
+def test_a_wait_for_executors_keeps_nobody_from_opening_or_closing_another_context(context, state_dir, monkeypatch):
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def wait(*_: object, **__: object) -> None:
+        waits.set()
+        goes_on.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contexts, "own", set())  # of a notebook: no other one is started
+        patch.setattr(executors, "check_slots", wait)
+        opening = threading.Thread(target=open_context, args=(None, 2, state_dir))
+        opening.start()
+        assert waits.wait(patience.SECONDS)
+        assert session._lock.acquire(timeout=patience.SECONDS)
+        session._lock.release()
+        goes_on.set()
+        opening.join()
+    contexts.guests.discard(context)
 
 
 def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_killed(context, tmp_path, monkeypatch):
@@ -210,11 +231,11 @@ def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_ki
         watch.look()
         return watch.hang
 
-    [jvm] = session._started
+    [jvm] = contexts.started
     job = Submitter(context).submit("long", tasks.mark_and_wait, [str(tmp_path)])
     assert _first_file(tmp_path) and look() is None
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_started", {})  # as of one that a notebook has started
+        patch.setattr(contexts, "started", {})  # as of one that a notebook has started
         watch._patience = 0.6
         os.kill(jvm, signal.SIGSTOP)
         until(lambda: watch._jvm.look() > 1.0, "its silence is not noticed")

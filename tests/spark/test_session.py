@@ -22,11 +22,12 @@ from spark import task_functions as tasks
 from thorough import only_thorough, thorough
 
 from pgsub.common.errors import Directive, StateForbids
-from pgsub.spark import session, settings, training
+from pgsub.spark import contexts, settings, training
+from pgsub.spark.contexts import alive
 from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
 from pgsub.spark.jvm_process import environ, log_file
-from pgsub.spark.session import alive, close_context, open_context
+from pgsub.spark.session import close_context, open_context
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +65,7 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     with pytest.raises(WorkerDied, match='the Java process of Spark died before job "double" began'):
         Submitter(first).submit("double", tasks.double, [1])
     close_context(first)
-    assert not session.lost(first)  # it is this process's own, which starts another
+    assert not contexts.lost(first)  # it is this process's own, which starts another
     second = opened()
     assert Submitter(second).submit("double", tasks.double, [21]).result(60) == [42]
     assert not alive(first) and alive(second)
@@ -125,21 +126,21 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert conf["spark.ui.liveUpdate.period"] == "0"
     assert _mode(state_dir / "log" / "spark.log") == 0o600
     assert {_mode(state_dir / name) for name in ("log", "run", "run/spark")} == {0o700}
-    session._own.discard(context)  # as one that a notebook has opened: it is used, and never closed
+    contexts.own.discard(context)  # as one that a notebook has opened: it is used, and never closed
     assert opened(workers=3) is context
     with pytest.raises(StateForbids, match="has 22 task slots, but 23 are needed"):
         opened(workers=23)
     close_context(context)
     assert alive(context)
-    session._own.add(context)
-    session._guests.discard(context)
+    contexts.own.add(context)
+    contexts.guests.discard(context)
     job = Submitter(context).submit("long", tasks.mark_and_wait, [str(state_dir / "run")])
     until(lambda: any(path.name.isdigit() for path in (state_dir / "run").iterdir()))
     close_context(context)
     with pytest.raises(WorkerDied, match='Spark was closed while job "long" ran'):
         job.result(60)
-    session._guests.add(context)
-    assert not alive(context) and session.lost(context)  # as a notebook's that was stopped
+    contexts.guests.add(context)
+    assert not alive(context) and contexts.lost(context)  # as a notebook's that was stopped
     assert not (state_dir / "run" / "jvm.pid").exists()
     assert list((state_dir / "run" / "spark").iterdir()) == []
 
