@@ -197,6 +197,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a skipped change is replayed once": ("test_the_change_of_a_conflict_is_applied_once",),
     "a replay that misses a row changes nothing": ("test_a_whole_transaction_is_applied_in_its_order_or_not_at_all",),
     "newer changes wait behind held ones": ("test_what_a_prepared_transaction_keeps_is_decided_with_it",),
+    "nothing beyond the bound of a run is applied or acknowledged": (
+        "test_a_bounded_run_that_goes_on_with_a_release_acknowledges_nothing_beyond_its_bound",
+    ),
     "held changes go with the commit that applies them": (
         "test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice",
     ),

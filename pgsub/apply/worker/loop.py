@@ -139,6 +139,10 @@ class ApplyLoop:
         try:
             self._policy.attach(self)  # may ask the target, and that may be gone
             while (outcome := self._between()) is None:
+                # guard: nothing beyond the bound of a run is applied or acknowledged
+                if self._done:  # what comes now is the next worker's; this one goes on only for its policy's sake
+                    time.sleep(self._patience())
+                    continue
                 frames = self._receiver.take(self._patience())
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
