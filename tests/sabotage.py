@@ -200,6 +200,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "nothing beyond the bound of a run is applied or acknowledged": (
         "test_a_bounded_run_that_goes_on_with_a_release_acknowledges_nothing_beyond_its_bound",
     ),
+    "nothing behind what was given up is applied": (
+        "test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_the_burst",
+    ),
     "held changes go with the commit that applies them": (
         "test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice",
     ),

@@ -110,8 +110,8 @@ class ApplyLoop:
         self._batch = Batch()
         self._batch_since = 0.0
         self._later_keepalive: Keepalive | None = None  #: came after the batch
-        self._done = False
-        self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
+        self._done = False  #: a transaction beyond ``until`` was given up, and
+        self._ending = False  #: one that the policy refused: nothing after it may be applied or acknowledged
         self._next_control = self._next_ping = 0.0
         self._wanted = 0  #: a position that somebody wants to see in the ledger
         streams.assembler.on_message = self._committer.take_message
@@ -172,6 +172,9 @@ class ApplyLoop:
 
     def _burst(self, frames: Frames | None) -> None:
         for received in self._streams.assembler.take(frames) if frames is not None else ():
+            # guard: nothing behind what was given up is applied
+            if self._ending:  # by :meth:`_apply_batch` inside the assembler, before a stream block
+                break
             if isinstance(received, Keepalive):
                 self._keepalive(received)
             elif isinstance(received, TransactionRun):
@@ -182,7 +185,8 @@ class ApplyLoop:
                 break
         else:
             self._streams.assembler.pause()
-        self._committer.record_messages()
+        if not self._ending:  # else the next worker is sent them again
+            self._committer.record_messages()
 
     def _keepalive(self, keepalive: Keepalive) -> None:
         """Take a position without a transaction: it counts once everything before it is applied."""
@@ -283,7 +287,9 @@ class ApplyLoop:
             self._feedback.applied(self.position, self.remote_lsn)
         if self._policy.boundary(control):
             return "done"
-        if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
+        # a batch that was given up lies before the transaction that was
+        reached = not self._ending if self._done else self._until and self.position >= self._until
+        if reached and not self._policy.unfinished():
             return "reached"
         if clock >= self._next_ping and self._receiver.idle():
             self._next_ping = clock + (HURRY_SECONDS if self._hurries else PING_SECONDS)
