@@ -23,6 +23,7 @@ from pgsub.common import failpoints, quoting
 from pgsub.common.errors import ApplyError
 from pgsub.target.ledger import prepared_xacts
 from pgsub.target.ledger.prepared_xacts import Found, PreparedTransactions
+from pgsub.target.ledger.skip import Skip
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +38,13 @@ class TwoPhase:
     """Prepared transactions through the worker's own session.
 
     :param ledger_commit: of the worker's own session; others may hold the data, the ledger is written by this one.
+    :param skip: returns what is to be skipped of the stream, once the ledger's row is read.
     """
 
-    def __init__(self, ledger_commit: LedgerCommit) -> None:
+    def __init__(self, ledger_commit: LedgerCommit, skip: Callable[[], Skip | None]) -> None:
         self._session = session = ledger_commit.session
         self._ledger_commit = ledger_commit
+        self._skip = skip
         self._subid = session.relations.subid
         self._transactions = PreparedTransactions(session.connection, self._subid)
 
@@ -123,7 +126,7 @@ class TwoPhase:
             self._transactions.unlist(gid)
             # messages, and most records where many rows were missing, were part of what was prepared: they show now
             self._ledger_commit.recorded = True
-        skip = self._session.progress.skip
+        skip = self._skip()
         if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
             self._ledger_commit.consume(skip, transaction.end_lsn)
         return self._ledger_commit.commit(old, transaction)

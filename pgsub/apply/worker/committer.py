@@ -87,7 +87,7 @@ class Committer:
         self._limit = min(self._most, TRANSACTIONS if set_based else ROW_TRANSACTIONS)
         self._parallel = ParallelCommit(session, self.ledger_commit, self.counters, beat)
         self._skipping = SkipHandler(self.ledger_commit, self._executor)
-        self._two_phase = TwoPhase(self.ledger_commit)
+        self._two_phase = TwoPhase(self.ledger_commit, policy.skip)
         self._messages: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
 
