@@ -203,6 +203,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "nothing behind what was given up is applied": (
         "test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_the_burst",
     ),
+    "what was prepared before the last kept change was applied keeps its table from being like any other": (
+        "test_a_table_is_not_released_for_good_before_what_was_prepared_meanwhile_is_decided",
+    ),
     "held changes go with the commit that applies them": (
         "test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice",
     ),

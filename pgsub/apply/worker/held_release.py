@@ -47,7 +47,6 @@ class HeldRelease:
         self._tables: set[int] = set()
         self._version = -1
         self._work: tuple[TargetSession, _HeldPolicy, Committer] | None = None
-        self._moved = False
         self._next_step = 0.0
 
     def tables(self, relids: set[int], version: int) -> None:
@@ -98,7 +97,6 @@ class HeldRelease:
                 done = committer.apply(batch)
                 if not done:
                     return True
-                self._moved = True
                 batch = batch.cut(done)[1]
                 failpoints.point("apply.released")
         return False
@@ -106,11 +104,9 @@ class HeldRelease:
     def _finish(self, session: TargetSession) -> bool:
         self._next_step = time.monotonic() + PAUSE_SECONDS
         try:
-            ended = held_tables.finish(session.connection, self._spec.claim, self._tables, moved=self._moved)
+            return held_tables.finish(session.connection, self._spec.claim, self._tables)
         except psycopg.errors.LockNotAvailable:
             return False
-        self._moved = False
-        return ended
 
 
 class _HeldPolicy(ChangePolicy):

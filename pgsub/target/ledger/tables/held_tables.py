@@ -185,8 +185,16 @@ def read(connection: psycopg.Connection, subid: int, relids: Collection[int], si
 
 
 def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> bool:
-    """Remove them in the transaction that applies them; False where they are not all there any more."""
+    """Remove them in the transaction that applies them; False where they are not all there any more.
+
+    What was prepared before it may have kept changes behind them, so :func:`finish` has to note anew where apply is.
+    """
     relids = list({one.srrelid for one in stretches})
+    # guard: what was prepared before the last kept change was applied keeps its table from being like any other
+    connection.execute(
+        f"UPDATE pgsub.held_table SET drained_lsn = NULL WHERE {_TABLES} AND drained_lsn IS NOT NULL".encode(),
+        (subid, relids),
+    )
     removed = connection.execute(
         f"DELETE FROM pgsub.held_change WHERE {_TABLES} AND id = ANY (%s)".encode(),
         (subid, relids, [one.id for one in stretches]),
@@ -194,13 +202,12 @@ def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldC
     return removed.rowcount == len(stretches)
 
 
-def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int], *, moved: bool) -> bool:
+def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]) -> bool:
     """End the release of tables of which nothing is kept any more: they are like any other from now on.
 
     But where a prepared transaction is undecided that may have kept changes: those come to light with its end. What was
     prepared after all that could be seen was applied has kept none.
 
-    :param moved: changes of them were applied since this was called last.
     :return: whether that is so of any.
     :raises psycopg.errors.LockNotAvailable: another session holds apply's row.
     """
@@ -209,8 +216,8 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
         empty = list(set(relids) - with_changes(connection, claim.subid, relids))
         noted = connection.execute(
             f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"
-            " AND (%s OR drained_lsn IS NULL)".encode(),
-            (format_lsn(apply_lsn), claim.subid, empty, moved),
+            " AND drained_lsn IS NULL".encode(),
+            (format_lsn(apply_lsn), claim.subid, empty),
         ).rowcount
         ended = connection.execute(
             f"DELETE FROM pgsub.held_table t WHERE {_TABLES} AND releasing AND NOT EXISTS (SELECT"
