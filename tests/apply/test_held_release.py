@@ -7,7 +7,9 @@ from apply.test_held import TWO, fails, held, hold, kept, release
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
-from pgsub.common.errors import PgsubError
+from pgsub.apply.execute import held_changes
+from pgsub.apply.worker import held_release
+from pgsub.common.errors import PgsubError, SpoolFailed
 from pgsub.target.ledger import skip
 
 
@@ -37,6 +39,78 @@ def test_a_table_is_not_released_for_good_before_what_was_prepared_meanwhile_is_
     p.apply("COMMIT PREPARED 'two'")
     p.same("a", "b")
     assert (kept(p), held(p)) == (0, 0)
+
+
+@pytest.fixture
+def in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows are a step: a transaction of a hundred is a large one."""
+    monkeypatch.setattr(held_changes, "STRETCH_BYTES", 200)
+    monkeypatch.setattr(held_release, "STEP_BYTES", 400)
+
+
+_LARGE = "INSERT INTO a SELECT i, 'x' FROM generate_series(1, 100) i"
+_SKIPPED = "SELECT count(*) FROM pgsub.skipped_change WHERE finish_lsn = %s"
+
+
+@pytest.mark.parametrize("at_fault", [1, 60])
+def test_of_a_large_kept_transaction_all_is_skipped_or_nothing(pair: MakePair, in_steps: None, at_fault: int) -> None:
+    p = pair(TWO, sub=f"INSERT INTO a VALUES ({at_fault}, 'in the way')")
+    hold(p, "a")
+    p.apply("INSERT INTO a VALUES (-1, 'before')", _LARGE, "INSERT INTO a VALUES (200, 'behind')")
+    release(p, "a")
+    error = fails(p)
+    assert p.subdb.rows("SELECT id FROM a ORDER BY 1") == [(-1,), (at_fault,)]
+    _skip(p, error.finish_lsn)
+    p.apply()
+    assert p.subdb.rows("SELECT id FROM a ORDER BY 1") == [(-1,), (at_fault,), (200,)]
+    assert p.subdb.value(_SKIPPED, error.finish_lsn) == 100
+    assert skip.pending(p.session, p.subid) is None
+    assert (kept(p), held(p)) == (0, 0)
+
+
+def test_of_a_large_kept_transaction_only_the_conflicting_rows_are_left_out(pair: MakePair, in_steps: None) -> None:
+    p = pair(TWO, sub="INSERT INTO a VALUES (1, 'in the way'), (60, 'too')")
+    hold(p, "a")
+    p.apply(_LARGE)
+    release(p, "a")
+    error = fails(p)
+    _skip(p, error.finish_lsn, skip.CONFLICTING)
+    p.apply()
+    assert p.subdb.value("SELECT count(*) FROM a") == 100
+    assert p.subdb.value(_SKIPPED, error.finish_lsn) == 2
+
+
+def test_a_large_kept_transaction_is_seen_whole_or_not_at_all(pair: MakePair, in_steps: None) -> None:
+    p = pair(
+        TWO,
+        sub="CREATE TABLE seen (n bigint); CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+        " INSERT INTO public.seen SELECT count(*) FROM public.a; RETURN NULL; END$$;"
+        " CREATE CONSTRAINT TRIGGER look AFTER INSERT ON a DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " EXECUTE FUNCTION look(); ALTER TABLE a ENABLE ALWAYS TRIGGER look",
+    )
+    hold(p, "a", "b")
+    p.apply(
+        "INSERT INTO a VALUES (0, 'small')",
+        "DO $$BEGIN FOR i IN 1..40 LOOP INSERT INTO a VALUES (i, 'x'); INSERT INTO b VALUES (i, 'x'); END LOOP; END$$",
+        "DELETE FROM a WHERE id = 7",
+        "INSERT INTO a VALUES (41, 'small')",
+    )
+    release(p, "a", "b")
+    p.apply()
+    p.same("a", "b")
+    assert p.subdb.rows("SELECT DISTINCT n FROM seen ORDER BY 1") == [(1,), (41,)]
+
+
+def test_a_large_kept_transaction_takes_room_of_the_spool_and_not_of_memory(pair: MakePair, in_steps: None) -> None:
+    p = pair(TWO)
+    hold(p, "a")
+    p.apply("INSERT INTO a VALUES (0, 'small')", _LARGE)
+    release(p, "a")
+    with pytest.raises(SpoolFailed, match="more room than spool"):
+        p.start(until_lsn=p.published(), spool_limit=2000).result()
+    assert p.subdb.rows("SELECT id FROM a") == [(0,)]
+    p.apply()
+    p.same("a")
 
 
 def test_the_end_of_a_prepared_transaction_clears_no_skip_of_a_held_one(pair: MakePair) -> None:

@@ -62,14 +62,14 @@ class StreamWatch:
 class Assembler:
     """Feeds on pgoutput messages in the order of arrival and gives whole transactions.
 
-    :param spool: where unfinished and large ones wait.
     :param parallel_streaming: streaming = parallel was negotiated.
+    :ivar spool: where unfinished and large ones wait.
     :ivar watch: hears of transactions in progress.
     :ivar on_message: takes messages that are not transactional.
     """
 
     def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:
-        self._spool = spool
+        self.spool = spool
         self._decoder = Decoder(parallel_streaming)
         self._current: RemoteTransaction | None = None
         self._streams: dict[int, _Stream] = {}
@@ -162,7 +162,7 @@ class Assembler:
             raise ProtocolViolation(f"publisher described its relations in more than {MAX_DESCRIBED_BYTES} bytes")
 
     def _spill(self, current: RemoteTransaction) -> None:
-        current.spooled = current.spooled or self._spool.open(current.xid)
+        current.spooled = current.spooled or self.spool.open(current.xid)
         for messages in current.received:
             current.spooled.append(messages)
         current.received = []
@@ -197,7 +197,7 @@ class Assembler:
         match message:
             case StreamStart(xid):
                 if xid not in self._streams:
-                    self._streams[xid] = _Stream(xid, self._spool.open(xid))
+                    self._streams[xid] = _Stream(xid, self.spool.open(xid))
                 self._stream = self._streams[xid]
                 self.watch.started(xid, self._stream.spooled)
             case StreamStop() if self._stream is not None:

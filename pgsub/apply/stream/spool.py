@@ -66,9 +66,12 @@ class Spool:
             ) from None
         self._room = SpoolSpace(self._folder, limit)
 
-    def open(self, xid: int) -> SpooledTransaction:
-        """Open a new, empty file for a top-level transaction."""
-        return SpooledTransaction(self._folder / f"{xid}.changes", self._room)
+    def open(self, xid: int, kind: str = "changes") -> SpooledTransaction:
+        """Open a new, empty file for a top-level transaction.
+
+        :param kind: of its content; another transaction of the same xid may be in progress.
+        """
+        return SpooledTransaction(self._folder / f"{xid}.{kind}", self._room)
 
     def close(self) -> None:
         """Remove everything."""

@@ -1,7 +1,8 @@
 """Kept changes of tables that are released, applied by the apply worker between batches.
 
-They go through a session of their own, for they come with descriptions of relations that the stream has long replaced,
-and in bounded transactions that remove what they apply. A fault is one of the remote transaction it came with, as ever.
+They go through a session of their own, for they come with descriptions of relations that the stream has long replaced.
+A commit has whole remote transactions, and removes what it applies: a fault, or a skip, is of all that was kept of one.
+So one that is larger than a step goes through a file, as a large one of the stream does, and needs no more memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.spool import Spool
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.policy import ChangePolicy
@@ -25,14 +27,15 @@ from pgsub.common.errors import ApplyError, StreamsMustRestart
 from pgsub.common.quoting import word
 from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.frames import Frames
+from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.lookup import name_of
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.tables import held_tables
-from pgsub.target.ledger.tables.held_tables import HeldChanges
+from pgsub.target.ledger.tables.held_tables import HeldChanges, HeldPlace
 
-#: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
+#: Bytes of kept messages that are read together, and transactions of which go into one commit; and how long the stream
+#: is left alone for them.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
 #: Seconds between two checks whether the last table can be as any other again.
 PAUSE_SECONDS = 0.2
@@ -73,7 +76,7 @@ class HeldRelease:
             return False
         if self._work is None:
             session = self._streams.open_session()
-            policy = _HeldPolicy(session, self._spec.subscription.subid)
+            policy = _HeldPolicy(session, self._spec.subscription.subid, self._streams.assembler.spool)
             self._work = session, policy, Committer(session, policy, set_based=self._streams.set_based)
         try:
             return self._drain(*self._work, remote_lsn)
@@ -89,16 +92,18 @@ class HeldRelease:
         deadline = time.monotonic() + STEP_SECONDS
         committer.remote_lsn = remote_lsn
         while time.monotonic() < deadline:
-            stretches = held_tables.read(session.connection, self._spec.subscription.subid, self._tables, STEP_BYTES)
-            if not stretches:
+            batch = found = policy.read(self._tables, self._version)
+            if not found:
                 return self._finish(session)
-            batch = policy.take(stretches, self._version)
-            while batch:
-                done = committer.apply(batch)
-                if not done:
-                    return True
-                batch = batch.cut(done)[1]
-                failpoints.point("apply.released")
+            try:
+                while batch:
+                    done = committer.apply(batch)
+                    if not done:
+                        return True
+                    batch = batch.cut(done)[1]
+                    failpoints.point("apply.released")
+            finally:
+                found.release()
         return False
 
     def _finish(self, session: TargetSession) -> bool:
@@ -112,36 +117,59 @@ class HeldRelease:
 class _HeldPolicy(ChangePolicy):
     """The policy for kept changes, which the transaction that applies them removes from the ledger."""
 
-    def __init__(self, session: TargetSession, subid: int) -> None:
+    def __init__(self, session: TargetSession, subid: int, spool: Spool) -> None:
         self._session = session
         self._subid = subid
+        self._spool = spool
         self._version = -1
         self._skip: Skip | None = None
         self._tables: dict[int, int] = {}  #: by remote relid
-        self._stretches: dict[int, list[HeldChanges]] = {}  #: by id() of the transactions of a batch
+        self._places: dict[int, HeldPlace] = {}  #: by id() of the transactions of a batch
         self._names: dict[int, tuple[str, str] | None] = {}
+        self._before = b""  #: the description that was given last
 
-    def take(self, stretches: Sequence[HeldChanges], version: int) -> Batch:
-        """Turn kept changes into transactions, each with what was read of it.
+    def read(self, tables: set[int], version: int) -> Batch:
+        """Read kept changes: transactions, each with all that can be seen of it.
 
+        :param tables: their oids.
         :param version: of the table states, that must hold.
         """
-        self._version, self._stretches, self._names = version, {}, {}
-        batch, before = Batch(), b""
-        for _, group in groupby(stretches, lambda one: (one.xid, one.finish_lsn)):
+        self._version, self._places, self._names, self._before = version, {}, {}, b""
+        stretches, goes_on = held_tables.read(self._session.connection, self._subid, tables, STEP_BYTES)
+        batch = Batch()
+        for _, group in groupby(stretches, lambda one: one.transaction):
             parts = list(group)
-            payloads: list[bytes] = []
-            for one in parts:
-                described = self._described(one)
-                payloads += [described] if described != before else []
-                payloads += encoder.split(one.messages)
-                before = described
             transaction = RemoteTransaction(parts[0].xid, parts[0].finish_lsn, commit_ts=parts[0].commit_ts)
-            transaction.received = [Frames.around(payloads).range(0, len(payloads))]
-            transaction.size = sum(map(len, payloads))
-            self._stretches[id(transaction)] = parts
+            place = self._places[id(transaction)] = HeldPlace.of(parts)
+            messages = self._messages(parts)
+            if goes_on:  # it is alone
+                self._read_rest(transaction, messages, place, tables)
+            else:
+                transaction.received, transaction.size = [messages], messages.size
             batch.add(transaction)
         return batch
+
+    def _read_rest(self, transaction: RemoteTransaction, messages: Segment, place: HeldPlace, tables: set[int]) -> None:
+        """Read a large transaction to its end, into a file."""
+        transaction.spooled = spooled = self._spool.open(transaction.xid, "held")
+        spooled.append(messages)
+        goes_on = True
+        while goes_on:
+            parts, goes_on = held_tables.read(self._session.connection, self._subid, tables, STEP_BYTES, after=place)
+            if parts:
+                spooled.append(self._messages(parts))
+                place.extend(HeldPlace.of(parts))
+        transaction.size = spooled.size
+
+    def _messages(self, stretches: Sequence[HeldChanges]) -> Segment:
+        """Return their messages in order, each behind the description that it came with."""
+        payloads: list[bytes] = []
+        for one in stretches:
+            described = self._described(one)
+            payloads += [described] if described != self._before else []
+            payloads += encoder.split(one.messages)
+            self._before = described
+        return Frames.around(payloads).all()
 
     def _described(self, one: HeldChanges) -> bytes:
         """Return the description with the table's present name: it may have been renamed on both sides since."""
@@ -164,7 +192,7 @@ class _HeldPolicy(ChangePolicy):
             count = lsns.index(progress.skip.lsn) if progress.skip.lsn in lsns else count
             if not count:
                 count, self._skip = 1, progress.skip
-        gone = [part for one in batch.cut(count)[0].transactions() for part in self._stretches[id(one)]]
+        gone = [self._places[id(one)] for one in batch.cut(count)[0].transactions()]
         # guard: held changes go with the commit that applies them
         if not held_tables.remove(self._session.connection, self._subid, gone):
             raise StreamsMustRestart("kept changes were removed meanwhile")

@@ -9,6 +9,8 @@ is applied before any newer change of the table is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import psycopg
@@ -58,6 +60,39 @@ class HeldChanges(NamedTuple):
     relation: bytes
     messages: bytes
     changes: int
+
+    @property
+    def transaction(self) -> tuple[int, int]:
+        """What tells the remote transaction from any other."""
+        return self.xid, self.finish_lsn
+
+
+@dataclass(slots=True)
+class HeldPlace:
+    """The place of a transaction in the order of kept changes.
+
+    :ivar transaction: see :attr:`HeldChanges.transaction`.
+    :ivar relids: the tables that it changes.
+    :ivar first: id of its first stretch; ``last`` of its last.
+    :ivar count: of stretches.
+    """
+
+    transaction: tuple[int, int]
+    relids: set[int]
+    first: int
+    last: int
+    count: int
+
+    @classmethod
+    def of(cls, stretches: Sequence[HeldChanges]) -> HeldPlace:
+        """Return the place of changes of one transaction."""
+        relids = {one.srrelid for one in stretches}
+        return cls(stretches[0].transaction, relids, stretches[0].id, stretches[-1].id, len(stretches))
+
+    def extend(self, more: HeldPlace) -> None:
+        """Take further changes of the transaction in."""
+        self.relids |= more.relids
+        self.last, self.count = more.last, self.count + more.count
 
 
 def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
@@ -157,23 +192,29 @@ def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
     return {parse_lsn(lsn) for (lsn,) in rows}
 
 
-def read(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[HeldChanges]:
-    """Read the first kept changes of these tables, in their order.
+def read(
+    connection: psycopg.Connection,
+    subid: int,
+    relids: Collection[int],
+    size: int,
+    after: HeldPlace | None = None,
+) -> tuple[list[HeldChanges], bool]:
+    """Read the first kept changes of these tables, in their order: whole transactions, or a part of a larger one.
 
     :param size: bytes of their messages from which on no more are read.
+    :param after: what was read of a transaction that goes on.
+    :return: and whether more of the last transaction is to be read.
     """
     sizes = connection.execute(
-        "SELECT c.id, c.bytes FROM pg_catalog.unnest(%s::oid[]) AS r,"
-        " LATERAL (SELECT id, bytes FROM pgsub.held_change h WHERE h.subid = %s AND h.srrelid = r"
-        " ORDER BY h.id LIMIT %s) AS c ORDER BY c.id LIMIT %s",
-        (list(relids), subid, _READ_AT_ONCE, _READ_AT_ONCE),
-    )
-    chosen: list[int] = []
-    for number, length in sizes:
-        if size <= 0:
-            break
-        chosen.append(number)
-        size -= length
+        "SELECT c.id, c.bytes, c.xid, c.finish_lsn::text FROM pg_catalog.unnest(%s::oid[]) AS r,"
+        " LATERAL (SELECT id, bytes, xid, finish_lsn FROM pgsub.held_change h WHERE h.subid = %s AND h.srrelid = r"
+        " AND h.id > %s ORDER BY h.id LIMIT %s) AS c ORDER BY c.id LIMIT %s",
+        (list(relids), subid, 0 if after is None else after.last, _READ_AT_ONCE, _READ_AT_ONCE),
+    ).fetchall()
+    places = [(number, length, (xid, parse_lsn(lsn))) for number, length, xid, lsn in sizes]
+    if after is not None:
+        places = list(takewhile(lambda one: one[2] == after.transaction, places))
+    chosen, goes_on = _choose(places, size)
     rows = connection.execute(
         "SELECT id, srrelid::bigint, xid, finish_lsn::text, (extract(epoch FROM committed_at -"
         f" {_EPOCH}) * 1000000)::bigint, relation, messages, changes FROM pgsub.held_change"
@@ -181,25 +222,43 @@ def read(connection: psycopg.Connection, subid: int, relids: Collection[int], si
         (subid, list(relids), chosen),
         binary=True,  # in text form a bytea of more than 512 MB cannot be sent
     )
-    return [found._replace(finish_lsn=parse_lsn(str(found.finish_lsn))) for found in map(HeldChanges._make, rows)]
+    found = map(HeldChanges._make, rows)
+    return [one._replace(finish_lsn=parse_lsn(str(one.finish_lsn))) for one in found], goes_on
 
 
-def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> bool:
-    """Remove them in the transaction that applies them; False where they are not all there any more.
+def _choose(places: Sequence[tuple[int, int, tuple[int, int]]], size: int) -> tuple[list[int], bool]:
+    """Choose the first stretches, and no part of a transaction unless it is the first: its rest may be large.
+
+    :param places: id, bytes and transaction of each.
+    """
+    count = 0
+    while count < len(places) and size > 0:
+        size -= places[count][1]
+        count += 1
+    more = count == _READ_AT_ONCE if count == len(places) else places[count][2] == places[count - 1][2]
+    if more:
+        last = places[count - 1][2]
+        whole = next(number for number, one in enumerate(places) if one[2] == last)
+        count, more = whole or count, not whole
+    return [number for number, *_ in places[:count]], more
+
+
+def remove(connection: psycopg.Connection, subid: int, places: Sequence[HeldPlace]) -> bool:
+    """Remove the next ones in the transaction that applies them; False where they are not all there any more.
 
     What was prepared before it may have kept changes behind them, so :func:`finish` has to note anew where apply is.
     """
-    relids = list({one.srrelid for one in stretches})
+    relids = list(set().union(*(one.relids for one in places)))
     # guard: what was prepared before the last kept change was applied keeps its table from being like any other
     connection.execute(
         f"UPDATE pgsub.held_table SET drained_lsn = NULL WHERE {_TABLES} AND drained_lsn IS NOT NULL".encode(),
         (subid, relids),
     )
     removed = connection.execute(
-        f"DELETE FROM pgsub.held_change WHERE {_TABLES} AND id = ANY (%s)".encode(),
-        (subid, relids, [one.id for one in stretches]),
+        f"DELETE FROM pgsub.held_change WHERE {_TABLES} AND id BETWEEN %s AND %s".encode(),
+        (subid, relids, places[0].first, places[-1].last),
     )
-    return removed.rowcount == len(stretches)
+    return removed.rowcount == sum(one.count for one in places)
 
 
 def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]) -> bool:
