@@ -15,6 +15,7 @@ from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import SpooledTransaction
 from pgsub.apply.worker import committer, start, worker
 from pgsub.apply.worker.loop import WorkerResult
+from pgsub.apply.worker.worker import ApplyPolicy
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
@@ -297,13 +298,15 @@ def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = SpooledTransaction.kept
+    looks: list[ApplyPolicy] = []
+    original, refused = SpooledTransaction.kept, ApplyPolicy.refused
 
     def kept(self: SpooledTransaction) -> Iterator[Segment]:
         read.append(self.size)
         return original(self)
 
     monkeypatch.setattr(SpooledTransaction, "kept", kept)
+    monkeypatch.setattr(ApplyPolicy, "refused", lambda self: looks.append(self) or refused(self))
     monkeypatch.setattr(assembler, "MEMORY_LIMIT", 1000)
     p = pair(TABLES)
     p.apply("INSERT INTO other VALUES (1)")
@@ -316,7 +319,8 @@ def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
     while not read:
         assert not task.done(), task.error
         time.sleep(0.02)
-    p.until("SELECT pg_sleep(0.5) IS NOT NULL", task=task)
+    while len(looks) < 3:
+        p.until("SELECT pg_sleep(0.02) IS NOT NULL", task=task)
     p.subdb.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 'r', handover_lsn = NULL;"
         "UPDATE pgsub.progress SET states_version = states_version + 1"
