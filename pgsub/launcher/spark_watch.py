@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class SparkWatch:
         self._log = log
         self._jvm = JvmWatch()
         self._patience = take_over_seconds()
+        self._begun = time.time()
         self.hang: Hang | None = None
 
     def look(self, *, stopping: bool = False) -> None:
@@ -89,11 +91,12 @@ class SparkWatch:
         return f"kill -9 {self._pid() or 'PID'}"
 
     def _pid(self) -> int | None:
-        """Return its process id; of one that was joined the launcher has written it down."""
+        """Return its process id, as far as it is known; an earlier launcher may have left another one in the file."""
         if self._jvm.pid is not None:
             return self._jvm.pid
+        file = self._state_dir / "run" / "jvm.pid"
         with contextlib.suppress(OSError, ValueError):
-            return int((self._state_dir / "run" / "jvm.pid").read_text())
+            return int(file.read_text()) if file.stat().st_mtime >= self._begun else None
         return None
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from spark.seen import begins, status, stored
 import pgsub
 from pgsub.common.errors import UsageError
 from pgsub.launcher.retry import take_over_seconds
+from pgsub.launcher.spark_watch import SparkWatch
 from pgsub.spark.java import find_java
 
 
@@ -88,6 +90,18 @@ def test_in_a_notebook_whose_java_process_dies_the_launcher_ends_and_another_one
     writer.rest()
     case.end(case.run())
     case.check()
+
+
+def test_the_process_that_a_launcher_before_this_one_has_used_is_not_named_to_be_killed(state_dir: Path) -> None:
+    (state_dir / "run").mkdir()
+    file = state_dir / "run" / "jvm.pid"
+    file.write_text("4711\n")
+    os.utime(file, (0, 0))
+    watch = SparkWatch(state_dir, lambda level, text: None)
+    assert (watch._named(), watch._kill()) == ("the Java process of Spark", "kill -9 PID")
+    os.utime(file, (time.time() + 1, time.time() + 1))
+    assert (watch._named(), watch._kill()) == ("the Java process of Spark (PID 4711)", "kill -9 4711")
+    watch.close()
 
 
 def test_the_time_until_a_worker_or_spark_is_given_up_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
