@@ -42,6 +42,7 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
         session.execute("SELECT pg_advisory_lock(7)")
         words = ["--max-sync-workers", "4", "--copy-workers", "8", *unbounded, *both_machines()]
         process = case.create(*words, PGSUB_CHUNK_BYTES="50000")
+        until(lambda: case.states() != "", case.said)  # before that there may be no state store to look at
         until(lambda: running_on(case, "copy auditbig") == set(ADDRESSES), case.said)
     case.end(process, timeout=10 * patience.SECONDS)
     assert case.all_ready()
