@@ -88,3 +88,9 @@ def test_what_is_applied_at_once_leaves_room_for_decisions_where_apply_makes_the
     assert one.piece(10_000, 20_000) == 200  # transactions of two changes of 5 ms
     assert one.piece(100, 200) == 100
     assert Balance(8, single=False).piece(10_000, 20_000) == 10_000
+
+
+def test_a_part_waits_for_what_any_of_its_transactions_depends_on() -> None:
+    found = Dependencies(np.ones(4, np.int64), np.array([0, 1, 2]), np.array([2, 3, 3]))
+    joined = plan._merged(found, [0, 1, 2, 3, 4], merge=True)
+    assert joined == [plan.Part(0, 1, -1), plan.Part(1, 2, -1), plan.Part(2, 4, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 
@@ -87,22 +88,32 @@ def _worth(sessions: int) -> float:
 
 
 def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[Part]:
-    """Join neighbours that depend on each other."""
+    """Make parts between edges, and join neighbours that depend on each other."""
+    if merge:
+        edges = _joined(found, edges)
+    # guard: a part waits for the last one that it depends on, whatever was joined
+    return [Part(begin, end, after) for (begin, end), after in zip(pairwise(edges), _after(found, edges), strict=True)]
+
+
+def _after(found: Dependencies, edges: Sequence[int]) -> list[int]:
+    """Return the last part that each part between edges depends on, -1 where there is none."""
     part_of: Offsets = np.searchsorted(np.array(edges), np.arange(edges[-1]), side="right") - 1
     last: Offsets = np.full(len(edges) - 1, -1, np.int64)
     earlier, later = part_of[found.earlier], part_of[found.later]
     chosen = earlier != later
     np.maximum.at(last, later[chosen], earlier[chosen])
-    made: list[Part] = []
-    where: list[int] = []
-    for (begin, end), after in zip(pairwise(edges), last.tolist(), strict=True):
-        before = where[after] if after >= 0 else -1
-        if merge and made and before == len(made) - 1:
-            made[-1] = Part(made[-1].begin, end, made[-1].after)
-        else:
-            made.append(Part(begin, end, before))
-        where.append(len(made) - 1)
-    return made
+    return cast(list[int], last.tolist())
+
+
+def _joined(found: Dependencies, edges: Sequence[int]) -> list[int]:
+    """Leave out the edges between neighbours that depend on each other."""
+    kept = [edges[0]]
+    part_at: list[int] = []
+    for part, after in enumerate(_after(found, edges)):
+        if part and not (after >= 0 and part_at[after] == len(kept) - 1):
+            kept.append(edges[part])
+        part_at.append(len(kept) - 1)
+    return [*kept, edges[-1]]
 
 
 def gain(found: Dependencies, made: Sequence[Part], sessions: int) -> float:
