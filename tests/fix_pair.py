@@ -126,6 +126,13 @@ class Pair(Subscriber):
 MakePair = Callable[..., Pair]
 
 
+def foreign_keys_fire(database: Database) -> None:
+    """Let all foreign keys be enforced, as they are where a role may not set session_replication_role."""
+    triggers = "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE tgisinternal"
+    for table, name in database.rows(triggers):
+        database.execute(f'ALTER TABLE {table} ENABLE ALWAYS TRIGGER "{name}"')
+
+
 @pytest.fixture
 def pair(pubdb: Database, subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePair]:
     """``pair(ddl, pub=…, sub=…, state="r", names=None, **options of Subscription)``.

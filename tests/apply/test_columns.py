@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fix_pair import MakePair
+from fix_pair import MakePair, foreign_keys_fire
 
 from pgsub.common.errors import SchemaFault
 
@@ -71,6 +71,19 @@ def test_an_identity_column_that_is_no_key_follows_the_publisher(pair: MakePair)
     p.apply("UPDATE t SET n = 5 WHERE id = 3")
     kinds = [event["conflict_type"] for event in p.events()]
     assert kinds == ["update_origin_differs", "update_missing"]
+
+
+def test_a_row_whose_identity_column_stays_as_it_is_is_not_deleted(pair: MakePair) -> None:
+    p = pair(
+        pub="CREATE TABLE t (id int PRIMARY KEY, n int, v text); INSERT INTO t VALUES (1, 7, 'a')",
+        sub="CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text);"
+        "CREATE TABLE child (id int REFERENCES t ON DELETE CASCADE)",
+    )
+    p.subdb.execute("INSERT INTO t OVERRIDING SYSTEM VALUE VALUES (1, 7, 'a'); INSERT INTO child VALUES (1)")
+    foreign_keys_fire(p.subdb)
+    p.apply("UPDATE t SET v = 'b'")
+    p.same("t")
+    assert p.subdb.value("SELECT count(*) FROM child") == 1
 
 
 def test_an_identity_column_follows_a_publisher_that_sends_whole_rows(pair: MakePair) -> None:

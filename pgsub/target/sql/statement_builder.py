@@ -112,6 +112,12 @@ class Builder:
             if self._relation.columns[i].identity != "a"
         ]
 
+    def has_identities(self) -> sql.Composed:
+        """Compose whether a row has what was sent for its GENERATED ALWAYS identities, which are of integer types."""
+        sent = [(name, i) for name, i in self.sent.items() if self._relation.columns[i].identity == "a"]
+        parts = [sql.SQL("{} OPERATOR(pg_catalog.=) {}").format(sql.Identifier(n), self.value(i)) for n, i in sent]
+        return sql.SQL(" AND ").join(parts)
+
     def completed(self, old: str) -> tuple[sql.Composed, sql.Composed]:
         """Compose names and values of all columns that can be inserted; what was not sent is of the row ``old``."""
         columns = [c.name for c in self._relation.target.columns if not c.generated]

@@ -53,14 +53,20 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     build = Builder(relation, kinds, old_kinds)
     assignments = build.assignments()
     where = build.condition()
-    if not assignments:  # nothing to set, but the row must be there: a missing one is still a conflict
-        name = unassigned(relation.target)
-        if name is None:
-            text = sql.SQL("SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(only(relation.target), where)
-            return build.done(text)
-        assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(name))]
-    text = sql.SQL("UPDATE {} SET {} WHERE {}").format(only(relation.target), sql.SQL(", ").join(assignments), where)
+    text = _assigning(relation.target, assignments, where)
+    if not assignments:  # it returns the rows that it found
+        return build.done(text)
     return build.done(_found(relation.target, where, text))
+
+
+def _assigning(target: TargetRelation, assignments: Sequence[sql.Composed], where: sql.Composed) -> sql.Composed:
+    """Compose an UPDATE; where there is nothing to set, what locks the row, for a missing one is still a conflict."""
+    if not assignments:
+        name = unassigned(target)
+        if name is None:
+            return sql.SQL("SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(only(target), where)
+        assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(name))]
+    return sql.SQL("UPDATE {} SET {} WHERE {}").format(only(target), sql.SQL(", ").join(assignments), where)
 
 
 def unassigned(target: TargetRelation) -> str | None:
@@ -69,22 +75,29 @@ def unassigned(target: TargetRelation) -> str | None:
 
 
 def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """Compose a change of a GENERATED ALWAYS identity column: only INSERT may override its value.
+    """Compose an UPDATE that may change a GENERATED ALWAYS identity column, whose value only INSERT may override.
 
-    What was not sent is carried over. Parameters as of :func:`update`.
+    A row that has the value is updated. Any other is deleted and inserted; what was not sent is carried over. The
+    statement returns the rows that it found. Parameters as of :func:`update`.
     """
     build = Builder(relation, kinds, old_kinds)
+    assignments = build.assignments()
     columns, values = build.completed("old")
-    where = build.condition()
+    where, same = build.condition(), build.has_identities()
+    # guard: a row whose identity column stays as it is is not deleted: what refers to it would go with it
+    kept = _assigning(relation.target, assignments, sql.SQL("{} AND {}").format(where, same))
     text = sql.SQL(
-        "WITH old AS (DELETE FROM {} WHERE {} RETURNING *)"
-        " INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old"
+        "WITH kept AS ({kept}), old AS (DELETE FROM {table} WHERE {where} AND ({same}) IS NOT TRUE RETURNING *),"
+        " new AS (INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM old)"
+        " SELECT FROM {table} WHERE {where}"
     ).format(
-        only(relation.target),
-        where,
-        table_name(relation.target),
-        columns,
-        values,
+        kept=kept,
+        table=only(relation.target),
+        where=where,
+        same=same,
+        name=table_name(relation.target),
+        columns=columns,
+        values=values,
     )
     return build.done(text)
 
