@@ -58,6 +58,19 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_where_several_sessions_do_not_pay_they_are_tried_less_and_less_often",
         "test_a_target_that_does_no_more_at_once_keeps_the_sessions_that_it_gained_by",
     ),
+    "a row whose identity column stays as it is is not deleted: what refers to it would go with it": (
+        "test_a_row_whose_identity_column_stays_as_it_is_is_not_deleted",
+    ),
+    "what a foreign key does to one relation keeps its place among the changes of the other": (
+        "test_a_foreign_key_that_is_enforced_acts_in_its_place_among_the_changes",
+    ),
+    "a row that came while its change waited is not missing": (
+        "test_a_row_that_somebody_puts_in_the_place_of_another_meanwhile_is_not_missing",
+        "test_of_equal_rows_the_other_is_taken_where_somebody_deletes_the_one",
+    ),
+    "a part waits for the last one that it depends on, whatever was joined": (
+        "test_a_part_waits_for_what_any_of_its_transactions_depends_on",
+    ),
     "an epoch is claimed once": ("test_the_same_task_run_twice_is_refused",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
     "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),

@@ -6,7 +6,7 @@ Mirrors t/003_constraints.pl, and what t/001_rep_changes.pl leaves to chance.
 from __future__ import annotations
 
 import pytest
-from fix_pair import MakePair
+from fix_pair import MakePair, foreign_keys_fire
 
 from pgsub.apply.rows import writer as rows
 from pgsub.common.errors import ApplyError
@@ -216,6 +216,40 @@ def test_foreign_keys_are_the_publishers_business(pair: MakePair) -> None:
     )
     p.same("child")
     assert p.subdb.value("SELECT count(*) FROM parent") == 0
+
+
+@pytest.mark.parametrize("away", ["DELETE FROM parent WHERE id = 1", "UPDATE parent SET id = 2 WHERE id = 1"])
+def test_a_foreign_key_that_is_enforced_acts_in_its_place_among_the_changes(pair: MakePair, away: str) -> None:
+    p = pair(
+        pub="CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int PRIMARY KEY, p int)",
+        sub="CREATE TABLE parent (id int PRIMARY KEY);"
+        "CREATE TABLE child (id int PRIMARY KEY, p int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE)",
+    )
+    foreign_keys_fire(p.subdb)
+    p.apply(
+        "INSERT INTO parent VALUES (1), (7); INSERT INTO child VALUES (0, 7)",  # a description ends a set
+        f"{away}; INSERT INTO parent VALUES (1); INSERT INTO child SELECT g, 1 FROM generate_series(1, 60) g",
+    )
+    p.same("parent", "child")
+
+
+@pytest.mark.parametrize("rows", [10, 60])
+def test_what_a_rule_or_a_trigger_does_depends_on_no_number_of_rows(pair: MakePair, rows: int) -> None:
+    p = pair(
+        pub="CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)",
+        sub="""CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY);
+            CREATE TABLE told (id int); CREATE TABLE seen (count int);
+            CREATE RULE tells AS ON INSERT TO t DO ALSO INSERT INTO told VALUES (NEW.id);
+            ALTER TABLE t ENABLE ALWAYS RULE tells;
+            CREATE FUNCTION count_all() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN INSERT INTO public.seen SELECT count(*) FROM public.u; RETURN NULL; END';
+            CREATE TRIGGER counts AFTER INSERT ON u FOR EACH ROW EXECUTE FUNCTION count_all();
+            ALTER TABLE u ENABLE ALWAYS TRIGGER counts""",
+    )
+    p.apply(f"INSERT INTO t SELECT generate_series(1, {rows}); INSERT INTO u SELECT generate_series(1, {rows})")
+    p.same("t", "u")
+    assert p.subdb.value("SELECT count(*) FROM told") == rows
+    assert p.subdb.rows("SELECT count FROM seen ORDER BY 1") == [(n,) for n in range(1, rows + 1)]
 
 
 def test_a_check_that_only_the_target_has_names_relation_and_transaction(pair: MakePair) -> None:

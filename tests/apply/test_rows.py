@@ -286,3 +286,55 @@ def test_a_table_that_grows_within_a_transaction_is_not_read_whole_for_each_row(
     read = "SELECT seq_tup_read < 100000 FROM pg_stat_user_tables WHERE relname = 't'"  # else nine million
     p.subdb.wait("SELECT n_tup_del > 0 FROM pg_stat_user_tables WHERE relname = 't'")
     assert p.subdb.value(read)
+
+
+_WAITS = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@pytest.mark.parametrize("rows", [1, 60], ids=["row", "set"])
+@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
+def test_a_row_that_somebody_puts_in_the_place_of_another_meanwhile_is_not_missing(
+    pair: MakePair, rows: int, prepared: bool
+) -> None:
+    options = {"two_phase": "p"} if prepared else {}
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", **options)
+    p.apply("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 100) g")
+    with p.subdb.connect() as other:
+        other.execute("BEGIN")
+        other.execute("DELETE FROM t WHERE id = 1")
+        other.execute("INSERT INTO t VALUES (1, 'local')")
+        end = "PREPARE TRANSACTION 'x'" if prepared else "COMMIT"
+        p.pubdb.execute(f"BEGIN; UPDATE t SET v = 'new' WHERE id <= {rows}; {end}")
+        task = p.start()
+        p.until(_WAITS, task=task)
+        other.execute("COMMIT")
+    if prepared:
+        p.pubdb.execute("COMMIT PREPARED 'x'")
+    p.until("SELECT v = 'new' FROM t WHERE id = 1", task=task)
+    p.stop(task)
+    p.same("t")
+    assert "update_missing" not in [event.get("conflict_type") for event in p.events()]
+
+
+def test_of_equal_rows_the_other_is_taken_where_somebody_deletes_the_one(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL")
+    p.apply("INSERT INTO t VALUES ('a'), ('a'), ('b')")
+    with p.subdb.connect() as other:
+        other.execute("BEGIN")
+        other.execute("DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE v = 'a')")
+        p.pubdb.execute("DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE v = 'a')")
+        task = p.start()
+        p.until(_WAITS, task=task)
+        other.execute("COMMIT")
+    p.until("SELECT count(*) FROM t", value=1, task=task)
+    p.stop(task)
+
+
+def test_a_row_that_is_missing_is_told_once_and_the_others_are_applied(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    p.apply("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 9) g")
+    p.subdb.execute("DELETE FROM t WHERE id = 1")
+    # the row that comes later in the transaction is another one
+    p.apply("UPDATE t SET v = 'new'; DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'again')")
+    p.same("t")
+    assert [event["conflict_type"] for event in p.events()] == ["update_missing", "delete_missing"]

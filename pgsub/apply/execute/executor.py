@@ -61,6 +61,7 @@ class Executor:
     :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
     :param holds: whether any table is held; its changes are kept then.
+    :param looks_again: as of :class:`RowWriter`.
     :ivar counters: how changes were executed, by the names in :class:`~pgsub.common.worker_heartbeat.Heartbeat`.
     """
 
@@ -72,9 +73,10 @@ class Executor:
         *,
         set_based: bool = True,
         holds: Callable[[], bool] = lambda: False,
+        looks_again: bool = False,
     ) -> None:
         self._relations = relations
-        self._rows = RowWriter(connection, relations)
+        self._rows = RowWriter(connection, relations, looks_again=looks_again)
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
@@ -115,7 +117,7 @@ class Executor:
         :param should_apply: asked for each relation, with a transaction's finish LSN.
         :return: changes that were skipped because their row is missing, and messages.
         :raises PgsubError: located; the target transaction is aborted.
-        :raises SetFallback: the same, where sets found what only rows can deal with.
+        :raises SetFallback: the same, where sets found what only rows can deal with, or a missing row came meanwhile.
         """
         self.begin(should_apply)
         for item in items:

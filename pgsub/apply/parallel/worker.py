@@ -220,7 +220,9 @@ class ParallelWorker(SupervisedThread):
             # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
-            self._executor = Executor(session.connection, session.relations, self._too_many, set_based=self._set_based)
+            self._executor = Executor(
+                session.connection, session.relations, self._too_many, set_based=self._set_based, looks_again=True
+            )
             self.session, before = session, self._pid
             self._pid = session.connection.info.backend_pid
             if before:

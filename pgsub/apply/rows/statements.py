@@ -83,6 +83,16 @@ class RowStatements:
             place, b"D", _finds(relation, old), lambda: _checked(relation, statements.delete(relation, old.kinds))
         )
 
+    def present(self, place: Place) -> Statement:
+        """Find the row to be changed, and change nothing."""
+        relation, searched, old = place.mapped, place.searched, place.old is not None
+        return self._known(
+            place,
+            b"po" if old else b"pn",
+            _finds(relation, searched),
+            lambda: _checked(relation, row_queries.present(relation, searched.kinds, old)),
+        )
+
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
         """Read which origin wrote the row to be changed, if it was another one.
 

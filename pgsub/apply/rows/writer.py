@@ -62,10 +62,11 @@ class RowWriter:
     :ivar records: missing rows, and messages, each with the depth of savepoints at that time.
     :ivar resolving: the sender of the changes resolves each conflict.
     :ivar missed: then, that the row of the last change was not there.
+    :param looks_again: look once more for rows that are missing; what runs then takes :class:`SetFallback`.
     """
 
-    def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
-        self.connection, self.relations = connection, relations
+    def __init__(self, connection: psycopg.Connection, relations: RelationCache, *, looks_again: bool = False) -> None:
+        self.connection, self.relations, self._looks_again = connection, relations, looks_again
         self._pipeline = Pipeline(connection)
         self._statements = RowStatements(relations)
         self._inserts = _Inserts()
@@ -75,6 +76,8 @@ class RowWriter:
         self._depth = 0  #: of savepoints
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
+        self._missing: list[Place] = []  #: rows that were not there since the last sync
+        self._patient = self._doubted = False
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
 
@@ -82,7 +85,8 @@ class RowWriter:
         """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = _Inserts()
         self.records, self._depth, self._role = [], 0, None
-        self._unresolved = None
+        self._unresolved, self._missing = None, []
+        self._patient, self._doubted = self._doubted, False
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -108,8 +112,10 @@ class RowWriter:
             return
         (transaction, relation), payloads = self._inserts.first, self._inserts.payloads
         self._inserts = _Inserts()
-        # COPY without a column list means all columns of the target, not none
-        if len(payloads) < COPY_FROM or not relation.columns or not self._copied(transaction, relation, payloads):
+        # COPY without a column list means all columns of the target, not none. It invokes no rule, and what a trigger
+        # sees of other rows must not depend on how many came together
+        may_copy = relation.columns and not (relation.target.fires or relation.target.rules)
+        if len(payloads) < COPY_FROM or not may_copy or not self._copied(transaction, relation, payloads):
             self._insert(transaction, relation, payloads)
 
     def _insert(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> None:
@@ -160,8 +166,14 @@ class RowWriter:
 
     def _change(self, statement: Statement, place: Place) -> None:
         self._check_origin(place)
-        self._send(statement, place, self._if_missing(place))
         self.changes += 1
+        if self._patient or self.resolving:
+            found: list[int] = []
+            self._send(statement, place, found.append)
+            self.sync()
+            if found != [0]:
+                return
+        self._send(statement, place, self._if_missing(place))
 
     def _if_missing(self, place: Place) -> RowCount:
         depth = self._depth
@@ -171,6 +183,37 @@ class RowWriter:
                 self.missed = True
             elif not count and not self._is_ruled(place, "missing"):
                 self.records.append((depth, RowConflict.of(place)))
+                if self._looks_again and not self._patient:
+                    self._missing.append(place)
+
+        return on_count
+
+    def _look_again(self) -> None:
+        """Look for the rows that were missing, by a new snapshot.
+
+        A statement that waited for another session's DELETE and INSERT of its row finds neither. The server searches
+        again (RelationFindReplTupleByIndex, execReplication.c), and so does the next try of the target transaction.
+
+        :raises SetFallback: one is there.
+        """
+        missing, self._missing = self._missing, []
+        if not missing:
+            return
+        came: list[Place] = []
+        for place in missing:
+            self._send(self._statements.present(place), place, self._if_there(place, came))
+        self._become(None)
+        self._pipeline.sync()
+        # guard: a row that came while its change waited is not missing
+        if came:
+            self._doubted = True
+            raise SetFallback(came[0].mapped, "a row that was missing is there")
+
+    @staticmethod
+    def _if_there(place: Place, came: list[Place]) -> RowCount:
+        def on_count(count: int) -> None:
+            if count:
+                came.append(place)
 
         return on_count
 
@@ -240,7 +283,8 @@ class RowWriter:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
 
         :raises StatementFailed: the first that failed.
-        :raises SetFallback: a conflict is for a rule to decide; the target transaction is not aborted.
+        :raises SetFallback: a conflict is for a rule to decide, or a row that was missing has come; the target
+            transaction is not aborted.
         """
         self.flush()
         # guard: the ledger is written by the session's own role
@@ -249,6 +293,7 @@ class RowWriter:
         unresolved, self._unresolved = self._unresolved, None
         if unresolved is not None:
             raise unresolved
+        self._look_again()
 
     def record(self, record: Record) -> None:
         """Add a record; it is dropped with the savepoint that it stands behind."""
@@ -295,7 +340,7 @@ class RowWriter:
         except BaseException:
             with contextlib.suppress(StatementFailed):
                 self.leave()
-            self._role, self.changes, self._unresolved = None, changes, None
+            self._role, self.changes, self._unresolved, self._missing = None, changes, None, []
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
             self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this

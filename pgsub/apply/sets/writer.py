@@ -121,6 +121,9 @@ class SetWriter:
             reason = eligibility.order_matters(relation)
             if reason is not None:
                 return f'{reason} at "{relation.target.schema}.{relation.target.name}"'
+        # guard: what a foreign key does to one relation keeps its place among the changes of the other
+        if len(relations) > 1 and any(relation.target.foreign_keys_fire for relation in relations):
+            return "a foreign key is enforced"
         if len({relation.target.oid for relation in relations}) < len(relations):
             return "two relations of the publisher are one of the target"
         if any(r.target.relkind == "p" for r in relations) and any(r.target.partition for r in relations):

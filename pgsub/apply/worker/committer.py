@@ -78,6 +78,7 @@ class Committer:
             self.ledger_commit.record,
             set_based=set_based,
             holds=policy.holds,
+            looks_again=True,
         )
         self.counters = self._executor.counters
         self._set_based = set_based
@@ -187,6 +188,10 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     done = self._commit(part)
+                except SetFallback:  # a row came while its change waited: the next try waits for each change
+                    if not self._back_to(before):
+                        raise
+                    continue
                 except PgsubError as error:
                     size = good_before(part, error)
                     if not self._back_to(before) or not size:
@@ -267,11 +272,14 @@ class Committer:
         if done is not None:
             return done
         with self._executor.row_by_row():
-            try:
-                return attempt()
-            except PgsubError:
-                self.ledger_commit.rolled_back()
-                raise
+            while True:
+                try:
+                    return attempt()
+                except SetFallback:  # as of _serially()
+                    self.ledger_commit.rolled_back()
+                except PgsubError:
+                    self.ledger_commit.rolled_back()
+                    raise
 
     def _open(self, transaction: RemoteTransaction) -> Applied | None:
         """Apply it in a transaction that never locks the progress row: a prepared one would keep the lock."""

@@ -36,8 +36,8 @@ ruled AS (
       WHERE r.ev_enabled::text = ANY (%(firing)s::text[])),
 late AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid
-      WHERE x.indisexclusion OR (x.indisunique AND NOT x.indimmediate)
-      UNION
+      WHERE x.indisexclusion OR (x.indisunique AND NOT x.indimmediate)),
+referring AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND t.tgisinternal),
 several AS (
@@ -46,7 +46,9 @@ several AS (
 SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
        w.oid IN (SELECT root FROM firing) AS fires, w.oid IN (SELECT root FROM ruled) AS rules,
        w.relispartition AS partition,
-       w.oid IN (SELECT root FROM late) AS checked_late, w.oid IN (SELECT root FROM several) AS several_unique,
+       w.oid IN (SELECT root FROM late UNION ALL SELECT root FROM referring) AS checked_late,
+       w.oid IN (SELECT root FROM referring) AS foreign_keys_fire,
+       w.oid IN (SELECT root FROM several) AS several_unique,
        pg_catalog.row_security_active(w.oid) AS row_security, current_user::text AS user, o.rolname::text AS owner,
        CASE WHEN o.rolname = current_user THEN 'own'
             WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
@@ -200,6 +202,7 @@ class TargetRelation:
     partition: bool = False  #: of another table
     #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
     checked_late: bool = False
+    foreign_keys_fire: bool = False  #: checks or actions of a foreign key of it or to it fire
     several_unique: bool = False  #: it has more than one unique index
     key_collated: bool = True  #: the key's index compares by the collations of its columns
     server_version: int = 180000  #: decides how conflicts are worded

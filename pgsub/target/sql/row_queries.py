@@ -77,6 +77,12 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
     return build.done(text)
 
 
+def present(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
+    """Compose a SELECT that finds the row of an update or delete. Parameters as of :func:`origin_differs`."""
+    build = Builder(relation, kinds, kinds if old else None)
+    return build.done(sql.SQL("SELECT FROM {} WHERE {}").format(only(relation.target), build.condition()))
+
+
 def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
     """Compose a SELECT of the row that a change would leave, generated columns excepted.
 
