@@ -36,21 +36,23 @@ PAGE = Page(
 list shows conflicts, the newest first. show prints one of them with the publisher's and the target's version of the row
 side by side, and marks the columns that differ. Both read the state store only and contact no server.
 
-The action of a conflict says what became of it: stopped while it stops apply; then applied, or skipped, as updates and
-deletes of missing rows are; kept where a rule left the target's row unchanged; replayed once a skipped change has been
-applied. Types are those of the server. A conflict that stops apply is one row, however often it is retried; attempts
-counts the retries. identical marks a target row that equals the one to be written.
+The action of a conflict says what became of it. stopped: it stops apply. applied, skipped: it no longer stops apply, or
+never did; for example, updates and deletes of missing rows are skipped. kept: a rule left the target's row unchanged.
+replayed: the skipped change has been applied. Types are those of the server. A conflict that stops apply is one row,
+however often it is retried; attempts counts the retries. identical marks a row of the target that equals the
+publisher's row.
 
-replay applies the change that pgsub skip-lsn skipped and kept in pgsub.skipped_change of the target; with --lsn it
-applies all such changes of a transaction in their order, and with --table only those of one table. They are applied
-and marked in one transaction of the target. A missing row is an error here, too: at any conflict nothing is changed
-and the exit code is 6. Changes of a table that was copied again since are rejected. The subscription may run
-meanwhile. The changes carry its replication origin, so a peer with origin = none does not receive them. A replayed
-UPDATE overwrites later values of the columns that were sent: --dry-run shows both versions of every row and the
+replay applies the change that pgsub skip-lsn skipped and kept in pgsub.skipped_change of the target. With --lsn it
+applies all such changes of a transaction in their order, with --table only those of one table. They are applied and
+marked in one transaction of the target. A missing row is an error here, too: if any conflict occurs, nothing is
+changed, and the exit code is 6. Changes of a table that was copied again since then are rejected. The subscription may
+run meanwhile. The changes carry its replication origin, so a peer with origin = none does not receive them. A replayed
+UPDATE overwrites later values of the columns that were sent. --dry-run shows both versions of every row and the
 outcome, changes nothing, and ends with 6 if something would prevent the replay. The journal records each replay.
 
 prune removes changes from pgsub.skipped_change for good: with --replayed those that were replayed, with --older-than
-those that were skipped longer ago, with both those to which both apply. The record of their conflicts stays.
+those that were skipped longer ago. If both options are given, only changes to which both apply are removed. The record
+of their conflicts stays.
 
 replay and prune ask on a terminal and need --yes elsewhere; --dry-run changes nothing. PGSUB_CONFLICT_HISTORY limits
 the record, but conflicts that still stop apply are never dropped. The record outlives the subscription.

@@ -33,22 +33,22 @@ enabled, disabled or dropped.
 A publisher that is silent for wal_receiver_timeout is considered lost, and a worker that failed restarts after
 wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's.
 
-The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once. SIGHUP stops a run
-on a terminal in the same way; elsewhere it is only logged. A log file that was moved is created anew at the next
-record.
+The first SIGINT or SIGTERM lets open transactions finish, and the command ends with 0; a second one ends it at once. On
+a terminal SIGHUP does the same as SIGTERM; elsewhere it is only logged. If the log file was moved, a new one is created
+for the next record.
 
 --metrics-listen serves metrics without authentication, on the loopback address unless a host is named.
 
-With a bound, run ends with 3 if the state folder has no subscription. With --until-caught-up it also waits until no
-sequence is behind that follows the publisher, and ends with an error that keeps one from following. It does not wait
-for tables that are held (alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
+With a bound, run ends with 3 if the state folder has no subscription. --until-caught-up also waits for sequences that
+follow the publisher and are behind, and ends with an error if one cannot follow. It does not wait for held tables
+(alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
 
-With --from-target the subscriptions named need not be in the state folder: what state.db holds is made anew from the
-ledger on the target, then they are served. That moves a launcher to another host, and is the way out where state.db is
-lost. Options come from the ledger as the launcher saw them last, connection strings from --connection and --target.
-The publisher must be the one that the ledger names, and no other launcher may serve the subscription, else nothing is
-changed. The state folder that had it before refuses to serve it from then on. Conflicts, statistics and the journal
-are not in the ledger. What the state folder has already stays as it is.
+With --from-target the named subscriptions need not be in the state folder: state.db is recreated from the ledger on the
+target, and then they are served. Use this to move a launcher to another host, or if state.db is lost. Options are those
+that the launcher last wrote to the ledger; connection strings are those of --connection and --target. Nothing is
+changed if the publisher is not the one recorded in the ledger, or if another launcher serves the subscription. The
+former state folder refuses to serve the subscription from then on. Conflicts, statistics and the journal are not in the
+ledger. A subscription that the state folder already has is not changed.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),

@@ -25,46 +25,48 @@ _SHOWN = 10  #: differing rows of a table that are printed
 PAGE = Page(
     summary="Compare the tables of a subscription with the publisher's",
     description="""
-Compares every row at one point while replication runs: a snapshot of the publisher at an LSN, and one of the target
-where apply has applied all that this LSN covers, and nothing more. Apply stands still for some milliseconds meanwhile,
-whatever the size of the tables. Where no pgsub run serves the subscription, the command itself applies up to that
-point.
+Compares every row while replication runs. Both servers are compared at one point: a snapshot of the publisher at an
+LSN, and a snapshot of the target where apply has applied everything that this LSN covers, and nothing more. Apply
+pauses for some milliseconds to take it, whatever the size of the tables. If no pgsub run serves the subscription, the
+command itself applies changes up to that point.
 
-Both servers read each table once and send sums of hashes; only rows of parts that differ cross the network. The server
-of the publisher keeps the snapshot, as for pg_dump, until the command ends. Column lists, row filters, and other types
-or encodings on the target are taken into account; columns that only the target has, and generated ones, are not
+Both servers read each table once and send sums of hashes; only rows of parts that differ cross the network. The
+publisher keeps the snapshot until the command ends, as for pg_dump. Column lists, row filters, and different types or
+encodings on the target are taken into account. Columns that only the target has, and generated columns, are not
 compared.
 
 Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
-and ten are printed. A row is explained if the record names its key: a change that was skipped and not replayed, a
-change of a held table, or a conflict whose change was not made. Where update or delete is not published, rows that only
-the target has, or has in another version, are explained too. Explained rows are counted apart; a table that is equal
-but for them is shown as explained, and as equal in the JSON document.
+and ten are printed. A row is explained if pgsub has recorded why it differs: its change was skipped and not replayed,
+it was changed in a held table, or a conflict kept its change from being made. If update or delete is not published,
+rows that only the target has, or has in another version, are explained, too. Explained rows are counted separately. A
+table that is equal except for them is shown as explained, and as equal in the JSON document.
 
-Tables that still synchronize are named and not compared, nor are those that are truncated, rewritten or renamed
-meanwhile.
+Tables that still synchronize are listed, but not compared. The same is true of tables that are truncated, rewritten or
+renamed meanwhile.
 
-The exit code is 0 if all tables that were compared are equal but for what is explained, and 6 if rows differ, and only
-then. If a table could not be compared because of an error, and no other differs, it is that of the error: 3
-where a conflict stops apply, or a table does not fit any more.
+The exit code is 0 if all compared tables are equal except for explained rows. It is 6 if, and only if, rows differ. If
+an error prevented the comparison of a table, and no other table differs, the exit code is that of the error, for
+example 3 if a conflict stops apply, or if a table does not fit any more.
 
---sample compares this share of the keys, others each time. The tables are still read as a whole. Where keys with
+--sample compares this share of the keys, different ones each time. The tables are still read completely. If keys with
 different texts may be equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how
-many parts of a table are read at the same time, on both servers together, and --rate how much of it is read in a second
-on each server: 20MB, say. Where some thousand rows of a table differ, it is read up to twice more without that limit.
+many parts of a table are read at the same time, on both servers together. --rate limits how much is read in a second on
+each server, for example 20MB. If some thousand rows of a table differ, the table is read up to twice more without that
+limit.
 
-With --resume, tables are left out that the last verify had found equal, if it was killed or failed. They are shown with
-the position at which they were equal. A table that it had not finished is compared from its beginning.
+If the last verify was killed or failed, --resume omits the tables that it had found equal, and shows them with the
+position at which they were equal. A table that it had not finished is compared from the beginning.
 
---repair brings rows that differ without a known reason to the publisher's state, then compares again; the exit code is
-that of the last comparison. Up to 500 rows at a time are read again on both servers while apply stands still at one
-point, and written there in one transaction, as apply writes: nothing newer is overwritten, and what fails or is killed
-has changed nothing of these rows. Explained rows are left alone. The rows that are replaced or deleted are recorded
-(pgsub conflicts list) and kept on the target, in pgsub.skipped_change. A table without a key, one whose key may have
-several texts for one value, and one whose changes are held are not repaired: copy them again. If a row cannot be
-written, because another one has its value of a unique column, say, none of its piece is, and the error names it.
+--repair changes rows that differ without a recorded reason to the publisher's state, and then compares again; the exit
+code is that of the last comparison. It takes up to 500 rows at a time. While apply pauses at one point, it reads them
+again on both servers, and writes them to the target in one transaction, as apply does. So no newer row is overwritten,
+and a step that fails or is killed has changed nothing. Explained rows are not changed. The rows that are replaced or
+deleted are recorded (pgsub conflicts list) and kept on the target, in pgsub.skipped_change. Some tables are not
+repaired: tables without a key, tables whose key may have several texts for one value, and held tables. Copy them again
+instead. If a row cannot be written, for example because another row has its value of a unique column, none of the rows
+of this step is, and the error names the row.
 
-With --dry-run nothing is changed. Without a terminal to ask on, --yes is needed.
+--dry-run changes nothing. The command asks on a terminal; elsewhere --yes is needed.
 """,
     examples=(
         ("Prove that the target is right.", "pgsub verify sales"),

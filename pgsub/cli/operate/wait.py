@@ -39,18 +39,22 @@ PAGE = Page(
     description="""
 synced: every table that the subscription has now is ready. caught-up: synced, and apply has reached the publisher's
 present position. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers have
-ended. error: an error has been recorded. The position of lsn is reached although changes of a held table are kept, and
-either although changes were skipped: pgsub verify tells whether the rows are equal.
+ended. error: an error has been recorded.
 
-If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
-error that was there before is given two further attempts, however long these take. After the timeout the command ends
-with 8 and names what is missing.
+A position counts as reached even if changes of a held table are kept, and even if changes were skipped. pgsub verify
+says whether the rows are equal.
 
-On a subscription that is disabled the command ends at once with 3, and so it does after 5 seconds, in which one may
-start, where no pgsub run serves the subscription, unless disabled is awaited; with --even-if-stopped it waits. A
-subscription with a table that is held (alter --hold) is not caught up: the command ends with 3, or waits until the
-table is released. Neither is one whose sequences are to follow the publisher while an error keeps one from it; values
-that are drawn after the last look are not waited for.
+If the subscription fails meanwhile, the command ends at once with the exit code of the error, 6 for a conflict. If an
+error was there before the command began, it waits for two further attempts, however long these take. After the timeout
+the command ends with 8 and says what is missing.
+
+If the subscription is disabled, the command ends at once with 3. If no pgsub run serves it, the command ends with 3
+after 5 seconds, in which one may start. Neither applies to --for disabled. With --even-if-stopped the command waits
+instead.
+
+A subscription with a held table (alter --hold) is not caught up: the command ends with 3, or with --even-if-stopped
+waits until the table is released. A subscription with the option --sequences is not caught up while an error keeps a
+sequence from following the publisher. Values that the publisher gives out after the last look are not waited for.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),

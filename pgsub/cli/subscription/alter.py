@@ -12,7 +12,7 @@ from pgsub.cli.subscription import options
 PAGE = Page(
     summary="Change a subscription",
     description="""
-Changes what is given and nothing else. A running pgsub run restarts the workers within a second.
+Changes only the given options. A running pgsub run restarts the workers within a second.
 
 After a change of publications the tables are refreshed as by pgsub refresh, unless --no-refresh is given; that needs an
 enabled subscription. A new --connection must lead to the same publisher, or to the standby that took its place, and a
@@ -26,17 +26,18 @@ was not kept by pg_upgrade lacks changes, so never give the option for one.
 With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To turn it
 off nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
 
---hold stops one table while the others go on: its changes are kept on the target in their order, and --release applies
-them before any newer change of the table. So a table that stops apply need not stop the rest. Meanwhile a transaction
-that changes held and other tables is not applied as a whole, and schema pgsub of the target grows; pgsub status shows
-how much. A conflict of a kept change stops apply and names the original transaction, until the row is mended, the
-transaction is skipped, or the table is held again. Running workers follow both options from their next transaction on.
+--hold stops one table while the others continue: its changes are kept on the target in their order, and --release
+applies them before any newer change of the table. So a table with a conflict need not stop the others. Meanwhile a
+transaction that changes both held and other tables is not applied as a whole, and schema pgsub of the target grows;
+pgsub status shows how much. If a kept change causes a conflict when it is released, apply stops and names the original
+transaction, until the row is corrected, the transaction is skipped, or the table is held again. Running workers follow
+both options from their next transaction on.
 
 --on-conflict adds a rule for conflicts or replaces the one of its type and table; TYPE=default removes it. See
 pgsub-conflicts(7). A conflict that stops apply is retried by the new rules at once.
 
-With --sequences a running pgsub run begins to keep sequences close to the publisher's values, see pgsub-create(1);
-with --no-sequences it ends that, and their values stay.
+With --sequences a running pgsub run begins to keep sequences close to the publisher's values, see pgsub-create(1). With
+--no-sequences it stops doing so, and the values stay.
 
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 used here.

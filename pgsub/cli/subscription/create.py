@@ -18,52 +18,56 @@ Registers the subscription, creates its replication slot on the publisher, copie
 applies changes until the target has reached the publisher's position of that moment. The tables must exist on the
 target.
 
-With --no-wait the subscription is only registered, and a running pgsub run does the work; with --follow the command
-stays. Where pgsub run serves the state folder already, it does the work and this command shows the progress.
+With --no-wait the subscription is only registered, and a running pgsub run does the work. With --follow the command
+keeps running. If pgsub run already serves the state folder, it does the work, and this command shows the progress.
 
-With --adopt tables that have rows already, from a restored dump, a former subscription or a copy that broke off, are
-compared with the publisher's at the snapshot of their slot. Only rows that differ are sent: those that are missing
-are inserted, different ones updated, and rows that the publisher does not have are deleted. Nothing is truncated, and
-equal rows are neither sent nor written. Of each table --keep-replaced rows that are replaced or deleted are kept on
-the target, in pgsub.skipped_change, and pgsub conflicts list shows them. Empty tables are copied. Conflict rules are
-not asked. Where update or delete is not published, rows that such changes have left stay. If the work is killed, the
-next attempt compares again. A table without a key is compared as a multiset, and its columns must have types with
-equality. A table that another subscription writes is rejected, and so is one of which the publisher has no row. The
+With --adopt, tables that already have rows are compared with the publisher instead of copied. Such rows may come from a
+restored dump, a former subscription or an interrupted copy. Only rows that differ are sent: missing rows are inserted,
+different ones are updated, and rows that the publisher does not have are deleted. Nothing is truncated. For each table,
+up to --keep-replaced rows that are replaced or deleted are kept on the target, in pgsub.skipped_change, and pgsub
+conflicts list shows them. Empty tables are copied. Conflict rules do not apply. If update or delete is not published,
+rows that such changes have left stay. If the work is killed, the next attempt compares again.
+
+A table without a key is compared as a multiset, and its columns must have types with an equality operator. Two kinds of
+tables are rejected: those that another subscription writes to, and those that have no rows on the publisher. The
 command asks on a terminal; elsewhere --yes is needed. The user of --target needs SELECT on the tables.
 
-Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to paste, room for
-slots and sessions, and old transactions that slots must wait for. What does not fit is a warning; with --strict it is
-an error. With --dry-run nothing is changed, and how each table would be copied is printed, with --json as one document.
+Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to run, room for slots
+and sessions, and old transactions that slots must wait for. A problem that does not prevent the subscription is a
+warning; with --strict it is an error. --dry-run changes nothing and prints how each table would be copied, with --json
+as one document.
 
 With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or at once with
 --no-copy-data. From then on no table can be copied. The target needs room for as many prepared transactions as the
 publisher (max_prepared_transactions).
 
-Changes and copies are made as the owner of each table where the user of --target may SET ROLE to it, and TRUNCATE as
-that user; with --run-as-owner everything is made as that user. A member of the owner that may not SET ROLE is
-rejected. A user that is not a member uses its own privileges on the table, with a warning: the owner's triggers, rules
-and expressions then run with the user's rights.
+If the user of --target may SET ROLE to the owner of a table, its rows are copied and changed as the owner, except that
+TRUNCATE is done as the user. With --run-as-owner everything is done as the user. A user that is a member of the owner
+but may not SET ROLE is rejected. A user that is not a member uses its own privileges on the table, with a warning,
+because the owner's triggers, rules and expressions then run with the user's rights.
 
-With --sequences the target's sequences are brought to the publisher's values, and who serves the subscription keeps
-them close: those that subscribed tables own or use in defaults, from publishers of any version, and published ones
-where the publisher is PostgreSQL 19. The publisher is looked at every 2 seconds while values move and less often while
-they do not, up to every 30 seconds (sequence_seconds in config.toml). No value goes backward; pgsub refresh
---sequences --allow-backward does that. A sequence that is missing on the target, is defined otherwise, or lacks a
-privilege is a warning with the statement to paste, and later an error that does not stop apply; with
---disable-on-error it disables the subscription, as in the server. pgsub status shows each sequence.
+With --sequences the target's sequences are set to the publisher's values, and pgsub run keeps them close. This includes
+sequences that subscribed tables own or use in defaults, and, from publishers of PostgreSQL 19, published sequences. The
+publisher is asked every 2 seconds while values change, and less often while they do not, down to every 30 seconds
+(sequence_seconds in config.toml). No value goes backward; to allow that, use pgsub refresh --sequences
+--allow-backward. If a sequence is missing on the target, has another definition, or lacks a privilege, create prints a
+warning with the statement to run. Later this is an error that does not stop apply; with --disable-on-error it disables
+the subscription, as in the server. pgsub status shows each sequence.
 
 --on-conflict resolves conflicts of a type by a rule, for all tables or for one. pgsub-conflicts(7) describes the types
 and resolutions; without a rule everything is as in the server.
 
 A password in a connection string is moved to a file that only you can read.
 
-With --messages pgsub run logs what pg_logical_emit_message() writes on the publisher: a transactional message once its
-transaction is committed here, any other as it comes, possibly again after a restart. A message in a large, streamed
-transaction may be logged although its savepoint was rolled back, if no row was changed before it since the savepoint.
+With --messages pgsub run logs the messages that pg_logical_emit_message() writes on the publisher. A transactional
+message is logged once its transaction is committed on the target, any other as it arrives, possibly again after a
+restart. A message in a large, streamed transaction may be logged although its savepoint was rolled back, if no row was
+changed between the savepoint and the message.
 
---password-required makes the publisher ask for a password at every connection, and --connection must hold it. It binds
-every user of the target but superusers, and only they may give --no-password-required. Without either option nothing
-is enforced: the server protects the credentials of its operating-system user, but pgsub runs with your own.
+With --password-required the publisher must ask for a password at every connection, and --connection must contain it.
+This binds every user of the target except superusers, and only superusers may give --no-password-required. Without
+either option nothing is enforced: the server protects the credentials of its operating-system user, but pgsub runs with
+your own.
 """,
     examples=(
         (

@@ -21,11 +21,11 @@ PAGE = Page(
 Ends its workers, drops the slots on the publisher, and removes its progress from the target and its definition from the
 state store. The replicated tables and their rows stay.
 
-Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not contacted: the slot
-retains WAL until something else uses or drops it. With --keep-target nothing is changed on the target, which is gone
-for good; on any other, schema pgsub keeps the subscription's rows, and prepared transactions keep their locks. If the
-target does answer, and another state store was rebuilt from its ledger, the slots are that one's: the command ends
-with 3.
+Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not contacted, and the
+slot retains WAL until something else uses or drops it. --keep-target changes nothing on the target; use it only if the
+target is gone for good, because otherwise schema pgsub keeps the subscription's rows, and prepared transactions keep
+their locks. If the target answers, and another state store was rebuilt from its ledger, the slots belong to that one,
+and the command ends with 3.
 """,
     examples=(
         ("Drop, from a script.", "pgsub drop sales --yes"),

@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 PAGE = Page(
     summary="Go on with a subscription whose slot is lost",
     description="""
-A replication slot that is lost has taken changes with it: it was invalidated (max_slot_wal_keep_size,
-idle_replication_slot_timeout, rows that a standby needed), dropped, or made again; the publisher failed over to a
-standby that does not have it, or went back in time (a standby that lagged, a restored backup). The subscription then
-stops with exit code 7. This command makes another slot, and has every table compared with the publisher's snapshot of
-its own slot: only rows that differ are sent and written, as by pgsub refresh --adopt. No table is emptied.
+When a replication slot is lost, the changes that it kept are lost for the subscription, which stops with exit code 7.
+This happens if the slot was invalidated (max_slot_wal_keep_size, idle_replication_slot_timeout, rows that a standby
+needed), dropped, or created again, or if the publisher failed over to a standby without the slot or went back in time
+(a standby that was behind, a restored backup). This command creates another slot, and has every table compared with the
+publisher. Only rows that differ are sent and written, as by pgsub refresh --adopt. No table is emptied.
 
-The publisher is the truth. Rows that it does not have are deleted on the target, also those that somebody wrote
-there, and, where the publisher went back in time, those that it has lost. Of each table --keep-replaced such rows are
-kept on the target, in pgsub.skipped_change, as are those that are replaced, and pgsub conflicts list shows them.
-Tables that are published and new are added, and tables that are no longer published are removed, as by pgsub refresh.
-A table whose copy had not ended goes on with it. Apply keeps off a table until it is compared; the others are
+The publisher decides. Rows that it does not have are deleted on the target, even if somebody wrote them there, and also
+those that a publisher that went back in time has lost. For each table, up to --keep-replaced rows that are deleted or
+replaced are kept on the target, in pgsub.skipped_change, and pgsub conflicts list shows them. As by pgsub refresh,
+tables that are new in the publications are added, and tables that are no longer published are removed. A copy of a
+table that had not ended continues. Changes of a table are not applied until it has been compared; the other tables are
 replicated meanwhile.
 
-What waited for the lost changes is given up, and each is named before: transactions that are prepared on the target
-are rolled back, transactions that were to be skipped do not come, and held tables are released without their kept
-changes, for the comparison brings what the publisher has. two_phase is enabled again once every table is ready, and
-the new slot is a failover slot if the subscription says so.
+Whatever was waiting for the lost changes is given up, and the command lists it first. Transactions that are prepared on
+the target are rolled back. Skips that were set are cleared. Held tables are released without their kept changes,
+because the comparison brings the publisher's rows. two_phase is enabled again once every table is ready. The new slot
+is a failover slot if the subscription has the option failover.
 
-Nothing is done where slot, publisher and ledger fit together; --force makes another slot all the same, where it is
-known from elsewhere that changes are missing. A slot of that name that another consumer uses, or of another kind or
-database, is never dropped: give the new one another name with --slot-name.
+If slot, publisher and ledger match, nothing is done. If you know that changes are missing all the same, --force creates
+another slot. A slot of the same name that another consumer uses, or that has another kind or database, is never
+dropped; in that case give the new slot another name with --slot-name.
 
-Where pgsub run serves the subscription, it does the work and this command shows the progress; the subscription may be
-disabled, too. If the command is killed, apply does not go on until it is repeated. Creating a slot waits until all
-transactions of the publisher that write have ended, prepared ones included.
+If pgsub run serves the subscription, it does the work, and this command shows the progress. The subscription may be
+disabled. If the command is killed, run it again; apply does not continue before that. To create a slot, the publisher
+waits until all transactions that write have ended, prepared ones included.
 """,
     examples=(
         ("See what is wrong, and what would be done.", "pgsub reconcile sales --dry-run"),

@@ -30,20 +30,20 @@ rejected where a foreign key of another table references it, where a trigger on 
 subscription writes to the table. Tables that reference each other may be named together. The command asks on a
 terminal; elsewhere --yes is needed.
 
-With --adopt no table is truncated: rows of the tables of --resync, and of new tables that have some, are compared
-with the publisher's, and only what differs is brought; rows that the publisher does not have are deleted.
-pgsub-create(1) says what is compared, and what is kept of rows that are replaced. Foreign keys and triggers on
-TRUNCATE are no obstacle. Apply keeps off the table meanwhile, as while it is copied.
+With --adopt no table is truncated. The rows of the tables of --resync, and of new tables that already have rows, are
+compared with the publisher's, and only rows that differ are sent and written. Rows that the publisher does not have are
+deleted. pgsub-create(1) says what is compared, and which replaced rows are kept. Foreign keys and triggers on TRUNCATE
+are no obstacle. As while a table is copied, its changes are not applied meanwhile.
 
-With --sequences nothing but the values of sequences is refreshed, from publishers of any version: of sequences that
-subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once;
-sequences follow the publisher where the subscription has the option --sequences. A sequence of the target that is ahead
-stays as it is, unless --allow-backward is given; values that the target has given are then given again. A sequence that
-is missing on the target, is defined otherwise, or lacks a privilege is an error with the statement to paste; the others
-are set.
+With --sequences only the values of sequences are refreshed, and only once. Publishers of any version support this for
+sequences that subscribed tables own or use in defaults, and publishers of PostgreSQL 19 also for published sequences.
+To let sequences follow the publisher, give the subscription the option --sequences. A sequence of the target that is
+ahead is not changed, unless --allow-backward is given; the target then gives out values again that it has given out
+before. If a sequence is missing on the target, has another definition, or lacks a privilege, the command reports an
+error with the statement to run; the other sequences are set.
 
-New tables are checked as by pgsub create. With --dry-run nothing is changed and the plan is printed, with --json as
-one document. Where pgsub run serves the subscription, it does the work and this command shows the progress.
+New tables are checked as by pgsub create. --dry-run changes nothing and prints the plan, with --json as one document.
+If pgsub run serves the subscription, it does the work, and this command shows the progress.
 """,
     examples=(
         ("Take up the tables that were added to the publications.", "pgsub refresh sales"),
