@@ -97,7 +97,7 @@ class Writer(SupervisedThread):
         try:
             self.checkpoint()
             units.wait(unit, lambda: unit.after < 0 or units.units[unit.after].state == "committed")
-            self._commit(units, unit, *self._executed(units, unit))
+            self._commit(units, unit, self._executed(units, unit))
             unit.busy = time.thread_time() - busy
         except BaseException as error:
             unit.error = error
@@ -108,7 +108,7 @@ class Writer(SupervisedThread):
         else:
             units.set(unit, "committed")
 
-    def _executed(self, units: Units, unit: Unit) -> tuple[TargetSession, Executor]:
+    def _executed(self, units: Units, unit: Unit) -> TargetSession:
         """Execute the changes of a unit in an open transaction.
 
         :raises Deviation: a row is missing, or the target's order cannot be had.
@@ -125,7 +125,7 @@ class Writer(SupervisedThread):
             raise Deviation("a row is missing, or another origin wrote it")
         unit.changes, unit.counters = executor.changes - changes, executor.counters
         failpoints.point("apply.unit_executed")
-        return session, executor
+        return session
 
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self._session is None or self._executor is None:
@@ -144,7 +144,7 @@ class Writer(SupervisedThread):
             known = error if isinstance(error, PgsubError) else server_words.said(error)
             raise NoSession(known.message) from error
 
-    def _commit(self, units: Units, unit: Unit, session: TargetSession, executor: Executor) -> None:
+    def _commit(self, units: Units, unit: Unit, session: TargetSession) -> None:
         before = units.units[unit.number - 1]
         self._await(units, unit, before, session)
         last = unit.batch.last

@@ -84,7 +84,7 @@ def wait(options: WaitOptions) -> None:
                 raise _recorded(problem)
             if not options.even_if_stopped and options.condition != "disabled":
                 _refuse_stopped(subscription, missing, unserved)
-                _refuse_held(options, subscription, _held(options, store, subscription))
+                _refuse_held(subscription, _held(options, store, subscription))
             if expired:
                 raise _timeout(options, store, subscription, missing)
             time.sleep(_POLL)
@@ -247,7 +247,7 @@ def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -
         raise StateForbids(message, detail=missing, hint=f"{_START}\npgsub run {word(name)}")
 
 
-def _refuse_held(options: WaitOptions, subscription: Subscription, held: list[str]) -> None:
+def _refuse_held(subscription: Subscription, held: list[str]) -> None:
     """End the wait for changes that are kept: none is applied until an operator releases their table."""
     # guard: a subscription with a held table is not called caught up
     if held:

@@ -201,8 +201,11 @@ class Progress:
         :raises TargetUnavailable: the connection broke: only the ledger knows whether it is committed.
         """
         values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
+        self._commit((self._advance, values, self._moved))
+
+    def _commit(self, *steps: Step) -> None:
         try:
-            self._pipeline.round_trip((self._advance, values, self._moved), (_COMMIT, (), None))
+            self._pipeline.round_trip(*steps, (_COMMIT, (), None))
         except StatementFailed as failure:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
@@ -219,12 +222,7 @@ class Progress:
         :raises StreamsMustRestart: as of :meth:`close`, and so the others.
         """
         values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
-        try:
-            self._pipeline.round_trip(turns.awaiting(turn), (self._succeed, values, self._moved), (_COMMIT, (), None))
-        except StatementFailed as failure:
-            if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
-                raise StreamsMustRestart("compare-and-set of the progress row failed") from None
-            raise
+        self._commit(turns.awaiting(turn), (self._succeed, values, self._moved))
 
     def follow(self, other: Progress) -> None:
         """Remember where the row is that another session of the worker moved."""

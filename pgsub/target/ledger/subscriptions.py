@@ -64,7 +64,6 @@ class RelationState:
     handover_lsn: int | None = None
     sync_slot: str | None = None
     attempt: int = 0
-    copy_mode: str | None = None
     spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
     copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
     recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
@@ -179,18 +178,18 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
     """
     rows = connection.execute(
         "SELECT r.srrelid::bigint, coalesce(n.nspname::text, r.schemaname), coalesce(c.relname::text, r.relname),"
-        " r.srsubstate::text, r.srsublsn::text, r.handover_lsn::text, r.sync_slot, r.attempt, r.copy_mode,"
+        " r.srsubstate::text, r.srsublsn::text, r.handover_lsn::text, r.sync_slot, r.attempt,"
         " r.spare_slot, r.copy_bytes, r.schemaname, r.relname, r.adopt, r.adopted FROM pgsub.subscription_rel r"
         " LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid"
         " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.subid = %s ORDER BY r.srrelid",
         (subid,),
     )
     found = []
-    for oid, schema, name, state, lsn, handover, slot, attempt, mode, spare, size, *old, adopt, adopted in rows:
+    for oid, schema, name, state, lsn, handover, slot, attempt, spare, size, *old, adopt, adopted in rows:
         recorded = None if [schema, name] == old else (old[0], old[1])
         brought = None if adopted is None else (adopted[0], adopted[1], adopted[2])
         lsns = (lsn_or_none(lsn), lsn_or_none(handover))
-        one = RelationState(oid, schema, name, state, *lsns, slot, attempt, mode, spare, size, recorded)
+        one = RelationState(oid, schema, name, state, *lsns, slot, attempt, spare, size, recorded)
         found.append(replace(one, adopt=adopt, adopted=brought))
     return found
 
