@@ -115,12 +115,12 @@ def verify(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts read at the same time.")] = 4,
     rate: Annotated[
         int | None,
-        typer.Option("--rate", metavar="SIZE", parser=parse_rate, help="Read this much a second, each side."),
+        typer.Option("--rate", metavar="SIZE", parser=parse_rate, help="Read this much per second on each server."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a verify that broke off.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a verify that was killed or failed.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
     timeout: Timeout = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Bring what differs to the publisher's state.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Change rows that differ to the publisher's state.")] = False,
     right: Annotated[
         Literal["publisher"] | None, typer.Option("--from", help="With --repair: whose rows are right.")
     ] = None,

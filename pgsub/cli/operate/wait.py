@@ -71,7 +71,7 @@ def wait(
     ],
     timeout: Timeout = None,
     even_if_stopped: Annotated[
-        bool, typer.Option("--even-if-stopped", help="Wait although it is disabled, not served, or a table is held.")
+        bool, typer.Option("--even-if-stopped", help="Wait even if it is disabled, not served, or a table is held.")
     ] = False,
 ) -> None:
     """Wait."""

@@ -41,7 +41,7 @@ def drop(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
     keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
     keep_target: Annotated[
-        bool, typer.Option("--keep-target", help="Leave the target alone, which is gone for good.")
+        bool, typer.Option("--keep-target", help="Change nothing on the target, which is gone for good.")
     ] = False,
     yes: Yes = False,
 ) -> None:

@@ -37,9 +37,7 @@ _DEAD = (
 )
 
 
-Adopt = Annotated[
-    bool, typer.Option("--adopt", help="Compare tables that have rows, and bring or delete only what differs.")
-]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Compare tables that have rows, and write only rows that differ.")]
 KeepReplaced = Annotated[
     int,
     typer.Option(
@@ -130,7 +128,7 @@ class Parameters:
         bool, typer.Option(help="Request logical decoding messages (pg_logical_emit_message) and log them.")
     ] = False
     sequences: Annotated[
-        bool, typer.Option(help="Bring sequences to the publisher's values, and keep them close; none goes backward.")
+        bool, typer.Option(help="Keep sequences close to the publisher's values; none goes backward.")
     ] = False
     apply_mode: Annotated[
         Literal["batched", "transactional"],
@@ -143,15 +141,17 @@ class Parameters:
     max_sync_workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Table synchronization workers at once; small tables share one.")
     ] = 2
-    copy_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at once.")] = 2
+    copy_workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at the same time.")
+    ] = 2
     apply_workers: Annotated[
         int,
         typer.Option(
             metavar="N|auto",
             parser=sessions_that_apply,
             show_default="auto",
-            help="Sessions of the target that apply at once where apply waits for it, each with a replication origin of"
-            " its own; commits keep their order. With auto as many as are seen to pay, and as the target has room for.",
+            help="Sessions of the target that apply at the same time, each with a replication origin of its own;"
+            " commits keep their order. auto adds sessions only while they pay and the target has room for them.",
         ),
     ] = AUTO
     max_parallel_apply_workers: Annotated[

@@ -63,7 +63,7 @@ class Refresh:
     adopt: options.Adopt = False
     keep_replaced: options.KeepReplaced = KEEP
     sequences: Annotated[
-        bool, typer.Option("--sequences", help="Bring sequences to the publisher's values, and do nothing else.")
+        bool, typer.Option("--sequences", help="Set sequences to the publisher's values, and do nothing else.")
     ] = False
     allow_backward: Annotated[
         bool, typer.Option("--allow-backward", help="With --sequences: also set those that are ahead of the publisher.")
