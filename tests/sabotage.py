@@ -71,6 +71,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a part waits for the last one that it depends on, whatever was joined": (
         "test_a_part_waits_for_what_any_of_its_transactions_depends_on",
     ),
+    "a slot that another consumer uses is left to it": (
+        "test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_use",
+    ),
     "an epoch is claimed once": ("test_the_same_task_run_twice_is_refused",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
     "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),

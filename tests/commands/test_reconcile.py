@@ -221,7 +221,11 @@ def test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_
         other.pgconn.send_query(b"START_REPLICATION SLOT s LOGICAL 0/0 (proto_version '1', publication_names 'p')")
         tables[0].wait("SELECT active FROM pg_replication_slots WHERE slot_name = 's'", value=True)
         one_error(cli("reconcile", "s", "--yes"), 3, 'replication slot "s" is in use', 'of "another" streams from it')
-    ended = cli("reconcile", "s", "--yes")
+        ended = cli("reconcile", "s", "--slot-name", "other", "--yes")
+        assert ended.returncode == 0, ended.stderr
+        assert 'replication slot "s" was left on the publisher' in ended.stderr
+    assert tables[0].rows(_SLOTS) == [("other",), ("s",)]
+    ended = cli("reconcile", "s", "--slot-name", "s", "--force", "--yes")
     assert ended.returncode == 0, ended.stderr
     same(tables, "a", "b")
     assert cli("drop", "s", "--yes").returncode == 0

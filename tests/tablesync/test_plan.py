@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -96,6 +97,13 @@ def test_every_task_has_some_chunks_to_do_but_no_chunk_is_tiny(workers: int, chu
         (_target(rules=True), SUB, True, "a rule on the target table would apply"),
         (_target(), SUB, False, "session_replication_role cannot be set"),
         (_target(), Subscription(1, "s", "", "", ("p",), "s", copy_atomic=True), True, "copy_atomic is set"),
+        (
+            _target(),
+            replace(SUB, on_conflict=("insert_exists=skip",)),
+            True,
+            "rules decide about conflicts of its rows",
+        ),
+        (_target(), replace(SUB, on_conflict=("update_missing=skip",)), True, None),
     ],
 )
 def test_a_large_table_is_copied_in_chunks_only_where_nothing_would_notice(

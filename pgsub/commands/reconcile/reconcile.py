@@ -22,19 +22,20 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, room, tables
-from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose, is_foreign
+from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, diagnose, is_foreign
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
-from pgsub.common import failpoints
+from pgsub.common import failpoints, quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import reconciliation, skip, two_phase, worker_takeover
@@ -251,14 +252,38 @@ def _make_slot(
         who = identity.identify(replication)
         for old in {name: None, sub.slot_name or name: None}:
             state = slots.slot_state(replication, old)
-            if state is not None and not is_foreign(state, who.dbname):
-                slots.drop_slot(replication, old)
+            if state is None or is_foreign(state, who.dbname):
+                continue
+            # guard: a slot that another consumer uses is left to it
+            if old != name and _has_another_consumer(replication, found, state, who.dbname, reporter):
+                continue
+            slots.drop_slot(replication, old)
         failpoints.point("reconcile.dropped")
         store.alter(sub.subid, slot_name=name)  # which no worker follows yet: the ledger says what is under way
         with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=options.deadline):
             position = slots.create_slot(replication, name, failover=sub.failover)
     failpoints.point("reconcile.created")
     return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
+
+
+def _has_another_consumer(
+    replication: publisher.Connection, found: Reconciliation, slot: slots.SlotState, dbname: str, reporter: Reporter
+) -> bool:
+    """Return whether somebody else has used the former slot of the subscription since it was lost, and warn then."""
+    detail = "It is past what the subscription has received."
+    try:
+        check_ours(replication, found.plan.sub, slot.name, dbname)
+        if (slot.confirmed_flush_lsn or 0) <= found.diagnosis.position.reported_lsn:
+            return False
+    except StateForbids as error:
+        detail = error.detail or detail
+    reporter.warning(
+        f'replication slot "{slot.name}" was left on the publisher',
+        detail=detail,
+        hint="If nothing else needs it, drop it on the publisher, for it keeps WAL:\n"
+        f"SELECT pg_drop_replication_slot({quoting.literal(slot.name)});",
+    )
+    return True
 
 
 def _record(session: psycopg.Connection, store: StateStore, found: Reconciliation, attempt: int) -> None:

@@ -49,7 +49,8 @@ class Chunk:
 def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
     """Return why a table must be copied in one transaction, None where chunks are safe if it is found empty.
 
-    Half a table is visible while chunks commit, and what a trigger did cannot be undone.
+    Half a table is visible while chunks commit, and what a trigger did cannot be undone. Rows that rules for conflicts
+    decide about are written by subtransactions, and nobody could tell later which chunk they are of.
     """
     if sub.copy_atomic:
         return "copy_atomic is set"
@@ -63,6 +64,8 @@ def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation
         return "a trigger on the target table would fire"
     if target.rules:
         return "a rule on the target table would apply"
+    if rules_of(sub, target):
+        return "rules decide about conflicts of its rows"
     return None
 
 
