@@ -302,10 +302,15 @@ ALTER TABLE pgsub_worker ADD COLUMN sessions INTEGER;
 ALTER TABLE pgsub_worker ADD COLUMN sessions_why TEXT;
 """
 
+_WAY_BACK = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_way_back_of INTEGER;
+"""
+
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
 MIGRATIONS: tuple[tuple[int, str], ...] = (
     (1, _SUBSCRIPTION + _PROGRESS + _HISTORY),
     (2, _SEQUENCES + _MOVES),
     (3, _APPLY_WORKERS),
     (4, _SESSIONS),
+    (5, _WAY_BACK),
 )

@@ -51,6 +51,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "sequences": ("pgsub_sequences", BOOL),
     "moves": ("pgsub_moves", INT),
     "apply_workers": ("pgsub_apply_workers", SESSIONS),
+    "way_back_of": ("pgsub_way_back_of", optional(INT)),
 }
 #: what the ledger's copy of a definition leaves out: secrets may be near it, or the ledger has it elsewhere, or it is
 #: learnt from the target

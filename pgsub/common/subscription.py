@@ -60,6 +60,7 @@ class Subscription:
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
     moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
+    way_back_of: int | None = None  #: the subscription whose switchover made it, to lead back
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:

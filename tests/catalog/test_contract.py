@@ -20,7 +20,7 @@ COLUMNS = {
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
     "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
     "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips pgsub_on_conflict "
-    "pgsub_sequences pgsub_moves pgsub_apply_workers",
+    "pgsub_sequences pgsub_moves pgsub_apply_workers pgsub_way_back_of",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pgsub_sequence": "subid srrelid srsubstate schemaname relname publisher_value publisher_is_called target_value "
     "target_is_called ahead problem taken_at",

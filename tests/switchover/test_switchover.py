@@ -454,3 +454,38 @@ def test_a_subscription_of_somebody_else_is_never_taken_for_the_way_back(mover: 
     assert mover("--abort")["state"] == "as before"
     assert [row["subname"] for row in mover.subscriptions()] == ["moved", "moved_back"]
     assert _insert(mover, 0, 1) == 1
+
+
+def test_what_a_row_of_the_target_names_as_the_way_back_is_neither_enabled_nor_dropped(mover: Mover) -> None:
+    cli, (publisher, target) = mover.cli, mover.databases
+    made = cli(
+        *("create", "moved_back", "--connection", target.conninfo, "--target", publisher.conninfo),
+        *("--publication", "moved_back", "--slot-name", "foreign", "--no-copy-data", "--no-wait", "--no-enabled"),
+    )
+    assert made.returncode == 0, made.stderr
+    [(moved,), (other,)] = cli.sql("SELECT oid FROM pg_subscription ORDER BY subname")
+    row = f"gen_random_uuid(), 'taking', {moved}, 'moved', 'moved_back', {other}, 'done', 'read-only', '{{}}'"
+    columns = "id, side, subid, subname, back_name, back_subid, phase, fence, saved"
+    mover.alone(1, f"BEGIN READ WRITE; INSERT INTO pgsub.switchover ({columns}) VALUES ({row}); COMMIT")
+    ended = cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(ended, 3, 'subscription "moved_back", which is to lead back, is not the one that was made')
+    for phase in "planned", "declined":
+        mover.alone(1, f"BEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{phase}'; COMMIT")
+        assert mover("--abort")["state"] == "as before"
+    shown = cli.sql("SELECT subname, subenabled FROM pg_subscription ORDER BY 1")
+    assert shown == [("moved", 1), ("moved_back", 0)]
+
+
+@pytest.mark.long
+def test_a_target_does_not_let_clients_write_on_a_publisher_that_gave_the_right_to_another_one(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.side = 1
+    cli = mover.cli
+    made = cli.create("second", "--no-copy-data", "--no-wait", "--no-enabled")
+    assert made.returncode == 0, made.stderr
+    [(second,)] = cli.sql("SELECT oid FROM pg_subscription WHERE subname = 'second'")
+    mover.alone(1, f"UPDATE pgsub.switchover SET subid = {second}, phase = 'declined'")
+    assert cli("switchover", "second", "--abort", "--yes").returncode == 0
+    _refused(mover, 0)
+    assert mover.rows(0, "SELECT subname FROM pgsub.subscription") == [("moved_back",)]
+    mover.caught_up()

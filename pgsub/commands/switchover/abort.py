@@ -84,7 +84,7 @@ def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscri
     is_gone = options.gone == TARGET
     with ledger_session(back) as giving:
         entry = journal.of_subscription(giving, journal.GIVING, back.subid)
-        if entry is None:
+        if entry is None or back.way_back_of != sub.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
         check_command(entry, options)
         right.release(entry, giving, None, right.commands(options, sub, back), taking_is_gone=is_gone)

@@ -24,7 +24,7 @@ from pgsub.target.ledger import schema, two_phase
 
 #: The first version of a publisher that leaves out what has an origin.
 _ORIGIN_VERSION = 160000
-_OWN = {"publications", "enabled", "password_required", "password_enforced", "on_conflict"}
+_OWN = {"publications", "enabled", "password_required", "password_enforced", "on_conflict", "way_back_of"}
 _SETTINGS = {one.name for one in fields(Subscription)} - _OWN
 
 
@@ -64,7 +64,7 @@ def way_back(
         two_phase=sub.two_phase != two_phase.DISABLED,
         password_required=_password_required(chosen),
         on_conflict=chosen.get("on_conflict", ()),
-        settings=_settings(chosen),
+        settings={**_settings(chosen), "way_back_of": sub.subid},
         subid=subid,
     )
 

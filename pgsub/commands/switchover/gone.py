@@ -106,29 +106,44 @@ def returned(
 ) -> Iterator[tuple[Entry, psycopg.Connection] | None]:
     """Open a session on a giving side that was said to be gone when the taking one declined, and is back, still fenced.
 
-    :return: the row of the taking side, and the session; None where there is no such server.
+    :return: the row of the giving side, and the session; None where there is no such server.
     :raises TargetUnavailable: the giving side cannot be reached.
     """
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
-    if entry is None or entry.phase != journal.DECLINED or entry.back_subid is None:
+    if entry is None or entry.phase != journal.DECLINED:
         yield None
         return
     with giving_session(options, sub, store) as giving:
         installed = schema.installed_version(giving) >= schema.VERSION
         there = journal.of(giving, entry.id) if installed else None
-        yield None if there is None or there.phase == journal.RELEASED else (entry, giving)
+        if there is not None and not _is_left(there, sub, store):
+            there = None
+        yield None if there is None else (there, giving)
+
+
+def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
+    """Return whether a row of the giving side is what is left there of a subscription's switchover.
+
+    Its id comes from the taking side, which could name one of another subscription, whose way back is in use.
+    """
+    # guard: a target opens no publisher that gave the right to write to another one
+    if there.subname != sub.name or store.subscription_by_id(there.subid) is not None:
+        return False
+    return there.side == journal.GIVING and there.phase != journal.RELEASED
 
 
 def reopen(
-    options: SwitchoverOptions, sub: Subscription, entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection
+    options: SwitchoverOptions, sub: Subscription, there: Entry, giving: psycopg.Connection, taking: psycopg.Connection
 ) -> None:
-    """Let clients write on a giving side that is back: what the taking side has declined it never takes."""
-    check_command(entry, options)
-    right.release(entry, giving, taking, right.commands(options, sub, None))
-    assert entry.back_subid is not None
+    """Let clients write on a giving side that is back: what the taking side has declined it never takes.
+
+    :param there: the row of the giving side, which names what is forgotten there: that of the other could name any.
+    """
+    check_command(there, options)
+    right.release(there, giving, taking, right.commands(options, sub, None))
     with durable(giving):
-        subscriptions.forget(giving, entry.back_subid)
-        journal.move(giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+        subscriptions.forget(giving, there.subid)
+        journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
 
 
 def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:

@@ -12,7 +12,7 @@ from pgsub.commands.switchover import gone
 from pgsub.commands.switchover.choices import choices
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, found
-from pgsub.commands.switchover.under_way import under_way
+from pgsub.commands.switchover.under_way import under_way, way_back_of
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -60,7 +60,7 @@ def status(options: SwitchoverOptions) -> Outcome:
             if back is None:
                 raise
             return _of_giving(options, back)
-        return _of_both(options, here, back)
+        return _of_both(options, here, way_back_of(store, here))
 
 
 def _of_declined(
@@ -69,11 +69,9 @@ def _of_declined(
     """Tell whether a publisher that was said to be gone is back, and still fenced."""
     with contextlib.suppress(TargetUnavailable), gone.returned(options, store, sub, taking) as back_again:
         if back_again is not None:
-            entry, giving = back_again
-            there = journal.of(giving, entry.id)
-            found = Outcome(*options.names, UNDER_WAY, taking=entry.phase, said=_RETURNED)
-            found.giving = None if there is None else there.phase
-            found.choices = choices(options, entry, entry, there, ())
+            there, _ = back_again
+            found = Outcome(*options.names, UNDER_WAY, there.phase, journal.DECLINED, said=_RETURNED)
+            found.choices = choices(options, there, journal.of(taking, there.id), there, ())
             return found
     return Outcome(*options.names, NONE)
 
@@ -96,7 +94,7 @@ def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
 def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None) -> Outcome:
     there: Entry | None = None
     away: tuple[str, ...] = ()
-    if back is not None and back.subid == here.back_subid:
+    if back is not None:
         try:
             with ledger_session(back) as giving:
                 there = journal.of(giving, here.id)

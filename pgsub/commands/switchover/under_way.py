@@ -16,8 +16,11 @@ PROMOTES = "promotes"
 
 
 def way_back_of(store: StateStore, entry: Entry) -> Subscription | None:
-    """Return the subscription that was made to lead back, whatever it is called; None where there is none."""
-    return None if entry.back_subid is None else store.subscription_by_id(entry.back_subid)
+    """Return the subscription that was made to lead back, whatever it is called; None where there is none.
+
+    :param entry: of the taking side. It could name any subscription; which one was made for it the state store knows.
+    """
+    return next((one for one in store.subscriptions() if one.way_back_of == entry.subid), None)
 
 
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
