@@ -104,6 +104,17 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a session that is just starting is one that began before": (
         "test_a_session_that_is_just_starting_does_not_slip_through_a_fence",
     ),
+    "what the machine lacks is no bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
+    "what the machine lacks ends no launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
+    "a thread that does not begin is not waited for without a limit": (
+        "test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for_for_ever",
+    ),
+    "a connection that cannot be accepted is not asked for without a pause": (
+        "test_metrics_without_a_file_descriptor_wait_without_a_spin",
+    ),
+    "a target opens no publisher that gave the right to write to another one": (
+        "test_a_target_does_not_let_clients_write_on_a_publisher_that_gave_the_right_to_another_one",
+    ),
     "a database takes part in one switchover at a time": (
         "test_a_database_takes_part_in_one_switchover_and_gives_the_right_once",
     ),

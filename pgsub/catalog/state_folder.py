@@ -48,9 +48,9 @@ def prepare_folder(folder: Path) -> None:
             _create(folder)
         _check_folder(folder)
         _check_parent(folder.parent.resolve())
+        network = network_file_system(folder.resolve(), _MOUNTS.read_text() if _MOUNTS.exists() else "")
     except OSError as error:
         raise StateStoreError(f'could not open state folder "{folder}": {error.strerror}') from None
-    network = network_file_system(folder.resolve(), _MOUNTS.read_text() if _MOUNTS.exists() else "")
     if network:
         raise StateStoreError(
             f'state folder "{folder}" is on a network file system ({network})',

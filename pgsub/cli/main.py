@@ -18,6 +18,7 @@ from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents
 from pgsub.cli.pages import PAGES
 from pgsub.common.errors import InternalError, PgsubError, UsageError
+from pgsub.common.out_of_resources import out_of_resources
 
 _LIKE = re.compile(r": (--?\S+) \((?:Possible options: |Did you mean )(.*?)\??\)")
 _ONE_OF = re.compile(r"'([^']*)' is not one of (.*)")
@@ -114,6 +115,8 @@ def _bug(error: Exception, args: Sequence[str]) -> int:
         import traceback
 
         console.say(traceback.format_exc().rstrip())
+    if (lack := out_of_resources(error)) is not None:
+        return _fail(lack, args)
     text = console.redacted(str(error)).partition("\n")[0]
     report = InternalError(
         f"unexpected {type(error).__name__}: {text}",

@@ -304,6 +304,12 @@ class SpoolFailed(PgsubError):
     directive = Directive.RETRY
 
 
+class OutOfResources(PgsubError):
+    """The machine, or a limit of the process, has no more descriptors, memory, processes or room."""
+
+    directive = Directive.RETRY
+
+
 _TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", "40P01", "55P03"})
 
 

@@ -4,7 +4,7 @@
 when the named point is reached (``@n``: only the n-th time in this process). Actions: ``kill`` (SIGKILL to this
 process), ``kill:PIDFILE`` (SIGKILL to the process whose pid that file holds), ``sleep:SECONDS``,
 ``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``,
-``die`` (end the thread by what no handler of errors catches).
+``memory`` (raise MemoryError), ``die`` (end the thread by what no handler of errors catches).
 An action fires once per process and, with ``PGSUB_FAILPOINTS_DIR``, once for all: a file named after the point marks
 it as reached, so a restarted worker passes, and a test can assert that the point was really hit. A test that makes
 that file beforehand arms the point at the moment it removes it.
@@ -111,6 +111,8 @@ def _act(name: str, action: str) -> None:
             time.sleep(0.02)
     elif verb == "error":
         raise TargetUnavailable(f"failpoint {name}", sqlstate=argument or "57P01")
+    elif verb == "memory":
+        raise MemoryError
     elif verb == "die":
         raise SystemExit(f"failpoint {name}")
     else:

@@ -15,8 +15,20 @@ from typing import Any, TypeVar
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, ThreadDied
+from pgsub.common.out_of_resources import NO_THREAD
 
 Result = TypeVar("Result")
+
+#: Seconds in which a thread must begin: one that finds no memory to begin with never says so.
+BEGIN_SECONDS = 30.0
+
+
+class _Begun(threading.Event):
+    """The event that ``Thread.start`` waits for without a limit (python/cpython, ``Lib/threading.py``)."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the event, but not for ever."""
+        return super().wait(BEGIN_SECONDS if timeout is None else timeout)
 
 
 class SupervisedThread(threading.Thread):
@@ -41,9 +53,23 @@ class SupervisedThread(threading.Thread):
         self._body = body
         self._on_death = on_death
         self._death: BaseException | None = None
+        self._begun = vars(self)["_started"] = _Begun()
+        self._claim = threading.Lock()  #: taken by the thread when it runs, or by who has given it up
+
+    def start(self) -> None:
+        """Start the thread.
+
+        :raises RuntimeError: it cannot be started, in the interpreter's words: or it has not begun for want of memory.
+        """
+        super().start()
+        # guard: a thread that does not begin is not waited for without a limit
+        if not self._begun.is_set() and self._claim.acquire(blocking=False):
+            raise RuntimeError(NO_THREAD)
 
     def run(self) -> None:
-        """Run the thread."""
+        """Run the thread, unless it was given up."""
+        if not self._claim.acquire(blocking=False):
+            return
         try:
             self.checkpoint()
             self.work()

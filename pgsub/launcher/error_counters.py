@@ -11,6 +11,7 @@ from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
 from pgsub.common.errors import ApplyError, InternalError, PgsubError, shortened
+from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 
@@ -19,9 +20,12 @@ _COPIED = ("index_name", "key", "message", "detail", "context", "replica_identit
 
 
 def internal_error(error: Exception) -> PgsubError:
-    """Turn an unexpected exception into an error of pgsub's own, with its place."""
+    """Turn an unexpected exception into an error of pgsub's own: what the machine lacks, or a bug with its place."""
     if isinstance(error, PgsubError):
         return error
+    # guard: what the machine lacks is no bug
+    if (lack := out_of_resources(error)) is not None:
+        return lack
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].name} (line {frames[-1].lineno})" if frames else "unknown"
     return InternalError(f"unexpected {type(error).__name__}: {shortened(str(error))}", context=where)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
+from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -86,6 +87,7 @@ class Launcher:
         self._served: dict[int, _Served] = {}
         self._unusable: dict[int, str] = {}
         self._unseen = ""  #: why Spark could not be asked last
+        self._lack: str | None = None  #: of the machine, as it was logged
         self._manager = ServiceManager()
         self._janitor = TimedExecutor("janitor", TICK)
         self._next_tidy = self._next_look = 0.0
@@ -119,16 +121,13 @@ class Launcher:
                     )
                 stop.wait(TICK)
                 self._manager.alive()
-                self._listen()
-                with contextlib.suppress(StateStoreError):  # it only shows
-                    tick(self._recorder.run)
-                self._reap()
-                self._reconcile()
-                self._look()
+                try:
+                    self._turn(tick)
+                except Exception as error:
+                    self._lacks(error)
                 if (lost := self._engine.lost) is not None:
                     self._log("ERROR", lost.log_text())  # what is printed goes to a pipe whose other end has ended, too
                     raise lost
-                self._tidy()
         except TimeoutExpired as error:
             expired = error
         finally:
@@ -138,6 +137,29 @@ class Launcher:
         if expired is not None:
             raise problem or expired
         return [replace(one, error=one.error or problem) for one in self._ended.values()]
+
+    def _turn(self, tick: Callable[[Run], None]) -> None:
+        self._listen()
+        with contextlib.suppress(StateStoreError):  # it only shows
+            tick(self._recorder.run)
+        self._reap()
+        self._reconcile()
+        self._look()
+        self._tidy()
+        self._lack = None
+
+    def _lacks(self, error: Exception) -> None:
+        """Log once what the machine lacks; workers go on, and the next turn tries again.
+
+        :raises Exception: the error itself, where it is another one.
+        """
+        lack = out_of_resources(error)
+        # guard: what the machine lacks ends no launcher, always
+        if lack is None:
+            raise error
+        if self._lack != lack.message:
+            self._lack = lack.message
+            self._log("WARNING", lack.log_text())
 
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -225,10 +247,14 @@ class Launcher:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # another launcher serves it; when that ends, we do
         self._count_slots(sub)
-        self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
         runner = Runner(sub, self._shared, self._goal)
+        try:
+            runner.start()
+        except BaseException:  # the machine may have no more threads
+            lock.release()
+            raise
         self._served[sub.subid] = _Served(runner, lock)
-        runner.start()
+        self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
 
     def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
         """Log once that the state folder cannot be used; every tick tries again."""

@@ -28,6 +28,7 @@ from pgsub.common.errors import (
     server_hint,
     shortened,
 )
+from pgsub.common.out_of_resources import no_descriptor
 
 _REPLICATION_ROLE = re.compile(
     r"permission denied to start WAL sender|must be superuser or replication role|permission denied to use replication"
@@ -114,8 +115,10 @@ def refused(error: BaseException, endpoint: str, user: str | None = None) -> Pgs
         return StateForbids(message, detail=detail, hint=POOLER_HINT, sqlstate=state)
     if _REPLICATION_ROLE.search(whole):
         return PermissionMissing(message, detail=detail, hint=replication_hint(user), sqlstate=state or "42501")
-    hints = (hint for pattern, hint in _REFUSALS if re.search(pattern, whole))
-    return PublisherUnavailable(message, detail=detail, hint=next(hints, None), sqlstate=state)
+    hint = next((hint for pattern, hint in _REFUSALS if re.search(pattern, whole)), None)
+    if hint is None and (lack := no_descriptor()) is not None:
+        message, hint = f"could not connect to the publisher: {lack.message}", lack.hint
+    return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=state)
 
 
 POOLER_HINT = (

@@ -23,6 +23,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
+from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
 from pgsub.spark.contexts import ended, is_guest, present
@@ -263,6 +264,8 @@ def _run_task(function: Callable[[Any], Any], item: bytes, _: Iterable[Any]) -> 
     except PgsubError as error:
         return [pickle.dumps((False, error))]
     except BaseException as error:
+        if (lack := out_of_resources(error)) is not None:
+            return [pickle.dumps((False, lack))]
         text = "".join(traceback.format_exception(error)).strip()
         message = f"{type(error).__name__} in a task: {error}".partition("\n")[0]
         return [pickle.dumps((False, InternalError(message, detail=text)))]

@@ -31,6 +31,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 2 * CONNECTIONS
+    pause = 1.0  #: seconds behind a connection that could not be accepted
     seconds = 5.0  #: in which a request has to arrive, and its answer to be taken
 
     def __init__(self, host: str, port: int, folder: Path) -> None:
@@ -48,6 +49,15 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         self._warned = -_QUIET
         super().__init__((str(address[0]), port), _Handler)
         Thread(target=self.serve_forever, daemon=True, name="pgsub metrics").start()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; one that cannot be accepted, for want of descriptors, stays where it waits."""
+        try:
+            return super().get_request()
+        except OSError:
+            # guard: a connection that cannot be accepted is not asked for without a pause
+            time.sleep(self.pause)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread, once fewer than :data:`CONNECTIONS` are served."""

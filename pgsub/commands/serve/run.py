@@ -117,8 +117,9 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
         return
 
     def notice(text: str) -> None:
-        # a handler may interrupt a write of the same stream: leave it to another thread
-        SupervisedThread("notice", "notice", partial(reporter.notice, text)).start()
+        # a handler may interrupt a write of the same stream: leave it to another thread, if there can be one
+        with contextlib.suppress(RuntimeError):
+            SupervisedThread("notice", "notice", partial(reporter.notice, text)).start()
 
     def handler(number: int, frame: FrameType | None) -> None:
         if event.is_set():

@@ -19,6 +19,7 @@ from pgsub.common.errors import (
     TargetUnavailable,
     is_transient,
 )
+from pgsub.common.out_of_resources import no_descriptor
 from pgsub.common.subscription import Subscription
 from pgsub.target.query import scalar
 
@@ -135,6 +136,8 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
         hint = "Check user, password (passfile, service or --target) and the server's pg_hba.conf."
     elif "does not exist" in reason:
         hint = "Check dbname and user in --target."
+    elif (lack := no_descriptor()) is not None:
+        reason, hint = lack.message, lack.hint or hint
     return TargetUnavailable(
         f"could not connect to the target: {reason}",
         detail=" ".join([f"The target is {ci.endpoint(params)}.", *map(str.strip, more), *filter(None, [places])]),
