@@ -388,6 +388,18 @@ def test_check_over_the_threshold_is_8_and_under_it_0(pgsub, store, served):
     assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
 
 
+def test_a_walsender_that_says_nothing_while_its_wal_goes_on_is_a_lag(pgsub, store, orders, served):
+    def lag(silent, current, taken):
+        store.put_workers(5, [_apply_worker(0x20, 0x20, seconds_ago=silent)])
+        store.put_slot(5, SlotRow("orders", current_lsn=current, taken_at=ago(taken)))
+        return pgsub("status", "orders", "--check", "--max-lag", "30s").returncode
+
+    assert lag(60, 0x30, 1) == 8
+    assert lag(60, 0x20, 1) == 0  # there is nothing to say
+    assert lag(60, 0x30, 61) == 0  # what it said came later
+    assert lag(5, 0x30, 1) == 0
+
+
 def test_check_objects_to_a_lag_that_is_not_known_only_when_that_has_lasted_as_long(pgsub, store, served):
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0  # its launcher has just begun
     for stage, worker in (("none", []), ("submitted", []), ("alive", [_apply_worker(0, 0)])):

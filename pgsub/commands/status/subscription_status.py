@@ -15,7 +15,7 @@ from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, SlotRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.common import errors
@@ -31,6 +31,8 @@ from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = dict[str, Any]
+#: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
+SILENT_SECONDS = 10.0
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
@@ -167,7 +169,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     return SubscriptionStatus(
         definition=sub,
         state=state,
-        lag=_lag(store.workers(sub.subid), origin, datetime.now(UTC)) if served else None,
+        lag=_lag(store.workers(sub.subid), origin, store.slot(sub.subid), datetime.now(UTC)) if served else None,
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
         applying=_applying(store.workers(sub.subid)),
         task=task,
@@ -203,17 +205,33 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
     return "waiting" if waits else "running"
 
 
-def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
-    """Return the seconds that apply is behind; 0 if nothing newer has arrived."""
+def _lag(
+    workers: Sequence[WorkerRow], origin: OriginRow | None, slot: SlotRow | None, now: datetime
+) -> float | None:
+    """Return the seconds that apply is behind; 0 if nothing newer has arrived, nor is held up on the publisher."""
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or not worker.received_lsn:
         return None
     silent = seconds_since(worker.silent_since, now)
     done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
     if done >= worker.received_lsn:
-        return silent  # what it is at was received meanwhile
+        return max(silent, _held_up(worker, slot, now))  # what it is at was received meanwhile
     since = worker.latest_end_time or worker.last_msg_send_time
     return max(seconds_since(since, now), silent) if since else None
+
+
+def _held_up(worker: WorkerRow, slot: SlotRow | None, now: datetime) -> float:
+    """Return the seconds of silence of a walsender whose WAL has gone on meanwhile, as another session there saw it.
+
+    A walsender sends keepalives as it reads WAL, and answers those who ask every few seconds.
+    """
+    heard = worker.last_msg_receipt_time
+    if heard is None or slot is None or slot.taken_at is None or slot.taken_at < heard:
+        return 0.0
+    silence = seconds_since(heard, now)
+    gone_on = (slot.current_lsn or 0) > (worker.received_lsn or 0)
+    # guard: a walsender that says nothing does not pass for one that has nothing to say
+    return silence if gone_on and silence > SILENT_SECONDS else 0.0
 
 
 def seconds_since(moment: str | None, now: datetime | None = None) -> float:

@@ -15,6 +15,7 @@ from fix_switchover_obstacles import Scene, between, both, paste, session
 
 from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
 from pgsub.commands.switchover.obstacles.search import find
+from pgsub.publisher.connect import connect
 from pgsub.target.ledger import schema
 
 
@@ -154,6 +155,16 @@ def test_sessions_of_superusers_are_told(scene: Scene) -> None:
         assert [(one.server, one.severity, one.message) for one in found] == [
             ("giving", "warning", 'superuser "postgres" has sessions on the publisher')
         ]
+
+
+def test_sessions_of_replication_that_no_fence_ends_are_told(scene: Scene) -> None:
+    pubdb = scene.pair.pubdb
+    with contextlib.closing(connect(pubdb.conninfo, application_name="other", replication=True)):
+        found = scene.look()
+    assert [(one.server, one.severity, one.message) for one in found] == [
+        ("giving", "warning", 'role "postgres" has sessions of replication on the publisher')
+    ]
+    assert scene.look() == []
 
 
 def test_the_way_back_leads_to_the_same_two_databases(scene: Scene, subdb: Database, pubdb: Database) -> None:

@@ -68,6 +68,13 @@ SELECT DISTINCT r.rolname::text FROM pg_catalog.pg_stat_activity a JOIN pg_catal
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication w WHERE w.pid = a.pid)
  ORDER BY 1
 """
+# A walsender of a database runs statements, too; one of a standby has no database.
+_WALSENDERS = """
+SELECT DISTINCT w.usename::text FROM pg_catalog.pg_stat_replication w JOIN pg_catalog.pg_stat_activity a USING (pid)
+ WHERE a.datname = current_database()
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = w.pid AND s.slot_name = %(slot)s)
+ ORDER BY 1
+"""
 _RIGHTS = """
 SELECT r.rolsuper, r.rolsuper OR pg_catalog.pg_has_role(current_user, d.datdba, 'USAGE'),
        r.rolsuper OR pg_catalog.pg_has_role(current_user, 'pg_signal_backend', 'USAGE'),
@@ -95,6 +102,7 @@ def find(sides: Sides) -> Iterator[Obstacle]:
     yield from _rights(sides, GIVING, ends=True)
     yield from _rights(sides, TAKING, ends=sides.back.fence != COMMAND)
     yield from _superusers(sides)
+    yield from _walsenders(sides)
 
 
 def _prepared(sides: Sides) -> Iterator[Obstacle]:
@@ -202,4 +210,17 @@ def _superusers(sides: Sides) -> Iterator[Obstacle]:
         f"No fence but a command of your own keeps a superuser from writing for sure.{may_end}",
         "Let applications use roles that are no superusers, or see that they do not write meanwhile.",
         **said,
+    )
+
+
+def _walsenders(sides: Sides) -> Iterator[Obstacle]:
+    """Yield roles with sessions that no fence ends: the subscription needs one of this kind itself."""
+    yield from several(
+        [name for (name,) in rows(sides.giving, _WALSENDERS, {"slot": sides.sub.slot_name})],
+        ("role", "roles"),
+        "{} [has|have] sessions of replication on the publisher",
+        "Such a session (replication=database) can run statements, too. It is not ended, and keeps the settings with"
+        " which it began.",
+        "See that nothing writes through them. One that begins behind the fence cannot write.",
+        server=GIVING,
     )
