@@ -52,6 +52,7 @@ _POINTS = {
         "disabled enabled done releasing declined dropped back_dropped"
     ),
     "state": "write",
+    "launcher": "turn",
     "thread": (
         "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end jvm_watch notice publisher_state "
         "heartbeats recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait "

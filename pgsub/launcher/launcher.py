@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
+from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription, same_service
@@ -139,6 +140,7 @@ class Launcher:
         return [replace(one, error=one.error or problem) for one in self._ended.values()]
 
     def _turn(self, tick: Callable[[Run], None]) -> None:
+        failpoints.point("launcher.turn")
         self._listen()
         with contextlib.suppress(StateStoreError):  # it only shows
             tick(self._recorder.run)

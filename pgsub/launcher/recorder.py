@@ -16,6 +16,7 @@ from pgsub.catalog.locks import UNRECORDED, TroubleFlag
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, log_text
+from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 
@@ -75,6 +76,12 @@ class Recorder:
             )
         except StateStoreError as failure:
             self._broken, error = True, failure
+        except Exception as failure:
+            lack = out_of_resources(failure)
+            if lack is None:
+                raise
+            self._broken = True
+            error = StateStoreError(f'could not use state store "{self._store.path}": {lack.message}', hint=lack.hint)
         else:
             with self._lock:
                 self._works()

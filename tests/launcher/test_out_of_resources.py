@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,25 +92,28 @@ def test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for_for_ever(
 
 @pytest.mark.long
 def test_a_launcher_without_memory_goes_on_once_it_has_some(
-    cli: Cli, tables: tuple[Database, Database], tmp_path: Path
+    cli: Cli, tables: tuple[Database, Database], tmp_path: Path, reached: Callable[[str], None]
 ) -> None:
-    """Whichever thread lacks it, the main one too, which reads the state store ten times a second."""
-    log, armed = tmp_path / "log", tmp_path / "state.write"
-    armed.touch()
-    env = {"PGSUB_FAILPOINTS": "state.write=memory", "PGSUB_FAILPOINTS_DIR": str(tmp_path), "PGSUB_RETRY_SECONDS": "1"}
+    """Its main thread, and those that use the state store."""
+    log, points = tmp_path / "log", ("launcher.turn", "state.write")
+    for point in points:
+        (tmp_path / point).touch()  # armed when it is removed
+    env = {
+        "PGSUB_FAILPOINTS": ";".join(f"{point}=memory" for point in points),
+        "PGSUB_FAILPOINTS_DIR": str(tmp_path),
+        "PGSUB_RETRY_SECONDS": "1",
+    }
     running = cli.launcher("--log-file", str(log), env=env)
-
-    def lacked() -> bool:
-        armed.unlink(missing_ok=True)
-        return "WARNING:  out of memory" in log.read_text()
-
     assert cli.create("s", "--no-wait").returncode == 0
     assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
-    until(lacked)
-    until(armed.exists)
+    for point, said in zip(points, ("WARNING:  out of memory", 'state.db": out of memory'), strict=True):
+        (tmp_path / point).unlink()
+        until(lambda said=said: said in log.read_text())
+        reached(point)
     tables[0].execute("INSERT INTO a VALUES (1000, 'later')")
     tables[1].wait("SELECT t FROM a WHERE id = 1000", value="later")
     assert cli.stop(running) == 0
+    assert "was ended by" not in log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -205,9 +205,7 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
     return "waiting" if waits else "running"
 
 
-def _lag(
-    workers: Sequence[WorkerRow], origin: OriginRow | None, slot: SlotRow | None, now: datetime
-) -> float | None:
+def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, slot: SlotRow | None, now: datetime) -> float | None:
     """Return the seconds that apply is behind; 0 if nothing newer has arrived, nor is held up on the publisher."""
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or not worker.received_lsn:
