@@ -50,8 +50,7 @@ and the next command; task in the documents has the stage (submitted to Spark, c
 life are heartbeats and the worker's session on the target. A worker that hangs is taken over after a minute, or after
 PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub started it.
 
-The lag is the age of the oldest change that the publisher has and the target has not. A walsender that says nothing for
-ten seconds, while its WAL goes on, counts from its last message. If the apply worker waits in a
+The lag is the age of the oldest change that the publisher has and the target has not. If the apply worker waits in a
 statement on the target, the status shows since when and for which lock; --check reports this after 30 seconds. That
 sequences cannot follow because a server or a lock is not available is reported after a minute, or after five attempts.
 
