@@ -11,6 +11,7 @@ import pytest
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
+from pgsub.apply.execute import held_changes
 from pgsub.apply.worker import held_release
 from pgsub.common.errors import ApplyError, PgsubError
 from pgsub.target.ledger import skip
@@ -266,6 +267,7 @@ def test_whatever_is_held_and_released_and_cut_off_when_in_the_end_both_sides_ar
     p.apply()
     dice = random.Random(20261122)
     monkeypatch.setattr(held_release, "STEP_BYTES", 500)
+    monkeypatch.setattr(held_changes, "STRETCH_BYTES", 200)  # most transactions are larger than a step
     task, seen = p.start(), 0
     for number in range(42):
         for statement in _work(dice, number):
