@@ -97,7 +97,7 @@ def test_a_bound_is_not_reached_where_what_lies_before_it_was_given_up(
 def test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_the_burst(
     parallel: Parallel, stopped_at_a_claim: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p = parallel(TWO, max_parallel_apply_workers=1)
+    p = parallel(TWO, max_parallel_apply_workers=1, messages=True)
     receive = WalSender.receive
     joined: list[bytes] = []
 
@@ -117,6 +117,7 @@ def test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_th
         monkeypatch.setattr(WalSender, "receive", together)
         p.pubdb.execute("INSERT INTO a VALUES (1, 'waits')")
         session.execute("INSERT INTO b VALUES (2, 'streamed')")
+        p.pubdb.execute("SELECT pg_logical_emit_message(false, 'log', 'once')")
         p.pubdb.execute("INSERT INTO b VALUES (3, 'behind it')")
         [result] = task.result()
         assert result.outcome == "stopped"
@@ -125,3 +126,4 @@ def test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_th
     _give_back(p, "a")
     p.apply()
     p.same("a", "b")
+    assert [one["content"] for one in p.events() if one["kind"] == "message" and one["prefix"] == "log"] == ["once"]
