@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from pgsub.catalog.state_folder import open_private, prepare_folder
-from pgsub.catalog.times import utc_now
+from pgsub.catalog.times import readable, utc_now
 from pgsub.common.errors import LockHeld, StateStoreError
 
 _RETRY_SECONDS = 0.01
@@ -171,7 +171,7 @@ def lock_held(lock: Lock, what: str) -> LockHeld:
     holder = lock.holder()
     return LockHeld(
         f"{what} is in use by another process",
-        detail=f"The lock is held by {holder}." if holder else "The lock was freed in the meantime.",
+        detail=f"The lock is held by {readable(holder)}." if holder else "The lock was freed in the meantime.",
         hint=_ending(holder) if holder else "Try again.",
     )
 

@@ -5,9 +5,11 @@ Mirrors what ``timestamptz_out`` is to the server; the wire's epoch is that of `
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 _WIRE_EPOCH = datetime(2000, 1, 1)
+_STORED = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)\.\d{6}Z\b")
 
 
 def utc_now() -> str:
@@ -40,6 +42,11 @@ def wire_time(microseconds: int | None) -> str | None:
         return _text(_WIRE_EPOCH + timedelta(microseconds=microseconds))
     except OverflowError:
         return None
+
+
+def readable(text: str | None) -> str:
+    """Return a text with such times as people read them in a sentence, to the second: ``2026-11-25 13:37:42 UTC``."""
+    return _STORED.sub(r"\1 \2 UTC", text or "an unknown time")
 
 
 def _text(moment: datetime) -> str:

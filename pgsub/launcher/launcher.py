@@ -14,6 +14,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -272,8 +273,8 @@ class Launcher:
                 "WARNING",
                 log_text(
                     f'Spark was started with too few task slots to serve subscription "{sub.name}" as well',
-                    detail=f"Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
-                    " end.",
+                    detail=f"Up to {counted(missing, 'task')}, of it and of the other subscriptions, may have to wait"
+                    " until others end.",
                     hint="Start pgsub run again: it counts the subscriptions when it starts.",
                 ),
             )

@@ -22,6 +22,7 @@ from typing import Any
 
 from pgsub.apply.worker import worker
 from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark_check import ExecutorCheck
@@ -210,7 +211,8 @@ class Engine:
             return
         self._registering = math.inf
         needed = least_slots(self._subscriptions())
-        text = f"waiting for executors: {needed} task slots are needed, {slots} are there so far"
+        wanted = counted(needed, "task slot", ("is", "are"))
+        text = f"waiting for executors: {wanted} needed, {slots} so far"
         self._log("WARNING", log_text(text, hint=self._executors_hint(master)))
 
     def _too_few(self, slots: int, needed: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.plural import counted
 
 #: Tasks wait for IO, so a local master has many more slots than the machine has cores.
 _LEAST_LOCAL_SLOTS = 16
@@ -167,7 +168,7 @@ def check_slots(slots: int, workers: int, master: str, *, hint: str) -> None:
     """
     if slots < workers:
         raise StateForbids(
-            f'Spark master "{master}" has {slots} task slots, but {workers} are needed',
+            f'Spark master "{master}" has {counted(slots, "task slot")}, but {workers} are needed',
             detail="A worker occupies a slot for as long as it runs, so with too few of them others never begin.",
             hint=hint,
         )

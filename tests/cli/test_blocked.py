@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -172,6 +173,11 @@ def test_the_runbook_of_a_subscription_without_tables_names_its_publications(sto
     shown = pgsub("status", "bills", "--runbook").stdout
     assert 'check on the publisher that "pub" exists and publishes a table' in shown
     assert "pgsub refresh bills" in shown
+    store.record_error(7, ErrorRow("publications", "PublicationMissing", 'publication "pub" does not exist'))
+    shown = pgsub("status", "bills", "--runbook").stdout
+    assert re.search(r"1\. Since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: ", shown)
+    assert "if its name is mistyped" in shown and "pgsub alter bills --set-publication NAME\n" in shown
+    assert "verify" not in shown
 
 
 def test_without_trouble_there_is_nothing_to_do_and_the_runbook_is_of_one_subscription(served, pgsub, valid):

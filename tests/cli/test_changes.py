@@ -1,9 +1,8 @@
 """pgsub enable, disable and drop: what they write, say and ask."""
 
-import sys
-
 import pexpect
 import pytest
+from terminal import terminal
 
 
 def test_disable_and_enable_change_the_subscription_and_write_the_journal(pgsub, store):
@@ -53,7 +52,7 @@ def test_drop_without_a_terminal_needs_yes_and_gives_the_line_to_paste(pgsub, st
 
 
 def test_drop_on_a_terminal_asks_for_the_name_and_anything_else_cancels(environment, store):
-    child = pexpect.spawn(sys.executable, ["-m", "pgsub", "drop", "orders"], env=environment, encoding="utf-8")
+    child = terminal(["-m", "pgsub", "drop", "orders"], environment)
     child.expect('replication slot on the publisher "orders" is dropped')
     child.expect("Type the name of the subscription to go on: ")
     child.sendline("yes")
@@ -65,13 +64,21 @@ def test_drop_on_a_terminal_asks_for_the_name_and_anything_else_cancels(environm
 
 
 def test_the_end_of_input_at_the_question_cancels(environment, store):
-    child = pexpect.spawn(sys.executable, ["-m", "pgsub", "drop", "orders"], env=environment, encoding="utf-8")
+    child = terminal(["-m", "pgsub", "drop", "orders"], environment)
     child.expect("to go on: ")
     child.sendeof()
     child.expect("canceled")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 1
+
+
+def test_on_the_way_back_it_is_said_which_server_is_called_the_publisher(pgsub, store):
+    store.alter(5, name="orders_back", connection="host=127.0.0.1 port=1 dbname=new", target="host=127.0.0.1 port=2")
+    said = pgsub("switchover", "orders", "--back", "--status").stderr.splitlines()
+    servers = 'the publisher is "host=127.0.0.1 port=1 dbname=new", and the target "host=127.0.0.1 port=2"'
+    assert said[0] == f"NOTICE:  in this direction {servers}"
+    assert "in this direction" not in pgsub("switchover", "orders_back", "--status").stderr
 
 
 def test_drop_if_exists_of_nothing_is_a_notice(pgsub, store):

@@ -35,6 +35,13 @@ def test_a_value_that_libpq_refuses_is_a_usage_error_that_names_it(pgsub, folder
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("option", ["--back-connection", "--back-target"])
+@pytest.mark.parametrize("wrong", ["host=a port=abc", "hst=a", "host=a sslpassword=S3NT"])
+def test_of_a_way_back_they_are_refused_before_a_server_is_asked(pgsub, store, option, wrong):
+    said = one_error(pgsub("switchover", "orders", "--yes", option, wrong), 3 if "S3NT" in wrong else 2)
+    assert f"way back ({option})" in said and "S3NT" not in said
+
+
 def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgsub):
     ended = pgsub(*WORDS, "--target", NOBODY, "--connection", "postgresql://repl:S3NT/1NEL@db1/shop")
     said = one_error(ended, 2, "what stands for its port is not a number", '"/" as %2F')

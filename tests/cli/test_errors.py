@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import pexpect
 import pytest
+from terminal import terminal
 
 from pgsub.cli.main import run
 from pgsub.cli.output import console, documents
@@ -128,7 +128,7 @@ def test_a_full_disk_behind_stdout_is_an_error(environment, store):
 )
 def test_colours_on_a_terminal_follow_option_and_environment(environment, store, variables, args, coloured):
     command = [*args, "enable", "nobody"]
-    child = pexpect.spawn(sys.executable, ["-m", "pgsub", *command], env={**environment, **variables}, encoding="utf-8")
+    child = terminal(["-m", "pgsub", *command], {**environment, **variables})
     text = child.read()
     child.close()
     assert child.exitstatus == 3

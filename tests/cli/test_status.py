@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pexpect
 import pytest
+from terminal import terminal
 
 from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, TaskRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
@@ -193,13 +194,10 @@ def test_off_a_terminal_the_table_is_tab_separated_and_complete(pgsub, store):
 
 
 def test_on_a_terminal_the_table_is_aligned_as_psql_does_it(environment, store):
-    child = pexpect.spawn(
-        sys.executable, ["-m", "pgsub", "status"], env=environment, encoding="utf-8", dimensions=(40, 200)
-    )
-    lines = child.read().splitlines()
+    lines = terminal(["-m", "pgsub", "status"], environment, 200).read().splitlines()
     assert lines[1].startswith("-----") and "-+-" in lines[1]
     assert lines[2].startswith(" bills        | disabled ")
-    assert lines[-1] == "(2 rows)"
+    assert lines[lines.index("(2 rows)") + 1 :][-1] == "pgsub run orders"
 
 
 def test_expanded_has_a_line_for_each_column(pgsub, store):
@@ -358,20 +356,27 @@ def test_the_lag_of_a_subscription_that_nobody_serves_is_not_known(pgsub, store)
 
 
 def test_a_terminal_shows_no_empty_columns_and_says_when_all_is_well(environment, store, served):
-    def shown():
-        command = [sys.executable, ["-m", "pgsub", "status", "orders"]]
-        child = pexpect.spawn(*command, env=environment, encoding="utf-8", dimensions=(40, 80))
-        return child.read().splitlines()
+    def shown(*names):
+        return terminal(["-m", "pgsub", "status", *names], environment, 80).read().splitlines()
 
     store.put_workers(5, [_apply_worker(0x20, 0x20)])
-    lines = shown()
+    lines = shown("orders")
     assert "prepared" not in lines[0] and "last_error" not in lines[0]
     assert 'Subscription "orders" is running: 1 of 2 tables synchronized, nothing is waiting.' in lines
     assert any(line.startswith("srsubstate: i initialize, d data copy") for line in lines)
     _fail(store)
-    lines = shown()
+    lines = shown("orders")
     assert not any("nothing is waiting" in line for line in lines)
     assert max(map(len, lines[:12])) <= 80 and lines[2].startswith(" orders       | error ") and "..." in lines[2]
+    said = 'Subscription "orders" is in state error. The next command is:\r\npgsub status orders --runbook'
+    assert "\r\n".join(shown()[-2:]) == said
+
+
+def test_all_subscriptions_are_shown_with_the_next_command_of_those_in_trouble_once(environment, store, served):
+    _fail(store)
+    for more in ([], ["--check"]):
+        listed = terminal(["-m", "pgsub", "status", *more], environment, 80).read()
+        assert listed.count("pgsub status orders --runbook") == 1
 
 
 def test_check_of_a_lost_slot_is_7_by_error_and_by_what_the_publisher_said(pgsub, store, served):
@@ -538,12 +543,7 @@ def test_watch_on_a_terminal_is_a_screen_of_80_columns(environment, store, serve
     copy = CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120, bytes_per_second=10)
     store.put_copy_progress(5, [copy])
     _fail(store)
-    child = pexpect.spawn(
-        *(sys.executable, ["-m", "pgsub", "status", "--watch", "0.1", "orders"]),
-        env=environment,
-        encoding="utf-8",
-        dimensions=(24, 80),
-    )
+    child = terminal(["-m", "pgsub", "status", "--watch", "0.1", "orders"], environment, lines=24)
     child.expect("next: pgsub status orders --runbook")
     child.expect("next: pgsub status orders --runbook")
     screen = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", child.before)

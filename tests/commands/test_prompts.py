@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pexpect
 import pytest
 from fix_stuck import MakeStuck, Stuck
+from terminal import terminal
 
 CTRL_C = "\x03"
 _SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
@@ -24,9 +23,7 @@ def it(stuck: MakeStuck) -> Stuck:
 def _answered(it: Stuck, question: str, answer: str, *words: str) -> tuple[int, str]:
     """Exit code of a command on a terminal that is given an answer, and all that the terminal showed."""
     environment = {**it.cli.environment, "NO_COLOR": "1", "COLUMNS": "200"}
-    child = pexpect.spawn(
-        sys.executable, ["-m", "pgsub", *words], env=environment, encoding="utf-8", timeout=60, dimensions=(50, 200)
-    )
+    child = terminal(["-m", "pgsub", *words], environment, 200, lines=50)
     child.expect_exact(question)
     before = str(child.before)
     child.send(answer) if answer == CTRL_C else child.sendline(answer)

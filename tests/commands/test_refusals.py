@@ -150,7 +150,8 @@ def test_a_single_missing_table_is_named_in_the_message(cli, tables):
     only_that = (
         """pg_dump --schema-only --no-owner --no-privileges --no-publications --no-subscriptions -t '"public"."b"' """
     )
-    one_error(cli.create(), 3, 'error: relation "public.b" does not exist on the target\n', only_that)
+    said = one_error(cli.create(), 3, 'error: relation "public.b" does not exist on the target\n', only_that)
+    assert "With -t, pg_dump leaves out the schemas, types and functions" in said
     nothing_created(cli, *tables)
 
 

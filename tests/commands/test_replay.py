@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import pexpect
 import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck, Stuck
+from terminal import terminal
 
 from pgsub.apply.conflicts import conflict_text
 from pgsub.catalog.store import StateStore
@@ -182,13 +182,13 @@ def test_on_a_terminal_it_asks(stuck: MakeStuck) -> None:
     it.subdb.execute("DELETE FROM b")
     words = ["-m", "pgsub", "conflicts", "replay", "s", "--lsn", str(error.finish_lsn)]
     for answer, code in (("n", 1), ("y", 0)):
-        terminal = pexpect.spawn(sys.executable, words, env=it.cli.environment, encoding="utf-8", timeout=30)
-        terminal.expect_exact("INSERT public.b: 1")
-        terminal.expect_exact("Replay?")
-        terminal.sendline(answer)
-        terminal.expect(pexpect.EOF)
-        terminal.close()
-        assert terminal.exitstatus == code
+        child = terminal(words, it.cli.environment)
+        child.expect_exact("INSERT public.b: 1")
+        child.expect_exact("Replay?")
+        child.sendline(answer)
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == code
         assert it.subdb.value(_LEFT) == code
 
 

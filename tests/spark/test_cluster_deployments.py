@@ -53,7 +53,7 @@ def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_an
     assert "Spark did not start" in said and "spark.network.timeout" in said
 
     said = said_of(case, 3, [*cluster.conf(), "--conf", "spark.cores.max=1"])
-    assert f'Spark master "{cluster.url}" has 1 task slots, but 2 are needed' in said
+    assert f'Spark master "{cluster.url}" has 1 task slot, but 2 are needed' in said
     assert said.rstrip().endswith("--conf spark.cores.max=2")
 
     waits = "spark.scheduler.maxRegisteredResourcesWaitingTime"

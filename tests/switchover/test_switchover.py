@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -68,13 +69,15 @@ def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> N
 
 @pytest.mark.long
 def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(mover: Mover, tmp_path: Path) -> None:
-    first = mover.held("prepared", tmp_path, "--timeout", "2m", verify=True)
+    first = mover.held("prepared", tmp_path, "-v", "--timeout", "2m", verify=True)
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
     (tmp_path / "go").touch()
     assert first.wait(patience.SECONDS) == 6
     said = first.log.read_text()  # type: ignore[attr-defined]
     assert "the writes were moved, but" in said and "Tables: public.writes." in said
     assert "pgsub verify moved_back --rows" in said
+    steps = re.findall(r"LOG:  switchover: (.*)", said)
+    assert [step.split()[0] for step in steps] == ["fencing", "waiting", "fencing", "the", "ending"]
     assert _insert(mover, 1, 1) == 1
     assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
 

@@ -16,6 +16,7 @@ from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.common.errors import UsageError, field, one_line
+from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
     from pgsub.catalog.rows import ConflictRow
@@ -155,9 +156,9 @@ def _list(name: str, *, as_json: bool, limit: int | None, **choice: Any) -> None
     columns = ["id", "last_at", "conflict_type", "relation", "key", "action", "attempts", "identical", "finish_lsn"]
     emit(render.rows(columns, [_line(document(row)) for row in found.rows]))
     if found.more:
-        console.notice(f"there are more than {len(found.rows)} conflicts; use --limit to show more")
+        console.notice(f"there are more than {counted(len(found.rows), 'conflict')}; use --limit to show more")
     if found.dropped:
-        removed = f"{found.dropped} older conflicts were removed from the record"
+        removed = f"{counted(found.dropped, 'older conflict', ('was', 'were'))} removed from the record"
         console.notice(f"{removed}, which PGSUB_CONFLICT_HISTORY limits")
 
 

@@ -27,9 +27,9 @@ Moves the position of a disabled subscription to LSN, as pg_replication_origin_a
 documentation. No transaction that finishes before LSN is applied any more, and none of them is kept. To skip a single
 transaction, or only its conflicting rows, see pgsub-skip-lsn(1), which keeps what it skips.
 
-A transaction is skipped if its finish LSN lies before LSN: to skip it, give its finish LSN plus one, or its end LSN. A
-transaction that LSN lies inside of is still applied as a whole, with a notice. An LSN that lies backwards, beyond the
-publisher's WAL, or past a transaction that is prepared on the target is rejected.
+A transaction is skipped if its finish LSN lies before LSN: to skip it, give its finish LSN plus one, or its end LSN. If
+LSN lies inside a transaction, a notice says so; that transaction is still applied as a whole. An LSN that lies
+backwards, beyond the publisher's WAL, or past a transaction that is prepared on the target is rejected.
 
 --preview changes nothing and works while the subscription is enabled. It counts the transactions, the changes by table
 and the bytes that would not be applied. A table that still synchronizes gets its part from its sync worker. The exit

@@ -47,9 +47,9 @@ would_apply: the row would be applied. conflict: the target holds a different ve
 follows one that cannot be applied. error: no row of the target can hold it. missing: the target lacks the row.
 identical: the target has the row already. left: the table is not subscribed, or is being copied. Where a rule resolves
 the conflict, its outcome is shown: would_apply; kept, the target's row stays; skipped, the rule sets the change aside.
-The last two are not lost by skipping. The verdict is safe if nothing would be lost, caution if the target holds other
-versions of the lost rows, risky if changes that apply would make would be lost. The exit code is 0 if nothing would be
-lost, else 6.
+Skipping loses nothing that is kept or skipped. The verdict is safe if nothing would be lost, caution if the target
+holds other versions of the lost rows, risky if changes that apply would make would be lost. The exit code is 0 if
+nothing would be lost, else 6.
 
 Asks on a terminal; elsewhere --yes is needed.
 """,

@@ -205,9 +205,10 @@ def _view(name: str, subscription: str | None) -> tuple[tuple[str, ...], list[di
     return publisher_views.view(current.state_dir, name, subscription)
 
 
-def _print(look: Shown, found: list[Any]) -> list[str]:
+def _print(look: Shown, found: list[Any], *, checked: bool = False) -> list[str]:
     """Show subscriptions.
 
+    :param checked: what needs attention is told afterwards.
     :return: what launchers cannot write at present; of that a warning is shown.
     """
     from pgsub.catalog.locks import troubles
@@ -223,9 +224,11 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
         nothing = _nothing()
         console.notice(nothing.message, hint=nothing.hint)
     emit(status_tables.summary(found, expanded=look.expanded, choice=look.choice if look.chosen else None))
-    all_well = status_tables.well(found) if sys.stdout is not None and sys.stdout.isatty() else None
-    if all_well:
-        emit(console.printable(all_well))
+    if sys.stdout is not None and sys.stdout.isatty():
+        all_well = status_tables.well(found)
+        told = [all_well] if all_well else [] if look.name is not None or checked else status_tables.troubled(found)
+        for text in told:
+            emit(console.pasted(console.printable(text)))
     if look.name is not None and not look.expanded:
         for part in status_tables.details(found[0]):
             emit("\n" + part)
@@ -270,7 +273,7 @@ def _check(look: Shown, max_lag: float | None) -> None:
     from pgsub.commands.status import status as states
 
     found = states.status(current.state_dir, look.name)
-    findings = states.check(found, max_lag, _print(look, found))
+    findings = states.check(found, max_lag, _print(look, found, checked=True))
     for finding in findings:
         console.warning(finding.message, hint=finding.next and f"The next command is:\n{finding.next}")
     if findings:

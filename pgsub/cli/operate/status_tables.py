@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pgsub.catalog.times import readable
 from pgsub.cli.output import render
 from pgsub.cli.output.progress import duration, size
 from pgsub.common.plural import counted
@@ -110,6 +111,13 @@ def well(found: Sequence[SubscriptionStatus]) -> str | None:
     return f"{which} running: {copied}{behind}."
 
 
+def troubled(found: Sequence[SubscriptionStatus]) -> Iterator[str]:
+    """Yield a line for each subscription that needs attention: its state, and the command to type."""
+    for one in found:
+        if one.next:
+            yield f'Subscription "{one.definition.name}" is in state {one.state}. The next command is:\n{one.next}'
+
+
 def details(one: SubscriptionStatus) -> Iterator[str]:
     """Yield tables about one subscription: its relations, and whatever needs attention."""
     yield relations(one)
@@ -183,7 +191,7 @@ def held(one: SubscriptionStatus) -> str:
     shown = [
         {
             "held": f"{row['schemaname']}.{row['relname']}",
-            "since": row["held_at"],
+            "since": readable(row["held_at"]),
             "kept_changes": row["kept_changes"],
             "kept": size(row["kept_bytes"]),
             "next": "being applied" if row["releasing"] else _release(one, row),
@@ -200,14 +208,14 @@ def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
 def waits(one: SubscriptionStatus) -> str:
     """Format the wait of a silent apply worker."""
     found = one.waits or {}
-    shown = {"silent_since": found["since"], "waits_for": found["for"] or "a statement on the target"}
+    shown = {"silent_since": readable(found["since"]), "waits_for": found["for"] or "a statement on the target"}
     return render.rows(["silent_since", "waits_for"], [shown], expanded=True)
 
 
 def waiting(one: SubscriptionStatus) -> str:
     """Format what the task of the apply worker waits for."""
     found = one.task or {}
-    shown = {"waiting_since": found["silent_since"], "waits_for": found["waits_for"], "next": one.next}
+    shown = {"waiting_since": readable(found["silent_since"]), "waits_for": found["waits_for"], "next": one.next}
     return render.rows(["waiting_since", "waits_for", "next"], [shown], expanded=True)
 
 
@@ -224,6 +232,7 @@ def blocked(one: SubscriptionStatus) -> str:
         shown["waiting"] = ", ".join(filter(None, (behind, shown["waiting"])))
     lost = found["slot_lost_in"]
     shown["slot_lost_in"] = None if lost is None else duration(lost)
-    shown["blocked_since"] = found["since"]
+    shown["blocked_since"] = readable(found["since"])
     columns = ["blocked_since", "restarts", "position", "finish_lsn", "reason", "waiting", "retained"]
-    return render.rows([*columns, "slot_lost_in", "next"], [shown], expanded=True)
+    columns += [] if lost is None else ["slot_lost_in"]
+    return render.rows([*columns, "next"], [shown], expanded=True)

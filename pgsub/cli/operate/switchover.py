@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -78,6 +79,9 @@ the target must never come back.
 
 --dry-run lists everything that would prevent the switchover, and rehearses it: it measures how long each step of the
 pause would take now.
+
+On a terminal the command shows each step as it begins, elsewhere with -v; in the pause itself it writes nothing. With
+--back the first line says which server is the publisher, because it is not the same as before.
 """,
     examples=(
         ("Rehearse, and see how long the pause would be.", "pgsub switchover sales --dry-run"),
@@ -146,6 +150,8 @@ def switchover(
 
     publications = tuple(back_publication or ())
     options = SwitchoverOptions(name, current.state_dir, back_publications=publications, verify=not no_verify, **given)
+    if given["back"]:
+        _say_which(options)
     if not (yes or dry_run or status):
         _ask(options, abort=abort)
     found = _run(options, dry_run=dry_run, status=status, abort=abort)
@@ -157,10 +163,24 @@ def switchover(
         raise typer.Exit(StateForbids.exit_code)
 
 
+def _say_which(options: SwitchoverOptions) -> None:
+    """Say which server is called the publisher on the way back: it is not the one that was it before."""
+    from pgsub.catalog.store import StateStore
+    from pgsub.commands.switchover.parties import found
+    from pgsub.common import conninfo
+
+    with StateStore.open(options.state_dir, create=False) as store:
+        sub = found(store, options.names[0])
+    if sub is not None:
+        servers = (conninfo.endpoint(conninfo.parse(one, "server")) for one in (sub.connection, sub.target))
+        console.notice('in this direction the publisher is "{}", and the target "{}"'.format(*servers))
+
+
 def _run(options: SwitchoverOptions, *, dry_run: bool, status: bool, abort: bool) -> Outcome:
     from pgsub.cli.output.reporting import ConsoleReporter
 
-    reporter = ConsoleReporter()
+    # somebody who watches reads each step; a script with -v
+    reporter = ConsoleReporter(log_from=0 if sys.stderr is not None and sys.stderr.isatty() else 1)
     if status:
         from pgsub.commands.switchover import status as standing
 

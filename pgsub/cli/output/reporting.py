@@ -21,6 +21,7 @@ from pgsub.cli.output import console
 from pgsub.cli.output.progress import Bars, Lines, choose
 from pgsub.commands.reporter import TableProgress
 from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
+from pgsub.common.plural import counted
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 
 #: Seconds that a record of the log is waited for.
@@ -72,7 +73,8 @@ class LogFile:
         try:
             descriptor = self._current()
             if self._lost:
-                missing = f"{self._lost} records before this could not be written here, only to standard error"
+                lost = counted(self._lost, "record")
+                missing = f"{lost} before this could not be written here, only to standard error"
                 self._append(descriptor, record("WARNING", log_text(missing)))
                 self._lost = 0
                 self._trouble(None)
@@ -197,7 +199,7 @@ class LogReporter:
 
     def _write(self, written: str, dropped: int) -> None:
         if dropped:
-            lost = log_text(f"{dropped} records before this could not be written in time and are lost")
+            lost = log_text(f"{counted(dropped, 'record', ('is', 'are'))} lost, for nobody read the log in time")
             written = record("WARNING", lost) + written
         if self._file is not None:
             self._file.write(written)

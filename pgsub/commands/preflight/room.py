@@ -9,6 +9,7 @@ import psycopg
 from pgsub.commands.preflight.findings import Caution, Table
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -102,7 +103,7 @@ def check_origins(session: psycopg.Connection, needed: int, subid: int = 0) -> I
     left = origins.free(session, subid) if origins.allowed(session) else None
     if left is not None and left < needed:
         yield Caution(
-            f"only {left} replication origins are free on the target",
+            f"only {counted(left, 'replication origin', ('is', 'are'))} free on the target",
             f"The subscription may take {needed}. A worker that gets none is tried again and again where origin = none"
             " or a publication of its tables depends on origins, and otherwise writes as if it were local.",
             origins.SHORT_HINT,
@@ -113,12 +114,12 @@ def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: i
     """Check slots and walsenders: each table that synchronizes holds one of both, apply another."""
     free = slots.free_slots(connection)
     for kind, left, needed, name in (
-        ("replication slots", free.max - free.used, most_slots, "max_replication_slots"),
-        ("walsenders", free.free_walsenders, walsenders, "max_wal_senders"),
+        ("replication slot", free.max - free.used, most_slots, "max_replication_slots"),
+        ("walsender", free.free_walsenders, walsenders, "max_wal_senders"),
     ):
         if left < needed:
             yield Caution(
-                f"only {max(left, 0)} {kind} are free on the publisher",
+                f"only {counted(max(left, 0), kind, ('is', 'are'))} free on the publisher",
                 f"The subscription and the tables that synchronize at once may take {needed}; those that get none"
                 " are tried again and again.",
                 "Use a smaller --max-sync-workers, or raise the setting and restart the publisher:\n"
@@ -133,7 +134,7 @@ def delays(connection: publisher.Connection) -> Iterator[Caution]:
     for one in found[:_AT_MOST]:
         yield Caution(f"{waits} {one.name} on the publisher", one.detail(), one.hint())
     if more := found[_AT_MOST:]:
-        yield Caution(f"{waits} {len(more)} more transactions", ", ".join(one.name for one in more))
+        yield Caution(f"{waits} {counted(len(more), 'more transaction')}", ", ".join(one.name for one in more))
 
 
 _COPYING = ("--max-sync-workers", "--copy-workers")

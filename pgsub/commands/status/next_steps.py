@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow
+from pgsub.catalog.times import readable
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
@@ -67,7 +68,7 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
 
 
 def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
-    said = f"The apply worker waits for {task['waits_for']}, since {task['silent_since']}."
+    said = f"The apply worker waits for {task['waits_for']}, since {readable(task['silent_since'])}."
     if task["next"] and task["next"].startswith("kill "):
         yield Step(f"{said} That process is not the launcher's: end it, and start both again.", (task["next"],))
     elif task["next"] and not task["next"].startswith("pgsub "):
@@ -86,7 +87,7 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
 
 def _held_up(waits: Row) -> Iterator[Step]:
     """Yield the steps where apply waits for something on the target, which goes on by itself once that is there."""
-    yield Step(f"Apply waits since {waits['since']} for {waits['for']}.")
+    yield Step(f"Apply waits since {readable(waits['since'])} for {waits['for']}.")
     holder = _PID.search(waits["for"])
     if holder is not None:
         pid = int(holder[1])
@@ -114,7 +115,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     if row.worker == PUBLICATIONS:
         yield from _publications(one, row)
         return
-    times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
+    times = f", {row.attempts} times since {readable(row.first_at)}" if row.attempts > 1 else f" at {readable(row.at)}"
     said = f"{_who(row, table)} stopped{times}: {row.message}."
     if row.worker == APPLY and row.conflict:
         yield from _conflict(one, row, said)
@@ -140,7 +141,11 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
 
 def _publications(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     name = word(one.definition.name)
-    yield Step(f"Since {row.first_at}: {row.message}. {row.detail or ''}".rstrip())
+    yield Step(f"Since {readable(row.first_at)}: {row.message}. {row.detail or ''}".rstrip())
+    if not one.relations:
+        text = "Create it on the publisher; or, if its name is mistyped, name another, whose tables are copied."
+        yield Step(text, (f"pgsub alter {name} --set-publication NAME",))
+        return
     yield Step("Create it again on the publisher, or take it off the subscription (pgsub alter).")
     repair = (f"pgsub verify {name} --repair",)
     yield Step("After that compare the tables, and bring what was not sent.", repair)

@@ -184,27 +184,29 @@ def both_parameters(
     return publisher_parameters(connection), target_parameters(target, environment)
 
 
-def publisher_parameters(connection: str) -> dict[str, str]:
+def publisher_parameters(connection: str, side: str = "publisher") -> dict[str, str]:
     """Return the parameters of the publisher's connection, a password among them.
 
+    :param side: what the server is called in errors.
     :raises UsageError: libpq refuses the text, or a value in it.
     :raises StateForbids: a secret that no passfile can hold.
     """
-    params = ci.parse(connection, "publisher")
-    conninfo_check.check(params, "publisher", uri=_is_uri(connection))
-    return _storable(params, "publisher")
+    params = ci.parse(connection, side)
+    conninfo_check.check(params, side, uri=_is_uri(connection))
+    return _storable(params, side)
 
 
-def target_parameters(target: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+def target_parameters(target: str | None, environment: Mapping[str, str], side: str = "target") -> dict[str, str]:
     """Return the parameters of the target's connection, whose gaps the environment fills.
 
     :param environment: PG* variables by keyword.
+    :param side: what the server is called in errors.
     """
     if target is None and not environment:
         raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
-    params = ci.complete_target(ci.parse(target or "", "target"), environment)
-    conninfo_check.check(params, "target", uri=_is_uri(target or ""))
-    return _storable(params, "target")
+    params = ci.complete_target(ci.parse(target or "", side), environment)
+    conninfo_check.check(params, side, uri=_is_uri(target or ""))
+    return _storable(params, side)
 
 
 def _is_uri(text: str) -> bool:

@@ -13,6 +13,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
 from pgsub.commands.subscription import passfiles
+from pgsub.commands.subscription.definition import publisher_parameters, target_parameters
 from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
@@ -62,6 +63,17 @@ class SwitchoverOptions:
     back_publications: tuple[str, ...] = ()
     verify: bool = True
     gone: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse connection strings that libpq would refuse, before any server is asked.
+
+        :raises UsageError: naming the option.
+        :raises StateForbids: a secret that no passfile can hold.
+        """
+        if self.back_connection is not None:
+            publisher_parameters(self.back_connection, "way back (--back-connection)")
+        if self.back_target is not None:
+            target_parameters(self.back_target, {}, "way back (--back-target)")
 
     @property
     def names(self) -> tuple[str, str]:

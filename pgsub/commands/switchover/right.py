@@ -13,7 +13,7 @@ import psycopg
 from pgsub.catalog import subscriptions as catalog
 from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, TargetUnavailable
+from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -23,16 +23,32 @@ from pgsub.target.session.transactions import durable
 END_SECONDS = 10.0
 
 
+#: What somebody who watches reads when a step begins. In the pause nothing is written: a terminal may be held.
+_SAID = {
+    "prepare": "switchover: fencing the target",
+    "approach": "switchover: waiting until apply is near the publisher",
+    "fence": "switchover: fencing the publisher; clients can write nowhere until the target has taken over",
+    "promote": "switchover: the target has taken over, and clients may write there",
+    "turn": "switchover: ending the subscription, for the way back begins",
+}
+
+
 @dataclass(slots=True)
 class Timing:
-    """Seconds that each step took; ``pause``: those in which clients could write on neither side."""
+    """Seconds that each step took; ``pause``: those in which clients could write on neither side.
+
+    :ivar log: told of each step when it begins.
+    """
 
     steps: dict[str, float] = field(default_factory=dict)
     pause: float | None = None
+    log: Log = lambda level, text: None
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Time a step."""
+        if name in _SAID and name not in self.steps:
+            self.log("LOG", LogText(_SAID[name]))
         began = time.monotonic()
         try:
             yield

@@ -82,7 +82,7 @@ class Switchover:
         self._quiet_at: int | None = None
         self._given_at = 0  #: behind the commit that gave the right
         self.in_pause: bool | None = None  #: clients can write nowhere; None where that is not known
-        self.timing = right.Timing()
+        self.timing = right.Timing(log=reporter.log)
 
     # --- until the right is taken
 

@@ -166,7 +166,8 @@ class _Run:
         """Do what is left when the right was taken: the publisher is not needed for that."""
         check_command(entry, self._options)
         check_promote_command(entry, self._options)
-        back, timing, lost = way_back_of(self._store, entry), Timing(), self._options.gone == PUBLISHER
+        timing = Timing(log=self._reporter.log)
+        back, lost = way_back_of(self._store, entry), self._options.gone == PUBLISHER
         if lost:
             gone.check_publisher_gone(self._options, self._sub, back)
         elif back is None:
