@@ -1,17 +1,21 @@
 """Runs the commands of docs/tasks, in the order of the pages, and compares what they print with what the pages show.
 
-A command of pgsub that shows ``error`` is to fail.
+A command of pgsub that shows ``error``, or a preview with ``caution`` or ``risky``, is to fail.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psycopg.conninfo import conninfo_to_dict
+
+from pgsub.demo.binaries import find_binaries
 
 if TYPE_CHECKING:
     from fix_program import Cli
@@ -42,28 +46,49 @@ def parts(block: str) -> Iterator[tuple[str, list[str]]]:
         yield line, shown
 
 
+def services(cli: Cli, databases: dict[str, Database]) -> None:
+    """Write the user's service file.
+
+    :param databases: by the name of their service.
+    """
+    params = {name: conninfo_to_dict(database.conninfo) for name, database in databases.items()}
+    text = "".join(
+        f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in words.items()) for name, words in params.items()
+    )
+    Path(cli.environment["HOME"], ".pg_service.conf").write_text(text)
+
+
 def run(cli: Cli, databases: dict[str, Database], pages: Iterable[Path] = ()) -> None:
     """Run pages.
 
     :param databases: by the name of their service.
     :param pages: by default all that follow one another.
     """
-    services = {name: conninfo_to_dict(database.conninfo) for name, database in databases.items()}
-    text = "".join(
-        f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in words.items()) for name, words in services.items()
-    )
-    Path(cli.environment["HOME"], ".pg_service.conf").write_text(text)
+    services(cli, databases)
     for page in pages or [page for page in PAGES if page not in (MOVE, SLOT, TAKE_OVER)]:
         for line, shown in commands(page):
             program, *words = shlex.split(line)
+            if program in ("pg_dump", "pg_restore"):
+                shell(cli, line)
+                continue
             if program == "psql":
                 _sql(f"{page.name}: {line}", databases[words[0].removeprefix("service=")], words[1:], shown)
                 continue
             assert program == "pgsub", line
             ended = cli(*words)
-            failing = any(shows.startswith("error ") for shows in shown)
+            failing = any(shows.startswith(("error ", "caution: ", "risky: ")) for shows in shown)
             assert (ended.returncode != 0) == failing, f"{page.name}: {line}: {ended.stdout}{ended.stderr}"
             compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
+
+
+def shell(cli: Cli, line: str) -> str:
+    """Run a line with programs of the server, of the tests' version, in the user's folder; return what it prints."""
+    home = cli.environment["HOME"]
+    environment = {"PGSERVICEFILE": f"{home}/.pg_service.conf", "PATH": f"{find_binaries()}:{os.environ['PATH']}"}
+    command = ["bash", "-o", "pipefail", "-c", line]
+    ended = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, ""), f"{line}: {ended.stderr}"
+    return ended.stdout
 
 
 def _sql(where: str, database: Database, words: list[str], shown: list[str]) -> None:

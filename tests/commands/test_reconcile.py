@@ -201,6 +201,8 @@ def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_
     cli: Cli, pubdb: Database, subdb: Database
 ) -> None:
     running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    pubdb.execute("DROP PUBLICATION IF EXISTS p; DROP TABLE IF EXISTS a, b")
+    subdb.execute("DROP TABLE IF EXISTS a, b")
     services = {"publisher": pubdb, "target": subdb}
     task_pages.run(cli, services, [task_pages.PAGES[1], task_pages.SLOT])
     assert cli("drop", "sales", "--yes").returncode == 0
