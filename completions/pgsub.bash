@@ -150,7 +150,7 @@ _pgsub() {
             esac
             ;;
         switchover)
-            options="--back --dry-run --timeout --fence --fence-command --promote-command --back-connection --back-target --back-publication --no-verify --status --abort --gone --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--back --dry-run --timeout --fence --fence-command --promote-command --back-connection --back-target --back-publication --no-verify --accept-explained --status --abort --gone --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --timeout|--fence|--fence-command|--promote-command|--back-connection|--back-target|--back-publication|--gone) return ;;

@@ -335,6 +335,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-connection
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-target -x -d 'How the way back writes to the publisher.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l back-publication -x -d 'What the way back subscribes to.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l no-verify -d 'Do not compare the tables.'
+complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l accept-explained -d 'Accept rows that differ for a known reason.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l status -d 'Show how far a switchover is.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l abort -d 'Restore everything as it was.'
 complete -c pgsub -n '__fish_seen_subcommand_from switchover' -l gone -x -d 'Finish without a server that is gone for good.'

@@ -1,7 +1,8 @@
 """The rows of a table whose difference the ledger's record explains, by the hashes of their keys.
 
 Changes that were skipped and not replayed, and changes of a held table, are kept in the ledger: their rows differ
-because they wait there.
+because they wait there. A row that a rule kept differs because that was asked for. A change that a conflict left out
+without either is lost: that is recorded, and explains nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pgsub.reconcile import expressions
 from pgsub.reconcile.equality import unnested
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
+from pgsub.reconcile.rows import LEFT_OUT
 
 _BATCH = 1000
 #: Changes of one table that are read; what goes beyond counts as not explained.
@@ -37,21 +39,24 @@ def explained(
     connection: psycopg.Connection,
     subid: int,
     table: ComparedTable,
-    conflicts: Iterable[Values],
+    conflicts: Iterable[tuple[str, Values]],
     *,
     names: Sequence[tuple[str, str]],
     in_utf8: bool,
 ) -> dict[int, str]:
-    """Read which rows of a table the record explains.
+    """Read which rows of a table the record explains, or has as left out.
 
     :param connection: on the target, in a transaction that sees the snapshot.
-    :param conflicts: rows of conflicts whose change was not made.
+    :param conflicts: rows of conflicts whose change was not made, each with :data:`CONFLICT` where a rule kept what is
+        there, and with :data:`~pgsub.reconcile.rows.LEFT_OUT` otherwise.
     :param names: schema and name that the record may have its rows under: the subscription's, its own, its partitions'.
     :return: the reason by the hash of the key.
     """
     found: dict[int, str] = {}
+    recorded = list(conflicts)
     sources = (
-        (CONFLICT, iter(conflicts)),
+        (LEFT_OUT, (row for reason, row in recorded if reason == LEFT_OUT)),
+        (CONFLICT, (row for reason, row in recorded if reason == CONFLICT)),
         (SKIPPED, _skipped(connection, subid, names)),
         (HELD, _held(connection, subid, table.target.oid)),
     )

@@ -26,6 +26,8 @@ _PAIRS, _PAIR_BYTES = 500, 4 << 20
 #: judged by the texts of its keys.
 _ALONE, _ALONE_BYTES = 50_000, 64 << 20
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
+#: What the record has of a row of which a conflict left out a change that is kept nowhere: no reason that it differs.
+LEFT_OUT = "left_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,23 @@ class Difference:
 
     :ivar kind: missing on the target, extra there, or different.
     :ivar publisher: its values there, None where it is not; ``target`` likewise.
-    :ivar explained: the reason, where one is known.
+    :ivar known: what the record has of the row.
     """
 
     kind: str
     publisher: Values | None
     target: Values | None
-    explained: str | None = None
+    known: str | None = None
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a conflict left out a change of the row that is kept nowhere."""
+        return self.known == LEFT_OUT
+
+    @property
+    def explained(self) -> str | None:
+        """The reason why it differs, where one is known."""
+        return None if self.left_out else self.known
 
 
 @dataclass(slots=True)
@@ -76,7 +88,7 @@ class RowComparison:
     """The comparison of the rows of one table.
 
     :param equality: tells which values the target takes for equal.
-    :param explain: gives the known reason for a difference, by the hash of its key and its kind.
+    :param explain: gives the known reason for a difference, or :data:`LEFT_OUT`, by the hash of its key and its kind.
     :param found: takes them as they are found.
     """
 

@@ -98,6 +98,21 @@ def test_rows_that_the_record_explains_are_told_apart(served: Served, tables: Ta
     assert (a["different"], a["explained"]) == (2, 1)
 
 
+def test_a_row_whose_change_a_conflict_left_out_and_nothing_keeps_differs_and_is_repaired(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    publisher, target = tables
+    target.execute("DELETE FROM a WHERE id = 7")
+    publisher.execute("UPDATE a SET t = 'newer' WHERE id = 7")
+    a = _table(_verify(cli, name, code=6), "a")
+    assert (a["outcome"], a["missing"], a["explained"]) == ("different", 1, 0)
+    assert (a["differences"][0]["explained"], a["differences"][0]["left_out"]) == (None, True)
+    ended = cli("verify", name, "--repair", "--yes")
+    assert ended.returncode == 0 and "1 row inserted" in ended.stdout, ended.stdout + ended.stderr
+    assert target.value("SELECT t FROM a WHERE id = 7") == "newer"
+
+
 def _kept(document: dict[str, Any], name: str) -> tuple[str, int, int, set[str]]:
     one = _table(document, name)
     return one["outcome"], one["different"], one["explained"], {row["explained"] for row in one["differences"]}

@@ -608,7 +608,12 @@ def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Datab
     with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
         schema.install(session)
         known = record.explained(
-            session, 1, result.table, [{"100 %s": "bad", "{}%": "1"}], names=[("public", "t")], in_utf8=False
+            session,
+            1,
+            result.table,
+            [(record.CONFLICT, {"100 %s": "bad", "{}%": "1"})],
+            names=[("public", "t")],
+            in_utf8=False,
         )
     assert set(known.values()) == {record.CONFLICT}
 

@@ -74,12 +74,53 @@ def test_rows_that_differ_at_the_last_moment_are_told_once_clients_write_again(m
     (tmp_path / "go").touch()
     assert first.wait(patience.SECONDS) == 6
     said = first.log.read_text()  # type: ignore[attr-defined]
-    assert "the writes were moved, but" in said and "Tables: public.writes." in said
+    assert "the writes were moved, but" in said and "Tables: public.writes (1 row)." in said
     assert "pgsub verify moved_back --rows" in said
     steps = re.findall(r"LOG:  switchover: (.*)", said)
     assert [step.split()[0] for step in steps] == ["fencing", "waiting", "fencing", "the", "ending"]
     assert _insert(mover, 1, 1) == 1
     assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
+
+
+@pytest.mark.long
+def test_a_row_that_a_conflict_lost_is_not_called_equal(mover: Mover) -> None:
+    id = _insert(mover, 0, 1)
+    mover.caught_up()
+    mover.plant(1, f"DELETE FROM writes WHERE id = {id}")
+    mover.alone(0, f"UPDATE writes SET number = 2 WHERE id = {id}")
+    mover.caught_up()
+    ended = mover.cli("switchover", "moved", "--yes")
+    one_error(ended, 6, 'the tables of subscription "moved" differ', "public.writes (1 row)", "pgsub verify moved --re")
+    assert mover("--status")["state"] == "none"
+
+
+@pytest.mark.long
+def test_rows_that_differ_for_a_known_reason_are_switched_over_only_where_that_is_accepted(mover: Mover) -> None:
+    assert mover.cli("alter", "moved", "--on-conflict", "insert_exists=keep_local").returncode == 0
+    mover.plant(1, "INSERT INTO writes VALUES (1, 7, 7)")
+    _insert(mover, 0, 1)
+    mover.caught_up()
+    ended = mover.cli("switchover", "moved", "--yes")
+    one_error(ended, 6, "public.writes (1 row, 1 of them explained)", "pgsub switchover moved --accept-explained")
+    found = mover("--accept-explained")
+    assert found["said"] == "All tables were equal at the moment of the switchover, but for 1 explained row."
+    assert found["equal"] is False
+
+
+@pytest.mark.long
+def test_changes_that_are_skipped_meanwhile_leave_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
+    first = mover.held("prepared", tmp_path, "--timeout", "1m")
+    assert mover.cli("alter", "moved", "--on-conflict", "insert_exists=skip").returncode == 0
+    mover.plant(1, "INSERT INTO writes VALUES (1, 7, 7)")
+    _insert(mover, 0, 1)
+    (tmp_path / "go").touch()
+    assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]
+    assert "were skipped meanwhile" in first.log.read_text()  # type: ignore[attr-defined]
+    assert _insert(mover, 0, 1) == 2
+    assert mover("--status")["state"] == "none"
+    # what is given up is a difference like any other
+    assert mover.cli("conflicts", "prune", "moved", "--older-than", "0s", "--yes").returncode == 0
+    one_error(mover.cli("switchover", "moved", "--yes"), 6, "public.writes (1 row)", "pgsub verify moved --repair")
 
 
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:

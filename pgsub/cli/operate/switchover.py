@@ -32,7 +32,9 @@ The command takes these steps, and writes each of them into a journal on both se
 1. Both servers are checked. Everything that would prevent the switchover is listed, with the statement or command to
 run. All tables are compared (pgsub verify), and once more, as they were in the pause, after clients can write again.
 --no-verify omits both comparisons. If rows differ, the command ends with 6. If the first comparison finds them, nothing
-was changed. If the second one finds them, the writes were moved, and the error says so.
+was changed. If the second one finds them, the writes were moved, and the error says so. Rows that pgsub verify calls
+explained count as different, because clients would see what the target has of them; --accept-explained accepts such
+rows.
 
 2. The subscription NAME_back is created, disabled, with its slot on the target. It subscribes to the target's
 publication NAME_back, or to those of --back-publication.
@@ -119,6 +121,9 @@ class Options:
         list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What the way back subscribes to.")
     ] = None
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables.")] = False
+    accept_explained: Annotated[
+        bool, typer.Option("--accept-explained", help="Accept rows that differ for a known reason.")
+    ] = False
     status: Annotated[bool, typer.Option("--status", help="Show how far a switchover is.")] = False
     abort: Annotated[bool, typer.Option("--abort", help="Restore everything as it was.")] = False
     gone: Annotated[

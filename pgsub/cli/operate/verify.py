@@ -36,10 +36,13 @@ encodings on the target are taken into account. Columns that only the target has
 compared.
 
 Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
-and ten are printed. A row is explained if pgsub has recorded why it differs: its change was skipped and not replayed,
-it was changed in a held table, or a conflict kept its change from being made. If update or delete is not published,
-rows that only the target has, or has in another version, are explained, too. Explained rows are counted separately. A
-table that is equal except for them is shown as explained, and as equal in the JSON document.
+and ten are printed. A row is explained if pgsub has recorded why it differs: its change was skipped, is kept and was
+not replayed, it was changed in a held table, or a conflict rule kept what the target has. If update or delete is not
+published, rows that only the target has, or has in another version, are explained, too. Explained rows are counted
+separately. A table that is equal except for them is shown as explained, and as equal in the JSON document.
+
+If a conflict left out a change without a rule, as update_missing does, the change is not kept, and its row is not on
+the target. Such a row differs, with a note (left_out in the JSON document), and --repair inserts it.
 
 Tables that still synchronize are listed, but not compared. The same is true of tables that are truncated, rewritten or
 renamed meanwhile.
@@ -209,6 +212,7 @@ def _outcome(table: dict[str, Any]) -> str:
 
 def _difference(one: dict[str, Any], *, rows: bool) -> str:
     explained = f" (explained: {one['explained']})" if one["explained"] else ""
+    explained += " (a conflict left out a change of it)" if one["left_out"] else ""
     parts = [one["kind"] if one["key"] is None else f"{one['kind']} {_row(one['key'])}"]
     if rows or one["key"] is None:
         parts += [f"{side} {_row(one[side])}" for side in ("publisher", "target") if one[side] is not None]

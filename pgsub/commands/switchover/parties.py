@@ -48,6 +48,7 @@ class SwitchoverOptions:
     :ivar back_target: how it writes to the giving side; None for that of the publisher.
     :ivar back_publications: what it subscribes to; none for one of its name, or what the subscription had that ended.
     :ivar verify: compare all tables before.
+    :ivar accept_explained: take rows for equal whose difference has a known reason.
     :ivar gone: the server that will not come back, :data:`PUBLISHER` or :data:`TARGET` of the subscription that ends.
     """
 
@@ -62,6 +63,7 @@ class SwitchoverOptions:
     back_target: str | None = field(default=None, repr=False)
     back_publications: tuple[str, ...] = ()
     verify: bool = True
+    accept_explained: bool = False
     gone: str | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +102,8 @@ class SwitchoverOptions:
         """The command that goes on with it."""
         commands = (("--fence-command", self.fence_command), ("--promote-command", self.promote_command))
         given = "".join(f" {option} {shlex.quote(command)}" for option, command in commands if command is not None)
-        return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}{given}"
+        accepted = " --accept-explained" if self.accept_explained else ""
+        return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}{accepted}{given}"
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover import right
+from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.pause_sessions import PauseSessions, users
-from pgsub.commands.switchover.turn import SILENT
 from pgsub.commands.switchover.under_way import PROMOTES
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
@@ -36,7 +36,7 @@ from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.limit import PauseLimit
-from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger import skipped_changes, subscriptions
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
@@ -261,7 +261,7 @@ class Switchover:
     def _check_tables(self, sessions: PauseSessions) -> None:
         """Check that apply leaves out no table, and that every one is published on the taking side.
 
-        :raises StateForbids: one is held, is not synchronized, or is not published there.
+        :raises StateForbids: one is held, is not synchronized, or is not published there; or changes were skipped.
         """
         relations = subscriptions.relations(self._taking, self._sub.subid)
         held = held_tables.overview(self._taking, self._sub.subid)
@@ -270,6 +270,12 @@ class Switchover:
             raise StateForbids(
                 f'not all tables of subscription "{self._sub.name}" are synchronized, or some are held',
                 hint=f"See which:\npgsub status {word(self._sub.name)}",
+            )
+        # guard: the right is not given while skipped changes wait, which nothing could replay afterwards
+        if skipped_changes.usage(self._taking, self._sub.subid).waiting:
+            raise StateForbids(
+                f'changes of subscription "{self._sub.name}" were skipped meanwhile, and not replayed',
+                hint=f"See them, then replay or prune them:\npgsub conflicts list {word(self._sub.name)}",
             )
         names = [one.recorded or (one.schemaname, one.relname) for one in relations]
         way_back.published(sessions.slots, self._back.publications, names)
@@ -326,7 +332,8 @@ class Switchover:
             right.release(entry, self._giving, self._taking, self._command, self._kept)
         self.in_pause = False
         drain.withdraw(self._taking, self._sub.subid)
-        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=SILENT)
+        reporter = InnerReporter(self._reporter, backward=True)
+        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
         failpoints.point("switchover.dropped")
         if journal.of(self._giving, entry.id) is not None:  # it may have ended before that was written
             with durable(self._giving):

@@ -11,9 +11,10 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription.definition import new_subid
-from pgsub.commands.switchover import definition, gone, right, steps
+from pgsub.commands.switchover import comparison, definition, gone, right, steps
+from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.last_look import LastLook
-from pgsub.commands.switchover.obstacles.obstacle import ERROR
+from pgsub.commands.switchover.obstacles.obstacle import ERROR, seen_backward
 from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
@@ -27,13 +28,11 @@ from pgsub.commands.switchover.parties import (
     the_one,
 )
 from pgsub.commands.switchover.right import Timing
-from pgsub.commands.switchover.turn import SILENT, Turn
+from pgsub.commands.switchover.turn import Turn
 from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way, way_back_of
 from pgsub.commands.verify.apply_to_point import served
-from pgsub.commands.verify.result import EQUAL
 from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import (
-    ApplyError,
     LockHeld,
     PgsubError,
     PublisherUnavailable,
@@ -114,6 +113,7 @@ class _Run:
         self._sub: Subscription
         self._taking: psycopg.Connection
         self._steps: steps.Switchover | None = None
+        self._warned: set[str] = set()  #: what was warned of
 
     @property
     def in_pause(self) -> bool | None:
@@ -185,8 +185,9 @@ class _Run:
 
     def _done(self, back: Subscription, timing: Timing, look: LastLook | None) -> Outcome:
         done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, timing.pause, timing.steps)
-        done.said = self._report(look, back)
-        done.equal = True if self._options.verify and look is not None and look.found is not None else None
+        found = None if look is None else look.found
+        done.said = comparison.report(found, back.name, self._options)
+        done.equal = comparison.equal(found, self._options)
         return done
 
     def _cannot_go_on(self, entry: Entry | None) -> StateForbids:
@@ -217,7 +218,9 @@ class _Run:
             right.name_way_back(self._taking, entry, subid)
             with giving_session(self._options, self._sub, self._store) as giving:
                 made = definition.way_back(self._options, self._sub, giving, self._taking, self._store, subid)
-            return definition.created(made, self._store, SILENT)
+            reporter = InnerReporter(self._reporter, backward=True, said=self._warned)
+            with seen_backward():
+                return definition.created(made, self._store, reporter)
         except BaseException:
             right.decline(self._taking, entry)
             raise
@@ -234,26 +237,6 @@ class _Run:
                 detail="The subscription that leads back would have this name.",
                 hint=f"Rename it:\npgsub alter {word(name)} --rename-to NEW",
             )
-
-    def _report(self, look: LastLook | None, back: Subscription) -> str | None:
-        """Report what the comparison of the last moment found.
-
-        :raises ApplyError: rows differ.
-        """
-        if not self._options.verify:
-            return None
-        if look is None or look.found is None:
-            return "The tables were not compared at the moment of the switchover, for it was interrupted."
-        if look.found.equal and look.found.error is None:
-            return "All tables were equal at the moment of the switchover."
-        names = ", ".join(one.name for one in look.found.tables if one.outcome != EQUAL)
-        raise ApplyError(
-            "the writes were moved, but tables were not equal at the moment of the switchover, or not compared",
-            detail=f'Tables: {names}. Clients write on the target, and subscription "{back.name}" leads back.',
-            hint=f"See which rows differ, with the target as the publisher:\npgsub verify {word(back.name)} --rows\n"
-            f"To move the writes back:\npgsub switchover {word(self._options.name)}"
-            f"{'' if self._options.back else ' --back'}",
-        )
 
     def _begin(self) -> Entry:
         """Check everything, compare the tables, and write the first row."""
@@ -273,16 +256,9 @@ class _Run:
 
         :raises ApplyError: some differ, or were not compared.
         """
-        sub = self._sub
-        if not self._options.verify:
-            return
-        result = verify(VerifyOptions(sub.name, self._options.state_dir), reporter=self._reporter)
-        if any(one.outcome != EQUAL for one in result.tables):
-            raise ApplyError(
-                f'the tables of subscription "{sub.name}" differ from the publisher\'s, or could not be compared',
-                hint=f"See which rows, and repair them:\npgsub verify {word(sub.name)} --rows\n"
-                f"pgsub verify {word(sub.name)} --repair",
-            )
+        if self._options.verify:
+            asked = VerifyOptions(self._sub.name, self._options.state_dir)
+            comparison.check(verify(asked, reporter=self._reporter), self._options)
 
     def _look_around(self) -> None:
         """Warn of what will be different, and refuse what stands in the way.
@@ -299,6 +275,7 @@ class _Run:
                 hint="\n".join([*hints, f"To see all, and what to know before:\n{self._options.command} --dry-run"]),
             )
         for one in seen:
+            self._warned.add(one.message)
             self._reporter.warning(one.message, one.detail, one.hint)
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover import gone, right
+from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.parties import PUBLISHER, SwitchoverOptions
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable
@@ -24,8 +25,6 @@ from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session.transactions import durable
 
-#: What commands inside this one would say has publisher and target exchanged.
-SILENT = CallbackReporter()
 #: Seconds in which workers of the subscription must end.
 END_SECONDS = 60.0
 
@@ -89,7 +88,7 @@ class Turn:
 
     def _lead_back(self) -> None:
         if self.options.gone == PUBLISHER:
-            gone.drop_way_back(self.options, self.back, SILENT)
+            gone.drop_way_back(self.options, self.back, InnerReporter(self.reporter, backward=True))
             return
         assert self.back is not None
         if not self.store.subscription(self.back.name).enabled:
@@ -99,7 +98,7 @@ class Turn:
     def _drop(self) -> None:
         lost = self.options.gone == PUBLISHER
         try:
-            drop(self.options.state_dir, self.sub.name, keep_slot=lost, reporter=SILENT)
+            drop(self.options.state_dir, self.sub.name, keep_slot=lost, reporter=InnerReporter(self.reporter))
         except PublisherUnavailable as error:
             error.hint = (
                 f"The writes were moved. Run this again when the publisher is back:\n{self.options.command}\n"

@@ -38,6 +38,16 @@ class TableVerdict:
         """Its name, for messages."""
         return f"{self.schemaname}.{self.relname}"
 
+    @property
+    def differing(self) -> int:
+        """How many rows differ, for whatever reason."""
+        return 0 if self.result is None else sum(self.result.differences.counts.values())
+
+    @property
+    def explained(self) -> int:
+        """How many of them have a known reason."""
+        return 0 if self.result is None else sum(self.result.differences.explained.values())
+
 
 @dataclass(slots=True)
 class Verification:
@@ -99,7 +109,6 @@ def document(found: Verification, *, rows: bool = False) -> dict[str, Any]:
 def _table(verdict: TableVerdict, *, rows: bool) -> dict[str, Any]:
     result = verdict.result
     counts = dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0) if result is None else result.differences.counts
-    explained = 0 if result is None else sum(result.differences.explained.values())
     return {
         "schemaname": verdict.schemaname,
         "relname": verdict.relname,
@@ -109,7 +118,7 @@ def _table(verdict: TableVerdict, *, rows: bool) -> dict[str, Any]:
         "publisher_rows": None if result is None else result.publisher_rows,
         "target_rows": None if result is None else result.target_rows,
         **counts,
-        "explained": explained,
+        "explained": verdict.explained,
         "differences": []
         if result is None
         else [_difference(result.table, one, rows=rows) for one in result.differences.listed],
@@ -123,6 +132,7 @@ def _difference(table: ComparedTable, one: Difference, *, rows: bool) -> dict[st
     found: dict[str, Any] = {
         "kind": one.kind,
         "explained": one.explained,
+        "left_out": one.left_out,
         "key": {names[position]: present[position] for position in table.key} if table.keyed else None,
     }
     if rows or not table.keyed:

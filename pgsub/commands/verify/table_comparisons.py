@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from pgsub.reconcile import record
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable, compared
 from pgsub.reconcile.point_attempt import Point
-from pgsub.reconcile.rows import left_by
+from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.reconcile.sessions import Progress
 from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.lookup import name_of, names_below
@@ -37,6 +37,8 @@ _EVENTS = """
 SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflict' AND body ->> 'relname' = ANY (%s)
  ORDER BY id
 """
+#: What a conflict whose change was not made says of its row: a skipped change that is kept explains it by itself.
+_NOT_MADE = {history.KEPT: record.CONFLICT, history.SKIPPED: LEFT_OUT}
 #: The reason for a difference where the publication leaves out what made it.
 UNPUBLISHED = "unpublished"
 
@@ -113,7 +115,7 @@ class TableComparisons:
         result = comparison.compare(
             table,
             sources(table, in_utf8=self._in_utf8),
-            lambda key, kind: explained.get(key) or (UNPUBLISHED if kind in unpublished else None),
+            lambda key, kind: _reason(explained.get(key), kind, unpublished),
             progress,
         )
         verdict.result, verdict.error = result, result.error
@@ -152,8 +154,10 @@ class TableComparisons:
             explained = record.explained(connection, subid, table, conflicts, names=names, in_utf8=in_utf8)
         return table, explained
 
-    def _conflicts(self, session: psycopg.Connection, names: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """Yield rows of conflicts whose change was not made.
+    def _conflicts(
+        self, session: psycopg.Connection, names: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield rows of conflicts whose change was not made, as :func:`pgsub.reconcile.record.explained` takes them.
 
         :param session: on the target, in a transaction that sees the snapshot: what the launcher has not heard of there
             is read, and then what it has heard of by now.
@@ -164,5 +168,21 @@ class TableComparisons:
         recorded = (row for name in names for row in self._store.conflicts(subid, table=".".join(name)))
         for row in itertools.chain(unheard, recorded):
             of_it = (row.schemaname, row.relname) in names
-            if of_it and row.action in (history.SKIPPED, history.KEPT) and row.replayed_at is None:
-                yield from (one for one in (row.remote_tuple, row.replica_identity, row.local_tuple) if one)
+            # a row that was the publisher's already was not kept instead of its
+            local = row.local_conflicts or ()
+            same = bool(local) and all(one.get("identical") for one in local)
+            if of_it and row.action in _NOT_MADE and not same:
+                rows = (row.remote_tuple, row.replica_identity, row.local_tuple)
+                yield from ((_NOT_MADE[row.action], one) for one in rows if one)
+
+
+def _reason(known: str | None, kind: str, unpublished: Collection[str]) -> str | None:
+    """Return what is known of a difference.
+
+    :param known: what the record has of the row.
+    :param unpublished: kinds of differences that changes leave which are not published.
+    """
+    if known not in (None, LEFT_OUT):
+        return known
+    # what is left out leaves no row that only the target has
+    return UNPUBLISHED if kind in unpublished else None if kind == EXTRA else known

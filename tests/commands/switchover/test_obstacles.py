@@ -44,6 +44,14 @@ def _in_database(*formats: str) -> str:
 
 
 _PLANTED = {
+    # the state of the subscription
+    "skipped change": Planted(
+        "1 skipped change was not replayed",
+        severity="error",
+        sub="INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body)"
+        " SELECT subid, '0/1', 1, 'public', 't', '{}' FROM pgsub.subscription",
+        pasted=False,
+    ),
     # the publication of the way back
     "no publication": Planted(
         'publication "s_back" of the way back does not exist on the target',

@@ -163,8 +163,13 @@ def swapped(found: Obstacle) -> Obstacle:
 
     Names in quotation marks, the server's own words and statements stay.
     """
-    detail, hint = (None if text is None else _swap(text) for text in (found.detail, found.hint))
-    return replace(found, message=_swap(found.message), detail=detail, hint=hint)
+    message, detail, hint = in_their_words(found.message, found.detail, found.hint)
+    return replace(found, message=message, detail=detail, hint=hint)
+
+
+def in_their_words(message: str, detail: str | None, hint: str | None) -> tuple[str, str | None, str | None]:
+    """Call the servers in a message of the way back what the subscription that ends calls them."""
+    return _swap(message), None if detail is None else _swap(detail), None if hint is None else _swap(hint)
 
 
 @contextlib.contextmanager
@@ -173,9 +178,8 @@ def seen_backward() -> Iterator[None]:
     try:
         yield
     except PgsubError as error:
-        error.message = _swap(error.message)
+        error.message, error.detail, error.hint = in_their_words(error.message, error.detail, error.hint)
         error.args = (error.message,)
-        error.detail, error.hint = (None if text is None else _swap(text) for text in (error.detail, error.hint))
         raise
 
 
