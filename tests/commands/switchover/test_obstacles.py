@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from fix_switchover_obstacles import Scene, both, paste
@@ -50,6 +50,35 @@ _PLANTED = {
         severity="error",
         sub="INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body)"
         " SELECT subid, '0/1', 1, 'public', 't', '{}' FROM pgsub.subscription",
+        pasted=False,
+    ),
+    # what of the publisher's tables comes to the target
+    "forward row filter": Planted(
+        'the publisher publishes table "public.t" with a row filter',
+        server="giving",
+        severity="error",
+        pub="ALTER PUBLICATION p SET TABLE parts, s, t WHERE (id > 5)",
+    ),
+    "forward column list": Planted(
+        'column "public.t.n" of the publisher is not published',
+        server="giving",
+        severity="error",
+        pub="ALTER PUBLICATION p SET TABLE parts, s, t (id, v)",
+    ),
+    "too few actions of the publisher": Planted(
+        "the publisher does not publish all of insert, update, delete and truncate of 3 tables",
+        server="giving",
+        severity="error",
+        pub="ALTER PUBLICATION p SET (publish = 'insert, update')",
+    ),
+    "column that the target lacks": Planted(
+        'column "public.t.Late one" of the publisher does not exist on the target',
+        severity="error",
+        pub='ALTER TABLE t ADD "Late one" varchar(7)',
+    ),
+    "generated column that the target lacks": Planted(
+        'generated column "public.t.twice" of the publisher does not exist on the target',
+        pub="ALTER TABLE t ADD twice int GENERATED ALWAYS AS (n * 2) STORED",
         pasted=False,
     ),
     # the publication of the way back
@@ -303,6 +332,19 @@ def test_what_is_planted_is_found_and_what_is_to_be_pasted_removes_it(scene: Sce
         return
     assert paste(scene, one)
     assert planted.message not in {one.message for one in scene.look()}
+
+
+def test_what_several_publications_publish_comes_together(scene: Scene) -> None:
+    pubdb = scene.pair.pubdb
+    pubdb.execute("ALTER PUBLICATION p SET TABLE parts, s, t WHERE (id > 5)")
+    pubdb.execute("ALTER PUBLICATION p SET (publish = 'insert, update')")
+    pubdb.execute("CREATE PUBLICATION rest FOR ALL TABLES WITH (publish_via_partition_root)")
+    assert scene.look_as(replace(scene.pair.sub, publications=("p", "rest"))) == scene.look_as(
+        replace(scene.pair.sub, publications=("rest",))
+    )
+    assert not [
+        one for one in scene.look_as(replace(scene.pair.sub, publications=("rest",))) if one.severity == "error"
+    ]
 
 
 def _statements(text: str) -> list[str]:

@@ -99,8 +99,8 @@ def named(names: Iterable[Name]) -> dict[str, list[str]]:
     return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
 
 
-def dotted(name: Name) -> str:
-    """Return schema and name, unquoted, as the server's messages have them."""
+def dotted(name: Iterable[str]) -> str:
+    """Return schema and name, and perhaps a column, unquoted, as the server's messages have them."""
     return ".".join(name)
 
 

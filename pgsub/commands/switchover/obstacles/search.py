@@ -14,6 +14,7 @@ import psycopg
 from pgsub.commands.switchover.obstacles import (
     access,
     definitions,
+    forward,
     left_behind,
     publication,
     sequences,
@@ -32,6 +33,7 @@ _SEARCHES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
 )
 #: Those that ask what is subscribed.
 _OF_TABLES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
+    forward.find,
     publication.find,
     way_back.identities,
     way_back.tables,

@@ -1,0 +1,171 @@
+"""The publications of the subscription that ends: they have to bring all of every table, or the target has less of it.
+
+What the target lacks then clients lack behind the switchover, and the way back writes it over what the publisher has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pgsub.commands.switchover.obstacles.obstacle import (
+    ERROR,
+    GIVING,
+    TAKING,
+    WARNING,
+    Obstacle,
+    Sides,
+    dotted,
+    named,
+    paste,
+    rows,
+    several,
+)
+from pgsub.common import quoting
+from pgsub.common.quoting import word
+from pgsub.publisher.tables import Name
+
+_LISTS_SINCE = 150000
+_PUBLISH = "publish = 'insert, update, delete, truncate'"
+# What several publications publish of a table comes together.
+_PUBLISHED = """
+SELECT t.schemaname::text, t.tablename::text, bool_and({filtered}),
+       NOT (bool_or(p.pubinsert) AND bool_or(p.pubupdate) AND bool_or(p.pubdelete) AND bool_or(p.pubtruncate))
+  FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
+ WHERE t.pubname = ANY (%(publications)s::name[]) GROUP BY 1, 2 ORDER BY 1, 2
+"""
+# Generated columns are computed on the target, or published where that is asked for.
+_LEFT_OUT = """
+WITH published AS MATERIALIZED (
+     SELECT t.schemaname, t.tablename, unnest(t.attnames) AS attname
+       FROM pg_catalog.pg_publication_tables t WHERE t.pubname = ANY (%(publications)s::name[]))
+SELECT n.nspname::text, c.relname::text, a.attname::text
+  FROM (SELECT DISTINCT schemaname, tablename FROM published) AS t
+  JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+   AND NOT EXISTS (SELECT FROM published p WHERE p.schemaname = n.nspname AND p.tablename = c.relname
+                      AND p.attname = a.attname)
+ ORDER BY 1, 2, a.attnum
+"""
+_RESTRICTED = """
+SELECT p.pubname::text, n.nspname::text, c.relname::text,
+       c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
+  FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = ANY (%(publications)s::name[]) AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
+ ORDER BY 1, 2, 3
+"""
+_INCOMPLETE = """
+SELECT pubname::text FROM pg_catalog.pg_publication
+ WHERE pubname = ANY (%(publications)s::name[]) AND NOT (pubinsert AND pubupdate AND pubdelete AND pubtruncate)
+ ORDER BY 1
+"""
+_COLUMNS = """
+SELECT n.nspname::text, c.relname::text, a.attname::text, a.attgenerated <> '',
+       pg_catalog.format_type(a.atttypid, a.atttypmod)
+  FROM ROWS FROM (unnest(%(schemas)s::text[]), unnest(%(names)s::text[])) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n USING (nspname)
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY 1, 2, a.attnum
+"""
+
+
+def find(sides: Sides) -> Iterator[Obstacle]:
+    """Yield what of the subscribed tables does not come to the target."""
+    yield from _unpublished(sides)
+    yield from _columns(sides)
+
+
+def _unpublished(sides: Sides) -> Iterator[Obstacle]:
+    wanted = {"publications": list(sides.sub.publications)}
+    lists = sides.giving.info.server_version >= _LISTS_SINCE
+    found = rows(sides.giving, _PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
+    if lists:
+        whole = _whole(sides, rows(sides.giving, _RESTRICTED, wanted))
+        yield from _tables(
+            [(schema, name) for schema, name, filtered, _ in found if filtered],
+            "the publisher publishes {} with a row filter",
+            "The target lacks rows that clients would miss there.",
+            whole,
+        )
+        yield from several(
+            [dotted(names) for names in rows(sides.giving, _LEFT_OUT, wanted)],
+            ("column", "columns"),
+            "{} of the publisher [is|are] not published",
+            "The way back would write what the target has there over the publisher's values.",
+            whole,
+            server=GIVING,
+            severity=ERROR,
+        )
+    statements = [
+        f"ALTER PUBLICATION {quoting.name(name)} SET ({_PUBLISH});"
+        for (name,) in rows(sides.giving, _INCOMPLETE, wanted)
+    ]
+    repair = f"Then bring what was left out:\npgsub verify {word(sides.sub.name)} --repair"
+    yield from _tables(
+        [(schema, name) for schema, name, _, incomplete in found if incomplete],
+        "the publisher does not publish all of insert, update, delete and truncate of {}",
+        "Some of what clients did is not on the target.",
+        f"{paste(GIVING, statements)}\n{repair}",
+    )
+
+
+def _tables(names: Sequence[Name], message: str, detail: str, hint: str) -> Iterator[Obstacle]:
+    shown = [dotted(name) for name in names]
+    yield from several(shown, ("table", "tables"), message, detail, hint, server=GIVING, severity=ERROR)
+
+
+def _whole(sides: Sides, restricted: Sequence[tuple[Any, ...]]) -> str:
+    """Return what publishes tables whole, and copies them again."""
+    statements = []
+    for publication, schema, name, inherits in restricted:
+        table = ("ONLY " if inherits else "") + quoting.name(schema, name)
+        statements += [
+            f"ALTER PUBLICATION {quoting.name(publication)} {verb} TABLE {table};" for verb in ("DROP", "ADD")
+        ]
+    return f"{paste(GIVING, statements)}\n{_again(sides, [(schema, name) for _, schema, name, _ in restricted])}"
+
+
+def _again(sides: Sides, names: Sequence[Name]) -> str:
+    tables = dict.fromkeys(sides.tables.get(name, name) for name in names)
+    options = " ".join(f"--resync {word(dotted(name))}" for name in tables)
+    return f"Then copy the rows again:\npgsub refresh {word(sides.sub.name)} {options}"
+
+
+def _columns(sides: Sides) -> Iterator[Obstacle]:
+    """Yield columns that only the publisher has; where only the target has one, the way back could not write it."""
+    there = _columns_of(sides, GIVING, sides.tables)
+    here = _columns_of(sides, TAKING, sides.tables.values())
+    lacking = [
+        (sides.tables[name], column, generated, type_)
+        for name, columns in there.items()
+        for column, (generated, type_) in columns.items()
+        if column not in here.get(sides.tables[name], {column: None})
+    ]
+    for severity, of_kind in ((ERROR, False), (WARNING, True)):
+        found = [one for one in lacking if one[2] is of_kind]
+        tables = list(dict.fromkeys(name for name, *_ in found))
+        statements = [
+            f"ALTER TABLE {quoting.name(*name)} ADD COLUMN {quoting.name(column)} {type_};"
+            for name, column, _, type_ in found
+        ]
+        hint = f"{paste(TAKING, statements)}\n{_again(sides, tables)}" if not of_kind else None
+        yield from several(
+            [dotted((*name, column)) for name, column, *_ in found],
+            ("generated column", "generated columns") if of_kind else ("column", "columns"),
+            "{} of the publisher [does|do] not exist on the target",
+            "Clients would miss it there.",
+            hint,
+            server=TAKING,
+            severity=severity,
+        )
+
+
+def _columns_of(sides: Sides, server: str, names: Any) -> dict[Name, dict[str, tuple[bool, str]]]:
+    found: dict[Name, dict[str, tuple[bool, str]]] = {}
+    for schema, name, column, generated, type_ in rows(sides.session(server), _COLUMNS, named(names)):
+        found.setdefault((schema, name), {})[column] = generated, type_
+    return found
