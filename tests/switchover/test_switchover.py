@@ -123,6 +123,20 @@ def test_changes_that_are_skipped_meanwhile_leave_everything_as_it_was(mover: Mo
     one_error(mover.cli("switchover", "moved", "--yes"), 6, "public.writes (1 row)", "pgsub verify moved --repair")
 
 
+@pytest.mark.long
+def test_what_comes_into_the_way_after_it_was_looked_for_is_refused_before_the_pause(
+    mover: Mover, tmp_path: Path
+) -> None:
+    first = mover.held("created", tmp_path, "--timeout", "1m")
+    mover.alone(1, "BEGIN READ WRITE; ALTER PUBLICATION moved_back SET (publish = 'insert'); COMMIT")
+    (tmp_path / "go").touch()
+    assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "does not publish all of insert" in said and "everything is left as it was" in said
+    assert _insert(mover, 0, 1) == 1
+    assert mover("--status")["state"] == "none"
+
+
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "3s")
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")

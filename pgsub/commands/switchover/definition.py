@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -15,9 +16,11 @@ from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.create import create
 from pgsub.commands.subscription.definition import CreateOptions
 from pgsub.commands.switchover.obstacles import search
-from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
+from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Way
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
 from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.target.ledger import schema, two_phase
@@ -89,14 +92,37 @@ def _before(giving: psycopg.Connection, name: str) -> Any:
 
 
 def obstacles(
-    options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, store: StateStore
+    options: SwitchoverOptions,
+    sub: Subscription,
+    taking: psycopg.Connection,
+    store: StateStore,
+    *,
+    again: bool = False,
 ) -> list[Obstacle]:
-    """Find what stands in the way on both servers, errors first."""
+    """Find what stands in the way on both servers, errors first.
+
+    :param again: only what may have come since it was looked for; the way back may exist.
+    """
     with giving_session(options, sub, store) as giving:
         made = way_back(options, sub, giving, taking, store)
         origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
         way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
-        return search.find(giving, taking, sub, way)
+        return (search.find_again if again else search.find)(giving, taking, sub, way)
+
+
+def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
+    """Refuse what stands in the way.
+
+    :raises StateForbids: something does.
+    """
+    errors = [one for one in seen if one.severity == ERROR]
+    if errors:
+        hints = [one.hint for one in errors if one.hint]
+        raise StateForbids(
+            f"{counted(len(errors), 'thing')} must be mended before the switchover",
+            detail="\n".join(one.message for one in errors),
+            hint="\n".join([*hints, f"To see all, and what to know before:\n{options.command} --dry-run"]),
+        )
 
 
 def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subscription:

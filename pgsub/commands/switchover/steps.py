@@ -20,7 +20,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
-from pgsub.commands.switchover import right
+from pgsub.commands.switchover import definition, right
 from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
@@ -99,6 +99,10 @@ class Switchover:
             self._prepare(entry)
             if self._phase(entry) == journal.OPEN:
                 self._approach(entry, sessions.source, sessions.slots, alive)
+                # what was looked for lies hours back where large tables were compared, and was before another run
+                seen = definition.obstacles(self._options, self._sub, self._taking, self._store, again=True)
+                # guard: the pause does not begin while something stands in the way
+                definition.check(seen, self._options)
             self._pause(entry, sessions, alive)
 
     def take(self, entry: Entry) -> None:

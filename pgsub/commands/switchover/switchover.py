@@ -14,7 +14,7 @@ from pgsub.commands.subscription.definition import new_subid
 from pgsub.commands.switchover import comparison, definition, gone, right, steps
 from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.last_look import LastLook
-from pgsub.commands.switchover.obstacles.obstacle import ERROR, seen_backward
+from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
@@ -41,7 +41,6 @@ from pgsub.common.errors import (
     TargetUnavailable,
     UsageError,
 )
-from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -266,14 +265,7 @@ class _Run:
         :raises StateForbids: something does.
         """
         seen = definition.obstacles(self._options, self._sub, self._taking, self._store)
-        errors = [one for one in seen if one.severity == ERROR]
-        if errors:
-            hints = [one.hint for one in errors if one.hint]
-            raise StateForbids(
-                f"{counted(len(errors), 'thing')} must be mended before the switchover",
-                detail="\n".join(one.message for one in errors),
-                hint="\n".join([*hints, f"To see all, and what to know before:\n{self._options.command} --dry-run"]),
-            )
+        definition.check(seen, self._options)
         for one in seen:
             self._warned.add(one.message)
             self._reporter.warning(one.message, one.detail, one.hint)

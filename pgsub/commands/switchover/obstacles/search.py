@@ -26,13 +26,14 @@ from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Sides,
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import subscriptions
 
-_SEARCHES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
+_Search = Callable[[Sides], Iterator[Obstacle]]
+_SEARCHES: tuple[_Search, ...] = (
     way_back.reading,
     way_back.writing,
     writers.find,
 )
 #: Those that ask what is subscribed.
-_OF_TABLES: tuple[Callable[[Sides], Iterator[Obstacle]], ...] = (
+_OF_TABLES: tuple[_Search, ...] = (
     forward.find,
     publication.find,
     way_back.identities,
@@ -54,10 +55,26 @@ def find(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscripti
     :raises PgsubError: translated.
     :raises psycopg.Error: a session is lost.
     """
+    return _found(giving, taking, sub, back, _SEARCHES, _OF_TABLES)
+
+
+def find_again(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way) -> list[Obstacle]:
+    """Look for what may have come into the way since :func:`find`; parameters as there, but the way back may exist."""
+    return _found(giving, taking, sub, back, (writers.find,), (forward.find, publication.find))
+
+
+def _found(
+    giving: psycopg.Connection,
+    taking: psycopg.Connection,
+    sub: Subscription,
+    back: Way,
+    searches: tuple[_Search, ...],
+    of_tables: tuple[_Search, ...],
+) -> list[Obstacle]:
     relations = subscriptions.relations(taking, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in relations}
     sides = Sides(giving, taking, sub, back, tables, [one.srrelid for one in relations])
     found = list(state.find(sides, relations))
-    for search in (*_SEARCHES, *(_OF_TABLES if relations else ())):
+    for search in (*searches, *(of_tables if relations else ())):
         found += search(sides)
     return sorted(dict.fromkeys(found), key=lambda one: one.severity != ERROR)
