@@ -16,7 +16,7 @@ from pgsub.apply.stream.spool import SpooledTransaction
 from pgsub.apply.worker import committer, start, worker
 from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.worker import ApplyPolicy
-from pgsub.common.errors import Fenced, StreamsMustRestart
+from pgsub.common.errors import Fenced, StateForbids, StreamsMustRestart
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import subscriptions, worker_takeover
@@ -416,3 +416,25 @@ def test_a_subscription_removed_from_the_ledger_ends_its_worker(pair: MakePair) 
     subscriptions.forget(p.session, p.subid)
     with pytest.raises(Fenced):
         task.result()
+
+
+def test_apply_writes_only_where_clients_do_not(pair: MakePair) -> None:
+    """By the journal of switchovers, of the subscription that ends and of the one that leads back."""
+    p = pair(TABLES, names=T)
+    p.subdb.execute(
+        "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, phase, fence) VALUES"
+        f" ('00000000-0000-0000-0000-000000000001', 'taking', {p.subid}, 's', 's_back', 'prepared', 'read-only')"
+    )
+    p.apply("INSERT INTO t VALUES (1, 'x')")
+    for side, phase, said in (
+        ("taking", "taken", "was switched over"),
+        ("taking", "done", "was switched over"),
+        ("giving", "fenced", "has not moved the writes"),
+        ("giving", "released", "has not moved the writes"),
+    ):
+        p.subdb.execute(f"UPDATE pgsub.switchover SET side = '{side}', phase = '{phase}'")
+        with pytest.raises(StateForbids, match=said):
+            p.catch_up()
+    p.subdb.execute("UPDATE pgsub.switchover SET phase = 'given'")
+    p.apply("INSERT INTO t VALUES (2, 'x')")
+    p.same("t")

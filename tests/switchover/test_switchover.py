@@ -445,9 +445,50 @@ def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_unde
             ("alter", name, "--rename-to", "x"),
             ("alter", name, "--slot-name", "x"),
         ):
-            ended = mover.cli(*words)
-            one_error(ended, 3, f'subscription "{name}" takes part in a switchover that is under way')
+            _taking_part(mover, name, *words)
     assert mover("--no-verify")["state"] == "done"
+
+
+def _taking_part(mover: Mover, name: str, *words: str) -> None:
+    one_error(mover.cli(*words), 3, f'subscription "{name}" takes part in a switchover that is under way')
+
+
+@pytest.mark.long
+def test_no_command_takes_from_the_target_what_clients_write_there_once_they_may(mover: Mover) -> None:
+    mover("--no-verify", kill="taken")
+    id = _insert(mover, 1, 1)
+    _taking_part(mover, "moved", "refresh", "moved", "--resync", "public.writes", "--yes")
+    _taking_part(mover, "moved", "refresh", "moved", "--sequences", "--allow-backward", "--yes")
+    _taking_part(mover, "moved", "alter", "moved", "--set-publication", "p", "--refresh")
+    _taking_part(mover, "moved", "verify", "moved", "--repair", "--yes")
+    assert mover.rows(1, "SELECT id FROM writes") == [(id,)]
+    assert mover("--no-verify")["state"] == "done"
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT id FROM writes") == [(id,)]
+
+
+@pytest.mark.long
+def test_no_subscription_of_a_switchover_is_enabled_at_the_wrong_time(mover: Mover) -> None:
+    epoch = "SELECT epoch FROM pgsub.control WHERE worker = 0"
+    mover("--no-verify", "--timeout", "2m", kill="prepared")
+    one_error(mover.cli("enable", "moved_back"), 3, "leads back from a switchover that has not moved the writes")
+    [(before,)] = mover.rows(1, epoch)
+    mover("--no-verify", "--timeout", "2m", kill="disabled")
+    [(fenced,)] = mover.rows(1, epoch)
+    assert fenced > before
+    one_error(mover.cli("enable", "moved"), 3, "was switched over", "pgsub switchover moved --status")
+    assert mover("--no-verify")["state"] == "done"
+
+
+@pytest.mark.long
+def test_a_way_back_that_would_copy_a_table_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
+    first = mover.held("prepared", tmp_path, "--timeout", "1m")
+    mover.alone(0, "UPDATE pgsub.subscription_rel SET srsubstate = 'i'")
+    (tmp_path / "go").touch()
+    assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]
+    assert "has not every table, or would copy one" in first.log.read_text()  # type: ignore[attr-defined]
+    assert _insert(mover, 0, 1) == 1
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.faults import translate
 from pgsub.publisher.stream import walsender
-from pgsub.target.ledger import events, reconciliation, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import events, reconciliation, right_to_write, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity, Publisher
 from pgsub.target.ledger.worker_takeover import Claim
@@ -224,6 +224,7 @@ def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
     known = subscriptions.identity(session, spec.subscription.subid)
+    right_to_write.check(session, spec.subscription.subid, spec.subscription.name)
     if spec.applies:
         # guard: apply does not start while its slot is replaced
         reconciliation.check_not_under_way(known)

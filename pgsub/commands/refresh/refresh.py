@@ -21,6 +21,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
+from pgsub.switchover import journal
 from pgsub.target.ledger import subscriptions, two_phase
 
 
@@ -66,6 +67,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             with ledger_session(sub) as session, maintenance(session, store, sub):
+                journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)

@@ -12,6 +12,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.sequence_rows import rows
 from pgsub.sequences.reading import prepare
 from pgsub.sequences.synchronization import Outcome, bring, failure, look
+from pgsub.switchover import journal
 
 
 def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = False) -> list[Outcome]:
@@ -22,6 +23,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     :raises PgsubError: a server cannot be reached.
     """
     with ledger_session(sub) as session, maintenance(session, store, sub):
+        journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         with verified_publisher(session, sub, sub.connection) as source:
             prepare(session)
             prepare(source)

@@ -33,6 +33,7 @@ from pgsub.common.errors import ApplyError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
+from pgsub.switchover import journal
 from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.ledger.tables import subscription_tables
@@ -94,6 +95,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Cal
                 return found
             confirm(found)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
+                journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
                 for other in _replay(store, sub, found, options):
                     body = other.body(sub.subid)
                     reporter.warning(str(body["message"]), detail=str(body["detail"]))

@@ -13,7 +13,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands import definition_change
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.subscription_status import serving
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 
@@ -24,7 +24,7 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     :param folder: the state folder.
     :param name: the subscription.
     :raises SubscriptionNotFound: if there is none of that name.
-    :raises StateForbids: if it has no slot name, or was moved to another state store.
+    :raises StateForbids: if it has no slot name, was moved to another state store, or a switchover is in the way.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
@@ -33,10 +33,34 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
         if sub.enabled:
             reporter.notice(f'subscription "{name}" is already enabled')
             return
+        _check_may_write(sub)
         _set(store, sub, "enable", {}, reporter, enabled=True)
         served = serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None
     if not served:
         reporter.notice(f'subscription "{name}" is enabled, but no pgsub run serves it yet')
+
+
+def _check_may_write(sub: Subscription) -> None:
+    """Refuse what a worker would refuse; where the target cannot be asked the worker will.
+
+    :raises StateForbids: a switchover has moved the writes, or has not yet.
+    """
+    if not sub.dboid:
+        return
+    import psycopg
+
+    from pgsub.commands.sessions import connect_target
+    from pgsub.target.ledger import right_to_write
+    from pgsub.target.session import ledger_privileges
+
+    try:
+        with connect_target(sub, replica=False) as session:
+            ledger_privileges.check(session)
+            right_to_write.check(session, sub.subid, sub.name)
+    except StateForbids:
+        raise
+    except (PgsubError, psycopg.Error):
+        return
 
 
 def disable(folder: Path, name: str, *, reporter: Reporter) -> None:

@@ -17,6 +17,7 @@ from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.transactions import durable
 
 #: Seconds in which sessions that would stay read-only must end.
@@ -170,6 +171,8 @@ def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str
     names = (sub.subid, sub.name, back_name, None)
     entry = Entry(str(uuid.uuid4()), journal.TAKING, *names, journal.PLANNED, way, definition=options)
     with durable(taking):
+        # a command that has looked before may change tables, sequences and rows later
+        subscription_tables.hold_still(taking, sub.subid, sub.name)
         journal.check_alone(taking, entry.id)
         journal.add(taking, entry)
     failpoints.point("switchover.planned")

@@ -37,7 +37,7 @@ from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.limit import PauseLimit
 from pgsub.target.ledger import skipped_changes, subscriptions
-from pgsub.target.ledger.tables import held_tables
+from pgsub.target.ledger.tables import held_tables, subscription_tables
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 
@@ -165,6 +165,7 @@ class Switchover:
         names = (self._back.subid, entry.subname, entry.back_name, self._back.subid)
         with durable(self._giving):
             advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
+            subscription_tables.hold_still(self._giving, self._back.subid, self._back.name)
             journal.check_alone(self._giving, entry.id)
             journal.add(self._giving, Entry(entry.id, journal.GIVING, *names, journal.OPEN, entry.fence))
         with self.timing.step("prepare"):
@@ -282,6 +283,13 @@ class Switchover:
                 hint=f"See them, then replay or prune them:\npgsub conflicts list {word(self._sub.name)}",
             )
         names = [one.recorded or (one.schemaname, one.relname) for one in relations]
+        # guard: the right is not given while the way back would leave out a table, or copy it
+        back = subscriptions.relations(self._giving, self._back.subid)
+        if len(back) < len(relations) or any(one.srsubstate != "r" for one in back):
+            raise StateForbids(
+                f'subscription "{self._back.name}", which is to lead back, has not every table, or would copy one',
+                hint=f"See its tables:\npgsub status {word(self._back.name)}",
+            )
         way_back.published(sessions.slots, self._back.publications, names)
 
     def _fence(self, entry: Entry) -> None:

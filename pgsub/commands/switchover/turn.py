@@ -23,6 +23,7 @@ from pgsub.common.errors import PublisherUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.session.transactions import durable
 
 #: Seconds in which workers of the subscription must end.
@@ -69,7 +70,7 @@ class Turn:
             failpoints.point("switchover.promoted")
         promoted()
         with self.timing.step("turn"):
-            self._end()
+            self._end(fence=here.phase != journal.DONE)
             self._lead_back()
             enabled()
             if here.phase != journal.DONE:
@@ -78,12 +79,18 @@ class Turn:
             failpoints.point("switchover.done")
             self._drop()
 
-    def _end(self) -> None:
-        """End the subscription: what the way back writes must not be sent here again."""
+    def _end(self, *, fence: bool) -> None:
+        """End the subscription: what the way back writes must not be sent here again.
+
+        :param fence: keep a worker from committing that lives on though its launcher has let it go.
+        """
         folder, name = self.options.state_dir, self.sub.name
         if self.store.subscription(name).enabled:
             disable(folder, name, reporter=self.reporter)
         wait(WaitOptions(name, folder, "disabled", timeout=END_SECONDS))
+        if fence:
+            # guard: no worker of the subscription commits once the way back replicates
+            worker_takeover.take_over(self.taking, self.sub.subid, worker_takeover.APPLY)
         failpoints.point("switchover.disabled")
 
     def _lead_back(self) -> None:

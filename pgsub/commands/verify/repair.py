@@ -27,6 +27,7 @@ from pgsub.reconcile.point import while_standing
 from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import Difference
+from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
 
 #: Tables with the keys of rows that are to be brought, by name.
@@ -110,6 +111,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(sub))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
+        journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         detail = {"rows": {name: len(keys) for name, (_, keys) in wanted.items()}}
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")

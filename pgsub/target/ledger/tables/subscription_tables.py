@@ -64,13 +64,24 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
     """
     key = (_LOCK_CLASS, subid)
     if not advisory_locks.take(connection, key):
-        message = f'subscription "{name}" is being changed by another command'
-        raise advisory_locks.held(connection, key, message, "Wait until it ends, then try again.")
+        raise advisory_locks.held(connection, key, _changed(name), "Wait until it ends, then try again.")
     try:
         yield
     finally:
         with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
             connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
+
+
+def hold_still(connection: psycopg.Connection, subid: int, name: str) -> None:
+    """Let the open transaction not begin before other commands that change the subscription have ended.
+
+    :raises LockHeld: one does not end.
+    """
+    advisory_locks.take_for_transaction(connection, (_LOCK_CLASS, subid), _changed(name))
+
+
+def _changed(name: str) -> str:
+    return f'subscription "{name}" is being changed by another command'
 
 
 def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:

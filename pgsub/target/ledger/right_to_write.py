@@ -1,0 +1,39 @@
+"""Whether a subscription may write to its target, by that server's journal of switchovers.
+
+The journal is written by :mod:`pgsub.switchover.journal`, which says what its phases mean.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.target.query import row
+
+_NEWEST = "SELECT side, phase, subname FROM pgsub.switchover WHERE subid = %s ORDER BY changed_at DESC LIMIT 1"
+_CLIENTS_WRITE = ("taken", "promoted", "done")
+
+
+def check(connection: psycopg.Connection, subid: int, name: str) -> None:
+    """Check that what a subscription brings may be written: not once clients write there, nor before they have stopped.
+
+    :raises StateForbids: it may not.
+    """
+    found = row(connection, _NEWEST, (subid,))
+    if found is None:
+        return
+    side, phase, ending = found
+    # guard: apply does not begin where clients write since a switchover
+    if side == "taking" and phase in _CLIENTS_WRITE:
+        raise StateForbids(
+            f'subscription "{name}" was switched over: clients may write on its target',
+            hint=f"Let the switchover come to its end. To see where it stands:\npgsub switchover {word(name)} --status",
+        )
+    # guard: the way back does not begin where clients have not stopped to write
+    if side == "giving" and phase != "given":
+        raise StateForbids(
+            f'subscription "{name}" leads back from a switchover that has not moved the writes',
+            hint="Let it come to its end, or abort it. To see where it stands:\n"
+            f"pgsub switchover {word(ending)} --status",
+        )
