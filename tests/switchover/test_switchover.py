@@ -14,6 +14,7 @@ import pytest
 from fix_program import one_error
 from fix_proxy import Proxy
 from fix_switchover import Mover
+from psycopg.conninfo import conninfo_to_dict
 from switching_clients import Clients
 
 
@@ -109,15 +110,18 @@ def test_rows_that_differ_for_a_known_reason_are_switched_over_only_where_that_i
 
 @pytest.mark.long
 def test_changes_that_are_skipped_meanwhile_leave_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    first = mover.held("prepared", tmp_path, "--timeout", "1m")
     assert mover.cli("alter", "moved", "--on-conflict", "insert_exists=skip").returncode == 0
-    mover.plant(1, "INSERT INTO writes VALUES (1, 7, 7)")
-    _insert(mover, 0, 1)
+    mover.caught_up()
+    first = mover.held("fenced", tmp_path, "--timeout", "2m")
+    mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
+    mover.plant(0, "INSERT INTO writes VALUES (77, 8, 8)")
     (tmp_path / "go").touch()
     assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]
     assert "were skipped meanwhile" in first.log.read_text()  # type: ignore[attr-defined]
-    assert _insert(mover, 0, 1) == 2
-    assert mover("--status")["state"] == "none"
+    assert _insert(mover, 0, 1) == 1
+    one_error(
+        mover.cli("switchover", "moved", "--yes"), 3, "1 skipped change was not replayed", "conflicts replay moved"
+    )
     # what is given up is a difference like any other
     assert mover.cli("conflicts", "prune", "moved", "--older-than", "0s", "--yes").returncode == 0
     one_error(mover.cli("switchover", "moved", "--yes"), 6, "public.writes (1 row)", "pgsub verify moved --repair")
@@ -327,6 +331,49 @@ def test_commands_of_the_user_fence_and_promote(mover: Mover, tmp_path: Path) ->
 
 
 @pytest.mark.long
+def test_sessions_of_the_target_end_with_a_fence_that_is_a_command_too(mover: Mover) -> None:
+    """What they have of a sequence's cache was given out by the publisher meanwhile."""
+    mover.alone(1, "BEGIN READ WRITE; ALTER SEQUENCE writes_id_seq CACHE 20; COMMIT")
+    with mover.databases[1].connect() as caching:
+        caching.execute("SET default_transaction_read_only = off")
+        assert caching.execute("SELECT nextval('writes_id_seq')").fetchone() == (1,)
+        caching.commit()
+        _insert(mover, 0, 1)
+        mover("--no-verify", "--fence-command", "true")
+        with pytest.raises(psycopg.OperationalError):
+            caching.execute("SELECT nextval('writes_id_seq')")
+
+
+@pytest.mark.long
+def test_clients_that_write_on_the_target_are_not_ended_by_the_next_run(mover: Mover) -> None:
+    one_error(mover.cli("switchover", "moved", "--yes", "--no-verify", "--promote-command", "false"), 1, "to promote")
+    with mover.databases[1].connect() as client:
+        client.execute("INSERT INTO writes (client, number) VALUES (0, 1)")
+        client.commit()
+        assert mover("--no-verify", "--promote-command", "true")["state"] == "done"
+        client.execute("INSERT INTO writes (client, number) VALUES (0, 2)")
+
+
+@pytest.mark.long
+def test_a_user_whom_a_service_names_may_connect_behind_the_fence(mover: Mover, tmp_path: Path) -> None:
+    for database in mover.databases:
+        database.execute("BEGIN READ WRITE; CREATE ROLE sw_service LOGIN SUPERUSER; COMMIT")
+    names = {**conninfo_to_dict(mover.conninfos[1]), "user": "sw_service"}
+    file = tmp_path / "services"
+    file.write_text("[sw]\n" + "".join(f"{name}={value}\n" for name, value in names.items()))
+    env = {"PGSERVICEFILE": str(file)}
+    words = ("switchover", "moved", "--yes", "--no-verify", "--fence", "connect", "--back-connection", "service=sw")
+    ended = mover.cli(*words, env={**env, "PGSUB_FAILPOINTS": "switchover.fenced=kill"})
+    assert ended.returncode == -9, ended.stderr
+    [(granted,)] = mover.rows(0, "SELECT saved ->> 'granted' FROM pgsub.switchover")
+    assert "sw_service" in granted
+    ended = mover.cli("switchover", "moved", "--abort", "--yes", env=env)
+    assert ended.returncode == 0, ended.stderr
+    for side in (0, 1):
+        mover.alone(side, "BEGIN READ WRITE; DROP ROLE sw_service; COMMIT")
+
+
+@pytest.mark.long
 def test_a_fence_command_that_fails_is_told_to_release(mover: Mover, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = f'echo "$PGSUB_SWITCHOVER" >> {log}; test "$PGSUB_SWITCHOVER" = release'
@@ -502,7 +549,7 @@ def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover)
 
 @pytest.mark.long
 def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
-    first = mover.held("prepared", tmp_path, "--timeout", "1m")
+    first = mover.held("fenced", tmp_path, "--timeout", "2m")
     assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0
     (tmp_path / "go").touch()
     assert first.wait(patience.SECONDS) == 3, first.log.read_text()  # type: ignore[attr-defined]

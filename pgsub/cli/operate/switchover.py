@@ -66,7 +66,11 @@ all roles but those of pgsub; superusers are not kept out. --fence-command names
 a pooler. The shell runs it with these environment variables: PGSUB_SWITCHOVER is fence or release, and PGSUB_GIVING and
 PGSUB_TAKING are connection strings, without secrets, of the server that clients leave and of the server that they move
 to. The command must have taken effect when it ends, and must be safe to run more than once. It is killed if pgsub ends
-before it. --promote-command is run in the same way, with PGSUB_SWITCHOVER set to promote.
+before it. --promote-command is run in the same way, with PGSUB_SWITCHOVER set to promote. Sessions on the target are
+ended with every kind of fence, because they may hold cached values of sequences.
+
+While a switchover is under way, refresh (also that of pgsub alter), verify --repair, conflicts replay, and another name
+or slot of its subscriptions are refused.
 
 The way back reads from the target with the target's connection string, whose role needs REPLICATION. It writes to the
 publisher with the publisher's connection string, whose role must own the database to fence it. --back-connection and

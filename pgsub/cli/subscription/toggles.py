@@ -17,6 +17,7 @@ ENABLE = Page(
     summary="Enable a subscription",
     description="""
 A running pgsub run starts its workers within a second. Enabling an enabled subscription is a notice, not an error.
+A subscription that a switchover has ended, or whose way back it has not opened yet, is not enabled.
 """,
     examples=(
         ("Resume after the cause of an error is gone.", "pgsub enable sales"),

@@ -124,7 +124,7 @@ def _alter_with_servers(
             connections.share_ledger(sub, reached.target)
         session = stack.enter_context(ledger_session(reached))
         stack.enter_context(maintenance(session, store, sub))
-        if options.refreshes or fields.keys() & {"name", "slot_name", "publications"}:
+        if options.refreshes or fields.keys() & {"name", "slot_name"}:
             journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)

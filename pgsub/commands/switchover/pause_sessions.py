@@ -10,7 +10,6 @@ import psycopg
 from pgsub.commands.preflight import databases
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.switchover.parties import giving_source
-from pgsub.common import conninfo as ci
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.sequences import reading, synchronization
@@ -46,6 +45,11 @@ class PauseSessions:
         """Every one of them."""
         return [self.source, self._target, self.slots]
 
+    @property
+    def users(self) -> set[str]:
+        """Their users, wherever the connection strings have them from: a service, say, or the environment."""
+        return {session.info.user for session in self.all}
+
     def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
         """Bring the sequences of the taking side to the values of the giving side.
 
@@ -69,9 +73,3 @@ class PauseSessions:
                 return
             if time.monotonic() > deadline:
                 raise kept
-
-
-def users(*subs: Subscription) -> set[str]:
-    """Return the users that connection strings name."""
-    texts = [text for sub in subs for text in (sub.connection, sub.target)]
-    return {user for text in texts if (user := ci.parse(text, "target").get("user"))}

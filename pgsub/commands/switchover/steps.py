@@ -24,7 +24,7 @@ from pgsub.commands.switchover import definition, right
 from pgsub.commands.switchover.inner import InnerReporter
 from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
-from pgsub.commands.switchover.pause_sessions import PauseSessions, users
+from pgsub.commands.switchover.pause_sessions import PauseSessions
 from pgsub.commands.switchover.under_way import PROMOTES
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
@@ -32,6 +32,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import MAX_LSN, format_lsn
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
@@ -79,6 +80,7 @@ class Switchover:
         self._command = right.commands(options, sub, back)
         self._kept = [giving.info.backend_pid]
         self._kept_there = [taking.info.backend_pid]
+        self._users: set[str] = set()
         self._quiet_at: int | None = None
         self._given_at = 0  #: behind the commit that gave the right
         self.in_pause: bool | None = None  #: clients can write nowhere; None where that is not known
@@ -94,6 +96,7 @@ class Switchover:
         """
         with self._or_back(entry), contextlib.ExitStack() as stack:
             sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
+            self._users = sessions.users
             self._kept_there += [*sessions.there, *self.last_look.pids_there]
             self._kept += [sessions.source.info.backend_pid, *self.last_look.pids]
             self._prepare(entry)
@@ -173,8 +176,7 @@ class Switchover:
                 with durable(self._taking):
                     self._fence_taking(entry)
             # on each run, for one before may have died here
-            if entry.fence != fence.COMMAND:
-                fence.end_sessions(self._taking, self._kept_there, time.monotonic() + APPROACH)
+            fence.end_sessions(self._taking, self._kept_there, time.monotonic() + APPROACH)
         failpoints.point("switchover.prepared")
 
     def _fence_taking(self, entry: Entry) -> None:
@@ -189,7 +191,7 @@ class Switchover:
 
     def _roles(self) -> set[str]:
         """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
-        return {self._taking.info.user, self._giving.info.user, *users(self._sub, self._back)}
+        return {self._taking.info.user, self._giving.info.user, *self._users}
 
     def _approach(
         self, entry: Entry, source: publisher.Connection, slot_session: publisher.Connection, alive: Callable[[], None]
@@ -246,10 +248,13 @@ class Switchover:
                 self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
             )
             self._check_tables(sessions)
+            self._check_tables_back(sessions)
             self.last_look.hold()
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
             sessions.sequences(self._sub, entry, deadline)
+            if entry.fence == fence.COMMAND:  # what a session has of a sequence's cache it gives out whatever is set
+                fence.end_sessions(self._taking, self._kept_there, deadline)
         failpoints.point("switchover.sequences")
         with self.timing.step("way back"):
             position = way_back.record(self._taking, entry.id)
@@ -283,14 +288,22 @@ class Switchover:
                 hint=f"See them, then replay or prune them:\npgsub conflicts list {word(self._sub.name)}",
             )
         names = [one.recorded or (one.schemaname, one.relname) for one in relations]
+        way_back.published(sessions.slots, self._back.publications, names)
+
+    def _check_tables_back(self, sessions: PauseSessions) -> None:
+        """Check that the way back brings every table that is published for it, and copies none.
+
+        :raises StateForbids: it does not.
+        """
+        relations = subscriptions.relations(self._giving, self._back.subid)
+        known = {one.recorded or (one.schemaname, one.relname) for one in relations}
+        unknown = {one[:2] for one in publication.published_tables(sessions.slots, self._back.publications)} - known
         # guard: the right is not given while the way back would leave out a table, or copy it
-        back = subscriptions.relations(self._giving, self._back.subid)
-        if len(back) < len(relations) or any(one.srsubstate != "r" for one in back):
+        if unknown or any(one.srsubstate != "r" for one in relations):
             raise StateForbids(
                 f'subscription "{self._back.name}", which is to lead back, has not every table, or would copy one',
-                hint=f"See its tables:\npgsub status {word(self._back.name)}",
+                hint=f"To make it anew, begin the switchover again:\n{self._options.command}",
             )
-        way_back.published(sessions.slots, self._back.publications, names)
 
     def _fence(self, entry: Entry) -> None:
         if self._phase(entry) == journal.OPEN:

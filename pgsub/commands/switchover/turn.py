@@ -28,6 +28,8 @@ from pgsub.target.session.transactions import durable
 
 #: Seconds in which workers of the subscription must end.
 END_SECONDS = 60.0
+#: In what the fence of the taking side replaced: whether sessions that began behind it were ended.
+_LET_IN = "let_in"
 
 
 def _nothing() -> None:
@@ -63,7 +65,7 @@ class Turn:
         assert here is not None
         if here.phase == journal.TAKEN:
             with self.timing.step("promote"):
-                right.let_write(self.taking, entry.fence, self.kept)
+                self._let_write(here)
                 right.commands(self.options, self.sub, self.back)("promote")
             with durable(self.taking):
                 journal.move(self.taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
@@ -78,6 +80,16 @@ class Turn:
                     journal.move(self.taking, entry.id, (journal.PROMOTED,), journal.DONE)
             failpoints.point("switchover.done")
             self._drop()
+
+    def _let_write(self, here: Entry) -> None:
+        """End sessions that would stay read-only; not again where the next run finds clients that write."""
+        saved = dict(here.saved or {})
+        if saved.get(_LET_IN):
+            return
+        right.let_write(self.taking, here.fence, self.kept)
+        with durable(self.taking):
+            known = journal.saved({**saved, _LET_IN: True})
+            journal.move(self.taking, here.id, (journal.TAKEN,), journal.TAKEN, saved=known)
 
     def _end(self, *, fence: bool) -> None:
         """End the subscription: what the way back writes must not be sent here again.

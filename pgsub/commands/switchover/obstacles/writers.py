@@ -99,8 +99,8 @@ def find(sides: Sides) -> Iterator[Obstacle]:
     if sides.back.fence == READ_ONLY:
         yield from _overrides(sides, GIVING)
         yield from _overrides(sides, TAKING)
-    yield from _rights(sides, GIVING, ends=True)
-    yield from _rights(sides, TAKING, ends=sides.back.fence != COMMAND)
+    yield from _rights(sides, GIVING)
+    yield from _rights(sides, TAKING)
     yield from _superusers(sides)
     yield from _walsenders(sides)
 
@@ -171,11 +171,8 @@ def _overrides(sides: Sides, server: str) -> Iterator[Obstacle]:
     )
 
 
-def _rights(sides: Sides, server: str, *, ends: bool) -> Iterator[Obstacle]:
-    """Yield what the role lacks to put the fence.
-
-    :param ends: whether sessions are ended.
-    """
+def _rights(sides: Sides, server: str) -> Iterator[Obstacle]:
+    """Yield what the role lacks to put the fence, and to end sessions."""
     _, owns, signals, user, database, owner, high = rows(sides.session(server), _RIGHTS)[0]
     named, role = quoting.name(database), quoting.name(user)
     closed = server == TAKING and scalar(sides.taking, _CLOSED) is True
@@ -189,7 +186,7 @@ def _rights(sides: Sides, server: str, *, ends: bool) -> Iterator[Obstacle]:
             "Only the owner and superusers can keep clients from writing to it, and let them.",
             paste(server, [grant]),
         )
-    if not signals and ends:
+    if not signals:
         yield Obstacle(
             server,
             ERROR,
