@@ -50,9 +50,10 @@ and the next command; task in the documents has the stage (submitted to Spark, c
 life are heartbeats and the worker's session on the target. A worker that hangs is taken over after a minute, or after
 PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub started it.
 
-The lag is the age of the oldest change that the publisher has and the target has not. If the apply worker waits in a
-statement on the target, the status shows since when and for which lock; --check reports this after 30 seconds. That
-sequences cannot follow because a server or a lock is not available is reported after a minute, or after five attempts.
+The lag is the age of the oldest change that the publisher has and the target has not. If the publisher has said nothing
+for ten seconds while its WAL goes on, the lag counts from its last message. If the apply worker waits in a statement on
+the target, the status shows since when and for which lock; --check reports this after 30 seconds. That sequences cannot
+follow because a server or a lock is not available is reported after a minute, or after five attempts.
 
 Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because only the
 server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
