@@ -11,7 +11,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 
 MARKED ?= not long
 # Which part of them: `make long PART=2/3` runs the second third.
 PART ?=
-PARTED = $(if $(PART),--splits $(notdir $(PART)) --group $(patsubst %/,%,$(dir $(PART))) --splitting-algorithm least_duration)
+long: PARTED = $(if $(PART),--splits $(notdir $(PART)) --group $(patsubst %/,%,$(dir $(PART))) --splitting-algorithm least_duration)
 ARGS ?=
 # What runs PostgreSQL's own subscription tests with pgsub as the subscriber.
 COMPAT ?= ../shared/tap/run

@@ -127,7 +127,9 @@ def _datagrams(host: str, port: int, use: Callable[[socket.socket, Any], object]
     :raises OSError: there is none.
     """
     reason: OSError | None = None
-    for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM):
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
+    # version 4 first: Spark itself uses it
+    for family, kind, _, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
         opened = socket.socket(family, kind)
         try:
             use(opened, address)

@@ -167,7 +167,8 @@ class Launcher:
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
-            self._engine.watch()
+            with contextlib.suppress(RuntimeError):  # no thread to spare
+                self._engine.watch()
             try:
                 self._janitor.run(self._engine.look)
             except CallTimedOut:
@@ -313,7 +314,8 @@ class Launcher:
             while served.runner.at_work and time.monotonic() < deadline:
                 served.runner.stop()
                 served.runner.join(TICK)
-                self._engine.watch(stopping=True)
+                with contextlib.suppress(RuntimeError):
+                    self._engine.watch(stopping=True)
             if served.runner.at_work:
                 self._log(
                     "WARNING",

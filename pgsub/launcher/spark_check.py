@@ -78,9 +78,9 @@ class ExecutorCheck:
                 break
             try:
                 return job.result(0)[0]
-            except WorkerDied:
-                if not left:
-                    raise
+            except WorkerDied as error:
+                if not left:  # what keeps so many from answering does not pass
+                    raise SparkUnusable(error.message, detail=error.detail, hint=error.hint) from None
         if not self._given_up():
             text = f"the look at an executor was left out, for it has not ended within {_CHECK_SECONDS:.0f} s"
             detail = (

@@ -172,14 +172,14 @@ class Engine:
             (lambda: least_slots(self._subscriptions())) if named else None,
         )
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
-        submitter = jobs.Submitter(context)
-        try:
+        try:  # pyspark has one context at a time: one that nobody knows of would be the last
+            submitter = jobs.Submitter(context)
             if not self.local:
                 self.check.run(submitter, served, self.spool_dir(self._state_dir / "spool"))
-        except PgsubError:
+            there, ui = submitter.slots(), jobs.ui_of(context)  # asks the JVM, which may hang: not under the lock
+        except BaseException:
             session.close_context(context)
             raise
-        there, ui = submitter.slots(), context.uiWebUrl  # asks the JVM, which may hang: not under the lock
         with self._lock:
             if not self._closed:
                 self._answers.pop(None, None)

@@ -8,9 +8,7 @@ and does what it does in that case. One that spark-submit or a notebook started 
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +47,6 @@ class SparkWatch:
         self._log = log
         self._jvm = JvmWatch()
         self._patience = take_over_seconds()
-        self._begun = time.time()
         self.hang: Hang | None = None
 
     def look(self, *, stopping: bool = False) -> None:
@@ -91,13 +88,8 @@ class SparkWatch:
         return f"kill -9 {self._pid() or 'PID'}"
 
     def _pid(self) -> int | None:
-        """Return its process id, as far as it is known; an earlier launcher may have left another one in the file."""
-        if self._jvm.pid is not None:
-            return self._jvm.pid
-        file = self._state_dir / "run" / "jvm.pid"
-        with contextlib.suppress(OSError, ValueError):
-            return int(file.read_text()) if file.stat().st_mtime >= self._begun else None
-        return None
+        """Return its process id, as far as it is known."""
+        return self._jvm.pid
 
     def close(self) -> None:
         """Look no more."""

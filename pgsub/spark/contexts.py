@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -29,13 +30,21 @@ class Started:
 
 started: dict[int, Started] = {}  #: by process id
 own: set[SparkContext] = set()  #: contexts that were opened here, until they are closed
+opened: WeakSet[SparkContext] = WeakSet()  #: contexts that were opened here, closed ones too
 guests: set[SparkContext] = set()  #: contexts of others that were used
+pids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  #: process ids of JVMs, by pyspark's gateway
 
 
 def active() -> SparkContext | None:
     """Return the context that somebody else opened in this process: a notebook, a job. It is never closed here."""
     found = SparkContext._active_spark_context
-    return None if found is None or found in own or found._jsc is None else found
+    return None if found is None or found in opened or found._jsc is None else found
+
+
+def ending() -> bool:
+    """Return whether a context that was opened here and is closed has not stopped yet; pyspark has one at a time."""
+    found = SparkContext._active_spark_context
+    return found is not None and found in opened and found not in own
 
 
 def is_guest(context: SparkContext) -> bool:

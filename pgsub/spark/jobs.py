@@ -130,10 +130,10 @@ class Job(Generic[Item, Result]):
             return WorkerDied(f'Spark had no room for job "{self.name}"', detail=detail)
         if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
             return WorkerDied(f'the worker process of job "{self.name}" died', detail=detail)
-        if deployment.passes(text):
-            return WorkerDied(f'job "{self.name}" was ended by Spark', detail=detail)
         if unusable := deployment.failure(text, self._context.master, settings.is_local(self._context.master)):
             return unusable
+        if deployment.passes(text):
+            return WorkerDied(f'job "{self.name}" was ended by Spark', detail=detail)
         if isinstance(error, Py4JJavaError) and not deployment.of_python(text):
             return SparkUnusable(f'job "{self.name}" failed in Spark', detail=detail)
         return InternalError(f'job "{self.name}" failed in Spark', detail=detail)
@@ -190,11 +190,20 @@ class Job(Generic[Item, Result]):
         """
         with self._lock:
             self._cancelled = True
-        SupervisedThread("job", f"{self.group} cancel", self._tell_spark).start()  # a JVM that hangs holds nobody up
+        with contextlib.suppress(RuntimeError):  # no thread to spare; a JVM that hangs holds nobody up
+            SupervisedThread("job", f"{self.group} cancel", self._tell_spark).start()
 
     def _tell_spark(self) -> None:
         with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):  # the JVM is gone, and the job
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
+
+
+def ui_of(context: SparkContext) -> str | None:
+    """Return where Spark's UI is; None where there is none, or Spark is gone."""
+    try:
+        return context.uiWebUrl
+    except (Py4JError, PySparkException, OSError, AttributeError):
+        return None
 
 
 class Submitter:

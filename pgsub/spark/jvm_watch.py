@@ -22,7 +22,7 @@ _STEP = 1.0
 class JvmWatch:
     """A question to the JVM that pyspark uses, asked again and again, in a thread that may hang with it.
 
-    It needs no context: one that is being made is watched as well.
+    It needs no context: one that is being made is watched as well, from the moment that the JVM has told its port.
 
     :ivar silent: seconds for which it has not answered, counted in looks.
     """
@@ -61,13 +61,14 @@ class JvmWatch:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None where another process started it."""
+        """Its process id; None where it is not known."""
         process = None if self._gateway is None else self._gateway.proc
-        return None if process is None else int(process.pid)
+        return contexts.pids.get(self._gateway) if process is None else int(process.pid)
 
     def kill(self) -> None:
         """Kill the JVM; whoever waits for it is told then, as of one that died."""
         contexts.kill(self._gateway)
+        self.silent = 0.0  # it takes its time to go
 
     def close(self) -> None:
         """Ask no more."""

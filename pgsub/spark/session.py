@@ -21,7 +21,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.common.errors import PgsubError, SparkUnusable
+from pgsub.common.errors import PgsubError, SparkUnusable, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
 from pgsub.spark.executors import Awaiting
@@ -61,9 +61,10 @@ def open_context(
     try:  # for executors some wait for ever: not under the lock
         executors.check_slots(context, workers, awaiting or Awaiting(), log, own=context in contexts.own)
     except (PySparkException, Py4JError, OSError) as error:
+        why = jvm_process.reason(error)  # asks the JVM
         close_context(context)
-        raise SparkUnusable("Spark did not start", detail=jvm_process.reason(error)) from None
-    except PgsubError:
+        raise SparkUnusable("Spark did not start", detail=why) from None
+    except BaseException:
         close_context(context)
         raise
     return context
@@ -71,6 +72,8 @@ def open_context(
 
 def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
     guest = contexts.active()
+    if guest is None and contexts.ending():
+        raise WorkerDied("Spark is still being stopped")
     if guest is not None:
         contexts.guests.add(guest)
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
@@ -130,6 +133,7 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
         with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
         contexts.own.add(context)
+        contexts.opened.add(context)
         context._gateway = jvm  # of the class: it would become that of the next context
         context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
         _write_pid(jvm, state_dir)
@@ -170,7 +174,7 @@ def _python(conf: SparkConf) -> str | None:
 
 
 def _write_pid(jvm: Any, state_dir: Path) -> None:
-    pid = jvm.jvm.java.lang.ProcessHandle.current().pid()
+    pid = contexts.pids[jvm] = int(jvm.jvm.java.lang.ProcessHandle.current().pid())
     (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # on a full disk: it is only for the one who starts next and removes what was left
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")

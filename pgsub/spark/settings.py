@@ -221,7 +221,9 @@ def own_address(master: str) -> str:
     host = (found[1] or found[2]) if found else "192.0.2.1"  # RFC 5737: the way there is the default route
     for name in (host, socket.gethostname()):
         with contextlib.suppress(OSError):
-            for family, kind, _, _, place in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM):
+            found_there = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+            # version 4 first: Spark itself uses it
+            for family, kind, _, _, place in sorted(found_there, key=lambda one: one[0] != socket.AF_INET):
                 with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                     probe.connect(place)
                     return str(probe.getsockname()[0])

@@ -7,7 +7,7 @@ from fix_pair import MakePair
 
 from pgsub.apply.rows import statements as rows_statements
 from pgsub.apply.sets import writer
-from pgsub.common.errors import SchemaFault
+from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import statements
 from pgsub.target.sql.statement_builder import Statement
@@ -292,12 +292,20 @@ _WAITS = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Loc
 
 
 @pytest.mark.parametrize("rows", [1, 60], ids=["row", "set"])
-@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
+@pytest.mark.parametrize(
+    ("prepared", "fires"), [(False, False), (True, False), (False, True)], ids=["plain", "prepared", "trigger"]
+)
 def test_a_row_that_somebody_puts_in_the_place_of_another_meanwhile_is_not_missing(
-    pair: MakePair, rows: int, prepared: bool
+    pair: MakePair, rows: int, prepared: bool, fires: bool
 ) -> None:
     options = {"two_phase": "p"} if prepared else {}
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", **options)
+    if fires:
+        p.subdb.execute(
+            "CREATE FUNCTION same() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+            "CREATE TRIGGER x BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION same();"
+            "ALTER TABLE t ENABLE ALWAYS TRIGGER x"
+        )
     p.apply("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 100) g")
     with p.subdb.connect() as other:
         other.execute("BEGIN")
@@ -328,6 +336,26 @@ def test_of_equal_rows_the_other_is_taken_where_somebody_deletes_the_one(pair: M
         other.execute("COMMIT")
     p.until("SELECT count(*) FROM t", value=1, task=task)
     p.stop(task)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "PREPARE TRANSACTION 'x'; COMMIT PREPARED 'x'"])
+def test_a_row_that_comes_later_in_a_transaction_whose_conflict_is_skipped_ends_the_skip_well(
+    pair: MakePair, end: str
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", **({"two_phase": "p"} if "PREPARE" in end else {}))
+    p.apply("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 9) g")
+    p.subdb.execute("DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (100, 'in the way')")
+    first, *then = end.split("; ")
+    changes = "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'again'), (100, 'theirs')"
+    for statement in (f"BEGIN; {changes}; {first}", *then):
+        p.pubdb.execute(statement)
+    with pytest.raises(ApplyError) as failure:
+        p.catch_up()
+    p.subdb.execute(
+        "UPDATE pgsub.control SET skip_lsn = %s, skip_rows = 'conflicting' WHERE worker = 0", failure.value.finish_lsn
+    )
+    assert p.catch_up().outcome == "reached"
+    assert p.subdb.rows("SELECT id, v FROM t WHERE id IN (1, 100) ORDER BY 1") == [(1, "again"), (100, "in the way")]
 
 
 def test_a_row_that_is_missing_is_told_once_and_the_others_are_applied(pair: MakePair) -> None:

@@ -76,7 +76,7 @@ def test_no_copy_starts_by_a_definition_that_has_changed_since(
         store.add_subscription(_SUB)
         with contextlib.closing(Recorder(store, quiet)) as recorder:
             errors = ErrorReporter(store, _SUB, quiet, recorder)
-            shared = Shared(store, recorder, Engine(state_dir, None, {}, []), heartbeats, quiet)
+            shared = Shared(store, recorder, Engine(state_dir, None, {}, lambda: []), heartbeats, quiet)
             context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
             side = SyncWorkers(context, heartbeats, errors, current=lambda: shared.is_current(_SUB))
             store.alter(_SUB.subid, publications=("pub", "second"))

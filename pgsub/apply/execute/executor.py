@@ -314,6 +314,10 @@ class Executor:
         with contextlib.suppress(StatementFailed):
             self._rows.leave()
 
+    def settled(self) -> None:
+        """Note that the target transaction is committed, or given up for good."""
+        self._rows.settled()
+
     def forget(self) -> None:
         """Prepare statements anew: after a rollback psycopg may have deallocated them."""
         self._rows.forget()

@@ -209,6 +209,7 @@ class ParallelWorker(SupervisedThread):
         session, executor = self._connected()
         session.relations.restore({})
         session.connection.execute("BEGIN")
+        executor.settled()
         executor.begin(should_apply)
         executor.counters = Counter()
         self._changes = executor.changes

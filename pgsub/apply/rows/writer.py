@@ -29,6 +29,8 @@ from pgsub.target.sql.statement_builder import Statement
 
 #: Inserts in a row from which COPY pays for its two extra round trips.
 COPY_FROM = 50
+#: How often a row that may have been replaced meanwhile is searched before it counts as missing.
+_SEARCHES = 3
 #: Rows and bytes of one COPY: bounds memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
@@ -86,7 +88,11 @@ class RowWriter:
         self._inserts = _Inserts()
         self.records, self._depth, self._role = [], 0, None
         self._unresolved, self._missing = None, []
-        self._patient, self._doubted = self._doubted, False
+        self._patient = self._doubted
+
+    def settled(self) -> None:
+        """Note that the target transaction is committed, or given up for good: the next one is a new one."""
+        self._doubted = False
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -114,7 +120,7 @@ class RowWriter:
         self._inserts = _Inserts()
         # COPY without a column list means all columns of the target, not none. It invokes no rule, and what a trigger
         # sees of other rows must not depend on how many came together
-        may_copy = relation.columns and not (relation.target.fires or relation.target.rules)
+        may_copy = relation.columns and not (relation.target.fires_on_insert or relation.target.rules)
         if len(payloads) < COPY_FROM or not may_copy or not self._copied(transaction, relation, payloads):
             self._insert(transaction, relation, payloads)
 
@@ -167,7 +173,7 @@ class RowWriter:
     def _change(self, statement: Statement, place: Place) -> None:
         self._check_origin(place)
         self.changes += 1
-        if self._patient or self.resolving:
+        for _ in range(_SEARCHES if self._patient or self.resolving else 0):
             found: list[int] = []
             self._send(statement, place, found.append)
             self.sync()
@@ -183,7 +189,8 @@ class RowWriter:
                 self.missed = True
             elif not count and not self._is_ruled(place, "missing"):
                 self.records.append((depth, RowConflict.of(place)))
-                if self._looks_again and not self._patient:
+                # a rule may make a change of a row that is there count nothing
+                if self._looks_again and not self._patient and not place.mapped.target.rules:
                     self._missing.append(place)
 
         return on_count

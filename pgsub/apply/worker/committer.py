@@ -179,6 +179,10 @@ class Committer:
         self._executor.forget()
         return True
 
+    def _start_over(self, relations: dict[int, Relation]) -> None:
+        if not self._back_to(relations):
+            raise StreamsMustRestart("the session was lost")
+
     def _serially(self, batch: Batch) -> int:
         """Apply row by row: commit everything before the transaction with the fault, and name the fault."""
         total, size = len(batch), min(ROW_TRANSACTIONS, self._most)
@@ -189,8 +193,7 @@ class Committer:
                 try:
                     done = self._commit(part)
                 except SetFallback:  # a row came while its change waited: the next try waits for each change
-                    if not self._back_to(before):
-                        raise
+                    self._start_over(before)
                     continue
                 except PgsubError as error:
                     size = good_before(part, error)
@@ -252,6 +255,7 @@ class Committer:
 
     def _moved(self, remote_lsn: int) -> int:
         self.remote_lsn = remote_lsn
+        self._executor.settled()
         return 1
 
     # prepared transactions
@@ -273,10 +277,11 @@ class Committer:
             return done
         with self._executor.row_by_row():
             while True:
+                before = self._session.relations.snapshot()
                 try:
                     return attempt()
                 except SetFallback:  # as of _serially()
-                    self.ledger_commit.rolled_back()
+                    self._start_over(before)
                 except PgsubError:
                     self.ledger_commit.rolled_back()
                     raise

@@ -101,8 +101,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     name = f'subscription "{one.definition.name}"'
     if one.lost:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
-    waits = one.state == "waiting" and one.task is not None
-    if rows := [row for row in one.errors if not (waits and of_spark(row))]:
+    task = one.task if one.state == "waiting" else None
+    if rows := [row for row in one.errors if task is None or not of_spark(row, task)]:
         code, row = min(((_code(row), row) for row in rows), key=lambda pair: _SEVERITY.index(pair[0]))
         return Finding(code, f"{name}: {blocked_state.said(row)}")
     if one.state == "waiting" and one.task is not None:

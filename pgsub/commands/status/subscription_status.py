@@ -24,6 +24,7 @@ from pgsub.common.errors import (
     ReplicationBroken,
     SlotLost,
     SparkUnusable,
+    WorkerDied,
 )
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -142,9 +143,13 @@ def error_class(row: ErrorRow) -> type[PgsubError]:
     return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
 
 
-def of_spark(row: ErrorRow) -> bool:
-    """Return whether an error says how a worker ended, not what it met: of the next worker it says nothing."""
-    return issubclass(error_class(row), SparkUnusable)
+def of_spark(row: ErrorRow, task: Row) -> bool:
+    """Return whether an error says how a worker ended, not what it met: of the next worker it says nothing.
+
+    :param task: the next worker's, in pgsub_task; as long as Spark has not taken it, an error of Spark itself counts.
+    """
+    found = error_class(row)
+    return issubclass(found, WorkerDied) or (issubclass(found, SparkUnusable) and task["stage"] != "none")
 
 
 def read_status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionStatus:
@@ -198,7 +203,7 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
         return "disabled"
     failed = next((problem for problem in problems if problem.worker == APPLY), None)
     waits = task is not None and bool(task["waits_for"])
-    if failed is not None and not (waits and of_spark(failed)):
+    if failed is not None and not (waits and task is not None and of_spark(failed, task)):
         return "blocked" if blocked_state.blocks(failed) else "error"
     if not served:
         return "stopped"

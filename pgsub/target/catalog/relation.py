@@ -29,7 +29,7 @@ member AS MATERIALIZED (
        FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition),
 firing AS (
-     SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
+     SELECT m.root, t.tgtype & 4 <> 0 AS on_insert FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND NOT t.tgisinternal),
 ruled AS (
      SELECT w.oid AS root FROM wanted w JOIN pg_catalog.pg_rewrite r ON r.ev_class = w.oid
@@ -44,7 +44,9 @@ several AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid AND x.indisunique
       GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1)
 SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
-       w.oid IN (SELECT root FROM firing) AS fires, w.oid IN (SELECT root FROM ruled) AS rules,
+       w.oid IN (SELECT root FROM firing) AS fires,
+       w.oid IN (SELECT root FROM firing WHERE on_insert) AS fires_on_insert,
+       w.oid IN (SELECT root FROM ruled) AS rules,
        w.relispartition AS partition,
        w.oid IN (SELECT root FROM late UNION ALL SELECT root FROM referring) AS checked_late,
        w.oid IN (SELECT root FROM referring) AS foreign_keys_fire,
@@ -202,6 +204,7 @@ class TargetRelation:
     partition: bool = False  #: of another table
     #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
     checked_late: bool = False
+    fires_on_insert: bool = False  #: a trigger on INSERT would fire
     foreign_keys_fire: bool = False  #: checks or actions of a foreign key of it or to it fire
     several_unique: bool = False  #: it has more than one unique index
     key_collated: bool = True  #: the key's index compares by the collations of its columns

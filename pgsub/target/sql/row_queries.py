@@ -78,9 +78,14 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
 
 
 def present(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
-    """Compose a SELECT that finds the row of an update or delete. Parameters as of :func:`origin_differs`."""
+    """Compose a SELECT that finds the row of an update or delete, unless the transaction itself has written it.
+
+    Parameters as of :func:`origin_differs`.
+    """
     build = Builder(relation, kinds, kinds if old else None)
-    return build.done(sql.SQL("SELECT FROM {} WHERE {}").format(only(relation.target), build.condition()))
+    own = "coalesce(xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.xid, false)"
+    text = sql.SQL("SELECT FROM {} WHERE {} AND NOT " + own).format(only(relation.target), build.condition())
+    return build.done(text)
 
 
 def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:

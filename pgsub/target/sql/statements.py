@@ -56,7 +56,11 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     text = _assigning(relation.target, assignments, where)
     if not assignments:  # it returns the rows that it found
         return build.done(text)
-    return build.done(_found(relation.target, where, text))
+    if relation.target.fires:  # a row that a trigger keeps as it is was not missing (worker.c), but one that is gone is
+        text = sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(
+            text, only(relation.target), where
+        )
+    return build.done(text)
 
 
 def _assigning(target: TargetRelation, assignments: Sequence[sql.Composed], where: sql.Composed) -> sql.Composed:
@@ -89,7 +93,7 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
     text = sql.SQL(
         "WITH kept AS ({kept}), old AS (DELETE FROM {table} WHERE {where} AND ({same}) IS NOT TRUE RETURNING *),"
         " new AS (INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM old)"
-        " SELECT FROM {table} WHERE {where}"
+        " SELECT FROM {table} WHERE {where} FOR UPDATE"
     ).format(
         kept=kept,
         table=only(relation.target),
@@ -130,14 +134,9 @@ def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     build = Builder(relation, b"", old_kinds)
     where = build.condition()
     text = sql.SQL("DELETE FROM {} WHERE {}").format(only(relation.target), where)
-    return build.done(_found(relation.target, where, text))
-
-
-def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> sql.Composed:
-    """Make a statement count the rows it found: a row that a trigger keeps as it is was not missing (worker.c)."""
-    if not target.fires:
-        return text
-    return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
+    if relation.target.fires:  # as of update(); to lock the row would need the privilege to update it
+        text = sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(relation.target), where)
+    return build.done(text)
 
 
 def update_at(relation: RelationMap, kinds: bytes) -> Statement:
