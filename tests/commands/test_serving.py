@@ -61,9 +61,11 @@ def test_a_run_without_subscriptions_stays_and_serves_what_is_created_later(serv
     assert f'table synchronization worker for subscription "{name}", table "a" has finished\n' in log
 
 
-def test_create_leaves_the_work_to_the_launcher_and_watches(served, tables):
-    cli, name = served
+def test_create_leaves_the_work_to_the_launcher_and_watches(synchronized, tables):
+    cli, name = synchronized
     jvm = (cli.state / "run" / "jvm.pid").read_text()
+    assert cli("drop", name, "--yes").returncode == 0
+    tables[1].execute("TRUNCATE a, b")
     ended = cli.create(name)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[-1] == "synchronized 2 of 2 tables"

@@ -24,7 +24,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import Record, RowConflict
+from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.table_state_filter import Filter
@@ -266,10 +266,6 @@ class ParallelWorker(SupervisedThread):
             self._apply_to(self._spooled.end)
             self._savepoints.take_back()
             self._records = self._savepoints.executor.finish()
-            missing = [one for one in self._records if isinstance(one, RowConflict) and one.local is None]
-            if any(not one.place.mapped.by_identity for one in missing):
-                # of equal rows another session may have taken the one that was chosen here, and there are more
-                raise ReplayFromFile("a row that was looked for by all of its columns is missing")
             # it only waits for the ledger's row now, as without a parallel worker
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._savepoints = None
