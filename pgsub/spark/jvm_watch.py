@@ -62,8 +62,10 @@ class JvmWatch:
     @property
     def pid(self) -> int | None:
         """Its process id; None where it is not known."""
-        process = None if self._gateway is None else self._gateway.proc
-        return contexts.pids.get(self._gateway) if process is None else int(process.pid)
+        gateway = self._gateway
+        if gateway is None or gateway.proc is None:
+            return None if gateway is None else contexts.pids.get(gateway)
+        return int(gateway.proc.pid)
 
     def kill(self) -> None:
         """Kill the JVM; whoever waits for it is told then, as of one that died."""

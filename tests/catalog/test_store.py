@@ -54,6 +54,7 @@ OTHER = Subscription(
     on_conflict=("insert_exists=skip",),
     sequences=True,
     moves=3,
+    way_back_of=4,
 )
 
 
