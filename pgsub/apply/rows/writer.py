@@ -79,6 +79,7 @@ class RowWriter:
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
         self._missing: list[Place] = []  #: rows that were not there since the last sync
+        #: each change is waited for; a row was found to have come, so that the next try is to be patient
         self._patient = self._doubted = False
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
