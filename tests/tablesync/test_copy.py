@@ -7,6 +7,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub.common.errors import ApplyError, PermissionMissing, SchemaFault
 from pgsub.tablesync.copy import plan
+from pgsub.target.session import ledger_privileges
 
 pytestmark = pytest.mark.publishers("15")
 
@@ -318,7 +319,7 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
     role = f"writer_{p.subid}"
     p.subdb.execute(f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role}")
     p.subdb.execute(
-        f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub, public TO {role};"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; {ledger_privileges.grants(role)}"
         f"GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role}"
     )
     owner = p.sub.target
@@ -338,7 +339,7 @@ def test_a_right_that_a_trigger_of_a_copy_lacks_is_named_with_the_whole_grant(pa
     role = f'"writer {p.subid}"'
     p.subdb.execute(
         f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
-        f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
+        f"{ledger_privileges.grants(role)} GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
         f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON t TO {role};"
         "CREATE TABLE seen (id int); CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql"
         " AS 'BEGIN INSERT INTO public.seen VALUES (NEW.id); RETURN NEW; END';"

@@ -20,6 +20,7 @@ from pgsub.reconcile import parts
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import cleanup, plan
 from pgsub.target.catalog.relation import describe
+from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, connect
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -279,7 +280,7 @@ def test_what_may_not_be_read_is_removed_and_copied_again(broken: Callable[..., 
     role, owner = f"writer_{p.subid}", p.sub.target
     p.subdb.execute(
         f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
-        f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
+        f"{ledger_privileges.grants(role)} GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
         f"GRANT INSERT, DELETE ON t TO {role}; GRANT SELECT (v) ON t TO {role}"
     )
     try:

@@ -21,6 +21,7 @@ from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError, PublisherUnavailable, TargetUnavailable
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import plan
+from pgsub.target.session import ledger_privileges
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -270,7 +271,7 @@ def test_a_role_that_cannot_silence_triggers_copies_the_table_whole(pair: MakePa
     role = f"plain_{p.subid}"
     p.subdb.execute(
         f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
-        f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub, public TO {role};"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; {ledger_privileges.grants(role)}"
         f"GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role}"
     )
     try:

@@ -171,7 +171,7 @@ def test_without_create_on_the_database_the_statement_is_shown(subdb: Database) 
             for refused in (schema.check, schema.install):
                 with pytest.raises(PermissionMissing) as caught:
                     refused(session)
-                assert f"CREATE SCHEMA pgsub AUTHORIZATION {role};" in (caught.value.hint or "")
+                assert f'CREATE SCHEMA pgsub AUTHORIZATION "{role}";' in (caught.value.hint or "")
             subdb.execute(f"CREATE SCHEMA pgsub AUTHORIZATION {role}")
             schema.check(session)
             schema.install(session)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from pgsub.common import server_words
+from pgsub.common import quoting, server_words
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.ledger.schema_versions import GRANTS, MIGRATIONS
 from pgsub.target.query import scalar
@@ -124,12 +124,11 @@ def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
 
 
 def _hint(connection: psycopg.Connection) -> str:
-    row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
-    database, user = row.fetchone() or ("", "")
+    user = quoting.name(str(scalar(connection, "SELECT current_user::text")))
     if scalar(connection, "SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL"):
         return f"Let the owner of schema pgsub run:\n{ledger_privileges.grants(user)}"
     return (
         "Let an owner of the database run one of these:\n"
-        f"GRANT CREATE ON DATABASE {database} TO {user};\n"
+        f"GRANT CREATE ON DATABASE {quoting.name(connection.info.dbname)} TO {user};\n"
         f"CREATE SCHEMA pgsub AUTHORIZATION {user};"
     )

@@ -14,60 +14,24 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import quoting
-from pgsub.common.errors import PermissionMissing, one_line
+from pgsub.common.errors import PermissionMissing
 from pgsub.target.query import scalar
-from pgsub.target.session import advisory_locks
+from pgsub.target.session import advisory_locks, ledger_code
+from pgsub.target.session.ledger_code import TRUSTED
 
 _LOCK_KEY = 0x7067737562  #: "pgsub", beside the launcher's own
 
-_TRUSTED = """
-trusted AS (
-     SELECT r.oid FROM pg_catalog.pg_roles r
-      WHERE r.rolsuper OR r.rolname = current_user
-         OR r.oid = (SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))
-"""
 _STRANGERS = f"""
-WITH {_TRUSTED},
+WITH {TRUSTED},
 ledger AS (
-     SELECT n.oid, n.nspowner AS owner, 'SCHEMA pgsub' AS what FROM pg_catalog.pg_namespace n
+     SELECT n.oid, n.nspowner AS owner, NULL::text AS name FROM pg_catalog.pg_namespace n
       WHERE n.nspname = 'pgsub' AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
       UNION ALL
-     SELECT c.oid, c.relowner, 'TABLE pgsub.' || pg_catalog.quote_ident(c.relname)
+     SELECT c.oid, c.relowner, c.relname::text
        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
       WHERE n.nspname = 'pgsub' AND c.relkind IN ('r', 'p', 'v', 'm', 'f'))
-SELECT l.what, o.rolname::text FROM ledger l JOIN pg_catalog.pg_roles o ON o.oid = l.owner
- WHERE l.owner NOT IN (SELECT oid FROM trusted) ORDER BY l.what
-"""
-# Functions of the system are pinned, and nothing is recorded to depend on them.
-_PLANTED = f"""
-WITH {_TRUSTED},
-ledger AS (
-     SELECT c.oid, 'pgsub.' || pg_catalog.quote_ident(c.relname) AS name
-       FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-      WHERE n.nspname = 'pgsub' AND c.relkind IN ('r', 'p')),
-part AS (
-     SELECT 'pg_catalog.pg_trigger'::regclass AS catalog, t.oid, l.name, 'TRIGGER ' || pg_catalog.quote_ident(t.tgname)
-            AS what FROM pg_catalog.pg_trigger t JOIN ledger l ON l.oid = t.tgrelid WHERE NOT t.tgisinternal
-      UNION ALL
-     SELECT 'pg_catalog.pg_policy'::regclass, p.oid, l.name, 'POLICY ' || pg_catalog.quote_ident(p.polname)
-       FROM pg_catalog.pg_policy p JOIN ledger l ON l.oid = p.polrelid
-      UNION ALL
-     SELECT 'pg_catalog.pg_attrdef'::regclass, a.oid, l.name, NULL
-       FROM pg_catalog.pg_attrdef a JOIN ledger l ON l.oid = a.adrelid
-      UNION ALL
-     SELECT 'pg_catalog.pg_constraint'::regclass, k.oid, l.name, NULL
-       FROM pg_catalog.pg_constraint k JOIN ledger l ON l.oid = k.conrelid
-      UNION ALL
-     SELECT 'pg_catalog.pg_class'::regclass, i.indexrelid, l.name, NULL
-       FROM pg_catalog.pg_index i JOIN ledger l ON l.oid = i.indrelid)
-SELECT l.name, 'RULE ' || pg_catalog.quote_ident(r.rulename)
-  FROM pg_catalog.pg_rewrite r JOIN ledger l ON l.oid = r.ev_class
- UNION
-SELECT p.name, p.what
-  FROM part p JOIN pg_catalog.pg_depend d ON d.classid = p.catalog AND d.objid = p.oid
-  JOIN pg_catalog.pg_proc f ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND f.oid = d.refobjid
- WHERE f.proowner NOT IN (SELECT oid FROM trusted)
- ORDER BY 1, 2
+SELECT l.name, o.rolname::text FROM ledger l JOIN pg_catalog.pg_roles o ON o.oid = l.owner
+ WHERE l.owner NOT IN (SELECT oid FROM trusted) ORDER BY l.name NULLS FIRST
 """
 # What the role was granted itself: a superuser may do everything, for as long as it is one.
 _UNGRANTED = """
@@ -82,7 +46,7 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n, pg_catalog.pg_roles r
 """
 # A schema without a table is no ledger yet, and no code is attached to one.
 _EMPTY = f"""
-WITH {_TRUSTED}
+WITH {TRUSTED}
 SELECT n.oid FROM pg_catalog.pg_namespace n
  WHERE n.nspname = 'pgsub' AND n.nspowner NOT IN (SELECT oid FROM trusted)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
@@ -108,42 +72,27 @@ def check(connection: psycopg.Connection) -> None:
     strangers = connection.execute(_STRANGERS.encode()).fetchall()
     if strangers:
         raise _belongs_to(connection, strangers)
-    planted = connection.execute(_PLANTED.encode()).fetchall()
-    # guard: code of others in the ledger is refused
-    if planted:
-        raise _carries_code(planted)
+    ledger_code.check(connection)
 
 
-def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]) -> PermissionMissing:
+def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str | None, str]]) -> PermissionMissing:
     row = connection.execute(
-        "SELECT current_user::text, pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(r.rolname)"
+        "SELECT current_user::text, r.rolname::text"
         " FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba"
         " WHERE d.datname = pg_catalog.current_database()"
     ).fetchone()
     assert row is not None
-    user, grantee, owner = row
+    user, owner = row
     names = sorted({name for _, name in strangers})
+    things = ["SCHEMA pgsub" if name is None else f"TABLE {quoting.name('pgsub', name)}" for name, _ in strangers]
     return PermissionMissing(
         f'the ledger on the target belongs to role "{names[0]}"',
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
         hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
         f" {quoting.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
-        + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
-        + grants(grantee),
-        sqlstate="42501",
-    )
-
-
-def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
-    table, what = planted[0]
-    drops = [one_line(f"DROP {what} ON {table};") for table, what in planted if what is not None]
-    named = f"{what.split()[0].lower()} {what.partition(' ')[2]}" if what else "a default, constraint or index"
-    return PermissionMissing(
-        f"{named} of {table} is no part of the ledger on the target",
-        detail="It would run with the rights of the user of --target, and its owner is not trusted with them.",
-        hint="Find out what it does and where it came from, then remove it:\n"
-        + ("\n".join(drops) or "psql -c " + quoting.word(f"\\d {table}")),
+        + "".join(f"ALTER {thing} OWNER TO {quoting.name(owner)};\n" for thing in things)
+        + grants(quoting.name(user)),
         sqlstate="42501",
     )
 
