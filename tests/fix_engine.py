@@ -29,7 +29,8 @@ from pgsub.publisher import identity, slots
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.target.catalog.relation import describe
-from pgsub.target.ledger import schema, subscriptions, worker_takeover
+from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
@@ -92,7 +93,7 @@ class Subscriber:
         self.session = target.connect(subdb.conninfo, f"pgsub {self.subid} launcher 0")
         self.tasks: list[Task] = []
         self.set_based = start.SET_BASED
-        schema.install(self.session)
+        installation.install(self.session)
 
     def register(self, *tables: str, state: str = "r") -> Subscriber:
         """Register with these tables of schema public in one state, and create the slot."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgsub.apply.writers import plan
-from pgsub.apply.writers.balance import Balance
-from pgsub.apply.writers.growth import Growth
+from pgsub.apply.writers.auto_session_count import AutoSessionCount
+from pgsub.apply.writers.parallel_gain import ParallelGain
 
 Log = Callable[[str], list[str]]
 
@@ -23,19 +23,19 @@ def forced(monkeypatch: pytest.MonkeyPatch, least: int = 5, seed: int = 0) -> No
     """
     chance = random.Random(f"growth {seed}")
 
-    def look(self: Growth, now: float) -> int:
+    def look(self: AutoSessionCount, now: float) -> int:
         self.sessions = chance.randrange(1, self._most + 1)
         return 0
 
-    def sessions(self: Balance, changes: int, connected: int) -> int:
-        return self._most if self._growth is None else self._growth.sessions
+    def sessions(self: ParallelGain, changes: int, connected: int) -> int:
+        return self._most if self._session_count is None else self._session_count.sessions
 
-    monkeypatch.setattr(Growth, "look", look)
-    monkeypatch.setattr(Balance, "sessions", sessions)
-    monkeypatch.setattr(Balance, "least", least)
+    monkeypatch.setattr(AutoSessionCount, "look", look)
+    monkeypatch.setattr(ParallelGain, "sessions", sessions)
+    monkeypatch.setattr(ParallelGain, "least", least)
     monkeypatch.setattr(plan, "WORTH", 1.01)
-    monkeypatch.setattr(Balance, "probe", 0)
-    monkeypatch.setattr(Balance, "trial", 1000)
+    monkeypatch.setattr(ParallelGain, "probe", 0)
+    monkeypatch.setattr(ParallelGain, "trial", 1000)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import psycopg
 from embedded import Server
 from psycopg import sql
 
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 
 _FIRST_USER_OID = 16384
 _WAIT_SECONDS = 5.0
@@ -177,7 +177,7 @@ def _keep_ledger(server: Server, session: psycopg.Connection) -> bool:
     if server not in _installed:
         if not _empty(server, session):
             return False
-        schema.install(session)
+        installation.install(session)
         _installed[server] = _with_ledger(server, session)
     elif session.execute("SELECT to_regclass('pgsub.ledger_version')").fetchone() != (None,):
         session.execute(_FORGET.encode())

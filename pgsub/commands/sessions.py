@@ -16,7 +16,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.target.ledger import definitions, schema, subscriptions
+from pgsub.target.ledger import definitions, subscriptions
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
@@ -47,8 +48,8 @@ def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
                 raise subscriptions.unknown(sub.subid)
             ledger_privileges.check(session)
             ledger_privileges.give(session)
-            schema.check(session)
-            schema.install(session)
+            installation.check(session)
+            installation.install(session)
             subscriptions.identity(session, sub.subid)
             definitions.check_not_moved(session, sub)
             yield session

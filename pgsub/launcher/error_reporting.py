@@ -23,7 +23,7 @@ from pgsub.common.errors import (
 )
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import error_counters
+from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
 
@@ -108,7 +108,7 @@ class ErrorReporter:
         text = self._text(worker, error)
         if repeats or not self._logged[worker].repeats:
             self._log("ERROR", text)
-        self._shown[worker] = error_counters.finish_lsn(error)
+        self._shown[worker] = error_rows.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
         known = self._recorder.current(self._sub.subid)  # as of the last time that the store could be read
@@ -132,7 +132,7 @@ class ErrorReporter:
         with self._store.batch():
             self._store.record_error(self._sub.subid, row)
             if counter is not None:
-                error_counters.count(self._store, self._sub, error, worker, counter)
+                error_rows.count(self._store, self._sub, error, worker, counter)
         if counter is not None:
             self._disable_if_asked(error)
 

@@ -18,9 +18,9 @@ from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher import error_counters
-from pgsub.launcher.goal import Goal
+from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder, Run, failed
+from pgsub.launcher.run_until import Goal
 from pgsub.launcher.runner import Runner
 from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
@@ -174,7 +174,7 @@ class Launcher:
             except CallTimedOut:
                 pass
             except Exception as error:  # it only shows
-                if (found := error_counters.internal_error(error)).message != self._unseen:
+                if (found := error_rows.internal_error(error)).message != self._unseen:
                     self._unseen = found.message
                     self._log("ERROR", found.log_text())
 

@@ -25,13 +25,14 @@ import psycopg
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher import error_counters, retry
+from pgsub.launcher import error_rows, retry
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
-from pgsub.launcher.goal import Goal, GoalCheck, Outcome
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.retry import Retry
+from pgsub.launcher.run_until import Goal, GoalCheck, Outcome
 from pgsub.launcher.service import NEVER, Service, Shared
-from pgsub.target.ledger import definitions, schema, subscriptions, worker_takeover
+from pgsub.target.ledger import definitions, subscriptions, worker_takeover
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
@@ -100,7 +101,7 @@ class Runner(SupervisedThread):
                 if not self._hung_up:
                     self._failed(error)
             except Exception as error:
-                self._failed(error_counters.internal_error(error))
+                self._failed(error_rows.internal_error(error))
         self.outcome = self.outcome or "stopped"
 
     def _failed(self, error: PgsubError) -> None:
@@ -148,7 +149,7 @@ class Runner(SupervisedThread):
         sub = self.sub
         ledger_privileges.check(session)
         # no launcher serves it now: an orphaned worker would keep its locks
-        schema.install(session, lambda: worker_takeover.evict_all(session, sub.subid))
+        installation.install(session, lambda: worker_takeover.evict_all(session, sub.subid))
         known = subscriptions.identity(session, sub.subid)
         definitions.check_not_moved(session, sub)
         backlog = Backlog(sub, self._shared.store, known, must_use_password=must_use_password(session, sub))

@@ -27,12 +27,12 @@ from pgsub.common.errors import Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.error_reporting import ErrorReporter
-from pgsub.launcher.goal import GoalCheck, Outcome
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.run_until import GoalCheck, Outcome
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker

@@ -1,4 +1,4 @@
-"""The look at one executor of a cluster before any worker runs there (:mod:`pgsub.apply.worker.executor_check`)."""
+"""Runs the check of a cluster's executor before any worker starts there (:mod:`pgsub.apply.worker.cluster_check`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pgsub.apply.worker import executor_check
+from pgsub.apply.worker import cluster_check
 from pgsub.common.errors import Log, LogText, SparkUnusable, WorkerDied, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -46,13 +46,13 @@ class ExecutorCheck:
         :raises SparkUnusable: nothing of pgsub can run there, or no subscription. What keeps only some from running is
             logged, as is a server that cannot be reached from there: each worker reports it again, and tries again.
         """
-        there = self._ask(submitter, executor_check.installed, None)
+        there = self._ask(submitter, cluster_check.installed, None)
         if there is not None:
             _check_build(*there)
         self._checks += 1
         address = None if self.heartbeats is None else self.heartbeats.address
-        spec = executor_check.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
-        found = self._ask(submitter, executor_check.run, spec)
+        spec = cluster_check.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
+        found = self._ask(submitter, cluster_check.run, spec)
         if found is None:
             return
         unusable = {name: error for name, error in reversed(found.errors) if isinstance(error, SparkUnusable)}
@@ -91,7 +91,7 @@ class ExecutorCheck:
 
     def _check_heartbeat(self, host: str) -> None:
         """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
-        receiver, nobody = self.heartbeats, executor_check.NOBODY
+        receiver, nobody = self.heartbeats, cluster_check.NOBODY
         end = time.monotonic() + _HEARTBEAT_SECONDS
         while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:
             if self._given_up():
@@ -107,7 +107,7 @@ def _check_build(version: str, build: str) -> None:
 
     :raises SparkUnusable: they have.
     """
-    own, own_build = executor_check.installed()
+    own, own_build = cluster_check.installed()
     if version == own and (build == own_build or not (build and own_build)):
         return
     if version == own:

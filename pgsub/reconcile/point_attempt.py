@@ -29,6 +29,7 @@ import psycopg
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
+from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -39,7 +40,6 @@ from pgsub.publisher.position import flushed_position
 from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.target.ledger import barrier
-from pgsub.target.query import scalar
 
 #: Bytes of WAL that apply may be behind when the slot is created: until then it is only followed.
 NEAR_BYTES = 16 << 20

@@ -22,7 +22,7 @@ from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, target_session
 from pgsub.apply.skip.replay import ReplayFilter

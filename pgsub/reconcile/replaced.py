@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.conflicts import conflict_record, conflict_text
-from pgsub.apply.stream.receiver import EPOCH_2000
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.wire_time import since_2000
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.target.ledger import events
-from pgsub.target.query import scalar
 from pgsub.target.sql import jsonb
 
 REPAIRED = "repaired"
@@ -42,7 +42,7 @@ def keep(
     :return: the time of the target, in microseconds since 2000.
     """
     local = table.target
-    now = int(scalar(connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint")) - EPOCH_2000
+    now = since_2000(int(scalar(connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint")))
     replacing = [body for body in bodies if "old" in body]
     place = (subid, format_lsn(lsn), local.schema, local.name)
     rows = [(*place, jsonb.jsonb(connection, {**body, "reason": REPAIRED, "commit_ts": now})) for body in replacing]

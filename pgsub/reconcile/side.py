@@ -19,8 +19,8 @@ from psycopg import sql
 
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableRewritten, TargetUnavailable
+from pgsub.common.query import scalar
 from pgsub.reconcile.read_rate import MOST_BLOCKS
-from pgsub.target.query import scalar
 
 HASH_BITS = 64
 _MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says

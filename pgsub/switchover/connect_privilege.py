@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import StateForbids
-from pgsub.target.query import scalar
+from pgsub.common.query import scalar
 
 _SET_SINCE = 160000
 # PUBLIC has no name. The owner and superusers grant in the name of the owner.

@@ -16,10 +16,10 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids, TimeoutExpired
+from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.position import flushed_position
 from pgsub.target.ledger import worker_takeover
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 #: Times that a fence may be found to leak before it is called one.

@@ -27,9 +27,9 @@ from psycopg import sql
 from pgsub.common import conninfo as ci
 from pgsub.common import server_words
 from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
+from pgsub.common.query import scalar
 from pgsub.common.subscription import SECRETS
 from pgsub.switchover import connect_privilege
-from pgsub.target.query import scalar
 
 READ_ONLY, CONNECT, COMMAND = "read-only", "connect", "command"
 WAYS = (READ_ONLY, CONNECT, COMMAND)

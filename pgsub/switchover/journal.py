@@ -27,9 +27,9 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
+from pgsub.common.query import row, scalar
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
-from pgsub.target.query import row, scalar
 
 GIVING, TAKING = "giving", "taking"
 OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"

@@ -15,6 +15,7 @@ import psycopg
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
+from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import slot_names
@@ -30,7 +31,6 @@ from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, transactions
 from pgsub.target.session.connect import SessionName, must_use_password

@@ -24,7 +24,7 @@ import time
 
 import psycopg
 
-from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.relation_cache import local_name
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair, foreign_keys_fire
 
-from pgsub.apply.rows import writer as rows
+from pgsub.apply.rows import insert_run
 from pgsub.common.errors import ApplyError
 
 #: A log of what fired, and the function that writes it.
@@ -51,7 +51,7 @@ def test_row_triggers_fire_where_they_are_enabled_for_a_replica_and_only_there(p
     assert fired == [(name, op, key) for op, key in expected for name in ("replica", "always")]
 
 
-@pytest.mark.parametrize("rows", [1, rows.COPY_FROM], ids=["insert", "copy"])
+@pytest.mark.parametrize("rows", [1, insert_run.COPY_FROM], ids=["insert", "copy"])
 def test_what_a_row_trigger_makes_of_a_row_stays(pair: MakePair, rows: int) -> None:
     p = pair(
         TABLE,

@@ -21,7 +21,7 @@ from protocol.encoding import encode, text_tuple
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel import worker
 from pgsub.apply.parallel.worker import ParallelWorker
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.start import streams

@@ -8,7 +8,7 @@ from fix_pair import MakePair
 from pgsub.apply.rows import statements as rows_statements
 from pgsub.apply.sets import writer
 from pgsub.common.errors import ApplyError, SchemaFault
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import statements
 from pgsub.target.sql.statement_builder import Statement
 

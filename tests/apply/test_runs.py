@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply.rows import relation_map
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows import relation_cache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream import assembler, transactions
 from pgsub.apply.stream import spool as spool_module
 from pgsub.apply.stream.assembler import Assembler
@@ -254,7 +254,7 @@ def test_what_is_remembered_of_a_publishers_relations_is_bounded(spool: Spool, m
 def test_names_of_one_relation_and_types_are_remembered_only_to_a_bound(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in transactions, relation_map:
+    for module in transactions, relation_cache:
         monkeypatch.setattr(module, "MAX_RELATIONS", 10)
     [transaction] = _received(_describing([_RELATION._replace(name=f"t{n}") for n in range(11)]), 100, spool)
     assert isinstance(transaction, RemoteTransaction)

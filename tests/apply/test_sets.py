@@ -18,8 +18,8 @@ from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows import relation_map as relations
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows import relation_cache as relations
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import keys as sets_keys
 from pgsub.apply.sets import writer
@@ -30,8 +30,8 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.subscription import Subscription
 from pgsub.protocol import columnar
 from pgsub.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, Tuple, Update
-from pgsub.target.catalog.mapping import RelationMap, map_relation
 from pgsub.target.catalog.relation import describe
+from pgsub.target.catalog.relation_map import RelationMap, map_relation
 from pgsub.target.session import connect as target
 from pgsub.target.sql.pipeline import StatementFailed
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.rows import writer
+from pgsub.apply.rows import insert_run
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'it''s', 'a,"b\\c');
@@ -125,7 +125,7 @@ def _fill(p: Pair, kinds: dict[str, list[str]], copies: int) -> None:
         )
 
 
-@pytest.mark.parametrize("copies", [1, writer.COPY_FROM], ids=["insert", "copy"])
+@pytest.mark.parametrize("copies", [1, insert_run.COPY_FROM], ids=["insert", "copy"])
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_every_value_arrives_as_it_was(pair: MakePair, binary: bool, copies: int) -> None:
     kinds = {**VALUES, **NO_KEY}

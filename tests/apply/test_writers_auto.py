@@ -9,8 +9,8 @@ import pytest
 from fix_engine import Task
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.writers import growth, room
-from pgsub.apply.writers.growth import Growth
+from pgsub.apply.writers import auto_session_count, session_reserve
+from pgsub.apply.writers.auto_session_count import AutoSessionCount
 from pgsub.common.subscription import AUTO
 
 #: Each row takes the target 20 ms, in which others of its sessions can go on.
@@ -24,17 +24,17 @@ _SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %
 @pytest.fixture(autouse=True)
 def refusals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Decisions within a test's time; why no session was added."""
-    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.3)
-    monkeypatch.setattr(growth, "CALM_SECONDS", 0.6)
-    monkeypatch.setattr(growth, "PAUSE", 3.0)  # another try, where a busy machine spoilt the first
+    monkeypatch.setattr(auto_session_count, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(auto_session_count, "CALM_SECONDS", 0.6)
+    monkeypatch.setattr(auto_session_count, "PAUSE", 3.0)  # another try, where a busy machine spoilt the first
     said: list[str] = []
-    refused = Growth.refused
+    refused = AutoSessionCount.refused
 
-    def noted(self: Growth, now: float, why: str) -> None:
+    def noted(self: AutoSessionCount, now: float, why: str) -> None:
         said.append(why)
         refused(self, now, why)
 
-    monkeypatch.setattr(Growth, "refused", noted)
+    monkeypatch.setattr(AutoSessionCount, "refused", noted)
     return said
 
 
@@ -80,7 +80,7 @@ def test_a_slow_target_gets_more_sessions_and_one_is_left_when_there_is_nothing_
 def test_a_target_without_room_keeps_one_session(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "LEFT_TO_OTHERS", 10_000)
+    monkeypatch.setattr(session_reserve, "LEFT_TO_OTHERS", 10_000)
     p = slow(pair)
     task = p.start()
     while not refusals:
@@ -95,7 +95,7 @@ def test_a_target_without_room_keeps_one_session(
 def test_a_session_that_cannot_be_opened_after_all_fails_nothing(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "further_sessions", lambda own, present: (8, ""))  # others were faster
+    monkeypatch.setattr(session_reserve, "further_sessions", lambda own, present: (8, ""))  # others were faster
     p = slow(pair)
     query = (
         "SELECT setting::int FROM pg_settings WHERE name IN ('max_active_replication_origins', 'max_replication_slots')"

@@ -17,7 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def planted(database: Database) -> Iterator[None]:
     database.connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(name, mallory))
     try:
         with contextlib.closing(target.connect(database.server.conninfo(database.name, _MALLORY), "plant")) as session:
-            schema.install(session)
+            installation.install(session)
             session.execute(_PLANT.encode())
-        assert database.value("SELECT max(version) FROM pgsub.ledger_version") == schema.VERSION
+        assert database.value("SELECT max(version) FROM pgsub.ledger_version") == installation.VERSION
         assert "captured: postgres" in database.server.log.read_text(errors="replace")
         offset = database.server.log.stat().st_size
         yield

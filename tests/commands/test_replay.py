@@ -14,7 +14,7 @@ from terminal import terminal
 from pgsub.apply.conflicts import conflict_text
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError
-from pgsub.launcher import error_counters
+from pgsub.launcher import error_rows
 from pgsub.launcher.mirror.events import Events
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.session import connect as target
@@ -27,7 +27,7 @@ def stops(it: Stuck, *statements: str) -> ApplyError:
     error = it.apply(*statements)
     assert isinstance(error, ApplyError)
     with StateStore.open(it.cli.state) as store:
-        error_counters.count(store, store.subscription("s"), error, "apply", "apply_error_count")
+        error_rows.count(store, store.subscription("s"), error, "apply", "apply_error_count")
     return error
 
 

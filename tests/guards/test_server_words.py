@@ -13,7 +13,7 @@ import pytest
 from pgsub.apply.conflicts import conflict_record
 from pgsub.common import server_words
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError
-from pgsub.launcher.error_counters import internal_error
+from pgsub.launcher.error_rows import internal_error
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.tablesync.copy.below_libpq import SourceError
 from pgsub.target.session.connect import translate

@@ -14,7 +14,7 @@ from fix_servers import Database
 
 from pgsub.common.errors import Directive
 from pgsub.common.out_of_resources import out_of_resources
-from pgsub.launcher.error_counters import internal_error
+from pgsub.launcher.error_rows import internal_error
 
 _NO_MEMORY = """
 import resource, sys

@@ -15,11 +15,11 @@ from verified import compare, exported
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
-from pgsub.reconcile import buckets, comparison, expressions, read_rate, record, rows
+from pgsub.reconcile import buckets, comparison, explained_differences, expressions, read_rate, rows
 from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.side import Side, Source
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 
 Compare = Callable[..., TableResult]
@@ -606,16 +606,16 @@ def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Datab
     result = both(sub="""UPDATE t SET "100 %s" = 'bad'""")
     assert counts(result) == (1, 1, 0)
     with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
-        schema.install(session)
-        known = record.explained(
+        installation.install(session)
+        known = explained_differences.explained(
             session,
             1,
             result.table,
-            [(record.CONFLICT, {"100 %s": "bad", "{}%": "1"})],
+            [(explained_differences.CONFLICT, {"100 %s": "bad", "{}%": "1"})],
             names=[("public", "t")],
             in_utf8=False,
         )
-    assert set(known.values()) == {record.CONFLICT}
+    assert set(known.values()) == {explained_differences.CONFLICT}
 
 
 def test_servers_that_hash_otherwise_are_not_compared(both: Compare, subdb: Database) -> None:

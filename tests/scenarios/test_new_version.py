@@ -17,7 +17,7 @@ from thorough import only_thorough
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("audit1", "keyed1", "counter1")
 NEWER = {
-    "target/ledger/schema_versions.py": """
+    "target/ledger/schema/versions.py": """
 MIGRATIONS[len(MIGRATIONS) + 1] = "ALTER TABLE pgsub.control ADD COLUMN newer integer;"
 """,
     "catalog/schema.py": """

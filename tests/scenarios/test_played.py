@@ -20,7 +20,7 @@ from fix_engine import Task
 from fix_pair import Pair
 from fix_servers import Database, Servers
 
-from pgsub.apply.rows import relation_map
+from pgsub.apply.rows import relation_cache
 from pgsub.apply.worker import feedback
 
 PLOTS = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "plots").glob("*.sql"))}
@@ -118,13 +118,13 @@ class Stage:
 def stage(shared_servers: Servers) -> Iterator[Stage]:
     publisher, target = shared_servers("publisher", None), shared_servers("target", None)
     databases = [Database(server, f"played{n}") for n, server in enumerate((publisher, target, target))]
-    before = feedback.MIRROR_SECONDS, relation_map.CHECK_SECONDS
+    before = feedback.MIRROR_SECONDS, relation_cache.CHECK_SECONDS
     # nobody mirrors, and triggers that the targets get are noticed by the next batch and not within a second
-    feedback.MIRROR_SECONDS = relation_map.CHECK_SECONDS = 0.0
+    feedback.MIRROR_SECONDS = relation_cache.CHECK_SECONDS = 0.0
     made = Stage(*databases)
     yield made
     made.close()
-    feedback.MIRROR_SECONDS, relation_map.CHECK_SECONDS = before
+    feedback.MIRROR_SECONDS, relation_cache.CHECK_SECONDS = before
     for database in databases:
         database.drop()
 

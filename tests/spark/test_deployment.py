@@ -15,7 +15,7 @@ from fix_faults import until
 from psycopg import pq
 
 import pgsub
-from pgsub.apply.worker import executor_check, worker
+from pgsub.apply.worker import cluster_check, worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
@@ -241,7 +241,7 @@ def test_a_service_that_only_the_launchers_machine_has_is_named_with_the_setting
     other.write_text("[else]\nhost=127.0.0.1\n")
     for file in (other, gone):
         monkeypatch.setenv("PGSERVICEFILE", str(file))
-        found = [e for _, e in executor_check.run(executor_check.CheckSpec(1, (sub,), None, str(tmp_path))).errors]
+        found = [e for _, e in cluster_check.run(cluster_check.CheckSpec(1, (sub,), None, str(tmp_path))).errors]
         assert [error.message for error in found] == [
             'service "copy" of the target is not defined on the executors',
             'service "shop" of the publisher is not defined on the executors',
@@ -261,9 +261,9 @@ def test_a_worker_that_finds_no_service_on_its_executor_says_so(monkeypatch):
         worker.run(replace(spec, remote=True))
     assert (raised.value.context or "").startswith('executor on "')
     error = PublisherUnavailable('definition of service "shop" not found')
-    assert 'service "shop" of the publisher' in executor_check.cause(error, spec.subscription).message
+    assert 'service "shop" of the publisher' in cluster_check.cause(error, spec.subscription).message
     refused = PublisherUnavailable("connection refused")
-    assert executor_check.cause(refused, spec.subscription) is refused
+    assert cluster_check.cause(refused, spec.subscription) is refused
 
 
 def test_heartbeats_have_an_address_to_bind_and_one_to_send_to_and_a_port():

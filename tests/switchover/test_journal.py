@@ -22,13 +22,13 @@ from fix_program import until
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.commands.switchover import gone, right
 from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.commands.switchover.transfer import right_to_write, server_gone
 from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session.connect import connect
 
 _ID = "00000000-0000-0000-0000-000000000001"
@@ -59,7 +59,7 @@ def sides(pubdb: Database, subdb: Database) -> Iterator[Sides]:
     """Both servers with a ledger."""
     with closing(connect(pubdb.conninfo, "a")) as giving, closing(connect(subdb.conninfo, "b")) as taking:
         for session, side, phase in ((giving, journal.GIVING, "open"), (taking, journal.TAKING, "planned")):
-            schema.install(session)
+            installation.install(session)
             journal.add(session, Entry(_ID, side, 1, "s", "s_back", None, phase, fence.READ_ONLY))
         yield Sides(giving, taking)
 
@@ -80,22 +80,22 @@ def test_what_was_given_is_not_given_or_released_again(sides: Sides) -> None:
 def test_what_was_not_given_is_not_taken(sides: Sides, phase: str) -> None:
     sides.phases(phase, "prepared")
     with pytest.raises(PgsubError, match=f"was not given, but is {phase}"):
-        right.take(sides.entry, sides.giving, sides.taking, right.Timing())
+        right_to_write.take(sides.entry, sides.giving, sides.taking, right_to_write.Timing())
     assert sides.entry.phase == "prepared"
 
 
 def test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it(sides: Sides) -> None:
     sides.phases("given", "taken")
     with pytest.raises(StateForbids, match='but "taken"'):
-        right.release(sides.entry, sides.giving, sides.taking, _nothing)
+        right_to_write.release(sides.entry, sides.giving, sides.taking, _nothing)
     with pytest.raises(TargetUnavailable, match="cannot be reached"):
-        right.release(sides.entry, sides.giving, None, _nothing)
+        right_to_write.release(sides.entry, sides.giving, None, _nothing)
     assert journal.of(sides.giving, _ID).phase == "given"  # type: ignore[union-attr]
     sides.phases("given", "prepared")
-    right.release(sides.entry, sides.giving, sides.taking, _nothing)
+    right_to_write.release(sides.entry, sides.giving, sides.taking, _nothing)
     assert sides.entry.phase == "declined"
     with pytest.raises(PgsubError, match="was not given, but is releasing"):
-        right.take(sides.entry, sides.giving, sides.taking, right.Timing())
+        right_to_write.take(sides.entry, sides.giving, sides.taking, right_to_write.Timing())
 
 
 def test_a_database_takes_part_in_one_switchover_and_gives_the_right_once(sides: Sides) -> None:
@@ -249,14 +249,14 @@ def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, t
     """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
     options = SwitchoverOptions("s", tmp_path, gone="publisher")
     with pytest.raises(StateForbids, match="the publisher is not gone: it answers"):
-        gone.check_publisher_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
+        server_gone.check_publisher_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
 
 
 @pytest.mark.parametrize("side", ["publisher", "target"])
 def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Database, tmp_path: Path, side: str) -> None:
     with _nobody() as nobody:
         sub, back = _subscription(nobody, nobody), _subscription(pubdb.conninfo, pubdb.conninfo)
-        check = gone.check_publisher_gone if side == "publisher" else gone.check_target_gone
+        check = server_gone.check_publisher_gone if side == "publisher" else server_gone.check_target_gone
         with pytest.raises(StateForbids, match=f"the {side} is not gone: it answers"):
             check(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
 
@@ -270,13 +270,13 @@ def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_stri
         fenced = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "read-write"}
         sub = _subscription(make_conninfo("", **{**there, **both, **fenced}))
         with pytest.raises(StateForbids, match="it answers"):
-            gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
+            server_gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
 
 
 def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
     with _nobody() as nobody:
         sub = _subscription(nobody, nobody)
-        gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
+        server_gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
 
 
 @contextmanager

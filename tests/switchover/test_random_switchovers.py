@@ -27,7 +27,7 @@ from fix_proxy import Harm, Link, Proxy
 from fix_switchover import moving
 from switching_clients import COUNTS, Counting
 
-from pgsub.commands.switchover.steps import APPROACH
+from pgsub.commands.switchover.transfer.steps import APPROACH
 from pgsub.common import failpoints
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from embedded import Server
 from fix_pair import MakePair
 from fix_servers import Database, Servers, other_servers
 
-from pgsub.apply.rows import writer
+from pgsub.apply.rows import insert_run
 from pgsub.common.errors import SchemaFault
 
 #: Content, documents, what a declaration says, and a value that an UPDATE of another column does not send.
@@ -49,7 +49,7 @@ def test_xml_arrives_as_it_was_and_follows(pair: MakePair, binary: bool) -> None
     p = pair(_T, state="i", binary=binary)
     columns = "id, n, x::text, several::text"
     insert = "INSERT INTO t SELECT %s + g, 0, %s::xml, ARRAY[%s, NULL]::xml[] FROM generate_series(1, %s) g"
-    for first, copies in ((0, 1), (10_000, 1), (20_000, writer.COPY_FROM)):
+    for first, copies in ((0, 1), (10_000, 1), (20_000, insert_run.COPY_FROM)):
         for number, value in enumerate(VALUES):
             p.pubdb.execute(insert, first + 100 * number, value, value, copies)
         if first == 0:

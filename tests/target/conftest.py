@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from pgsub.target.ledger import schema, subscriptions
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 
@@ -34,7 +35,7 @@ def connect(subdb: Database) -> Iterator[Callable[..., psycopg.Connection]]:
 def session(connect: Callable[..., psycopg.Connection]) -> psycopg.Connection:
     """A worker's session on a database with a ledger and subscription 7, which has tables a and b in ``i``."""
     opened = connect()
-    schema.install(opened)
+    installation.install(opened)
     opened.execute("CREATE TABLE public.a (id int PRIMARY KEY, v text)")
     opened.execute("CREATE TABLE public.b (id int PRIMARY KEY, v text)")
     rows = opened.execute("SELECT oid::bigint, relname FROM pg_class WHERE relname IN ('a', 'b') ORDER BY relname")

@@ -11,7 +11,8 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema, schema_versions, subscriptions, worker_takeover
+from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger.schema import installation, versions
 from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
@@ -100,7 +101,7 @@ def test_the_ledger_may_be_installed_by_several_at_once(connect: Connect) -> Non
 
     def install(one: psycopg.Connection) -> None:
         try:
-            schema.install(one)
+            installation.install(one)
         except BaseException as error:
             failures.append(error)
 
@@ -110,14 +111,14 @@ def test_the_ledger_may_be_installed_by_several_at_once(connect: Connect) -> Non
     for thread in threads:
         thread.join()
     assert failures == []
-    assert schema.installed_version(sessions[0]) == schema.VERSION
-    assert sessions[0].execute("SELECT count(*) FROM pgsub.ledger_version").fetchone() == (schema.VERSION,)
+    assert installation.installed_version(sessions[0]) == installation.VERSION
+    assert sessions[0].execute("SELECT count(*) FROM pgsub.ledger_version").fetchone() == (installation.VERSION,)
 
 
 def test_a_ledger_of_a_newer_program_is_left_alone(session: psycopg.Connection) -> None:
-    session.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (schema.VERSION + 1,))
+    session.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (installation.VERSION + 1,))
     with pytest.raises(StateForbids, match="the ledger on the target has version"):
-        schema.install(session)
+        installation.install(session)
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -128,23 +129,23 @@ def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_w
     subdb.execute(f'CREATE ROLE "{role}" LOGIN')
     try:
         with target.connect(subdb.conninfo, "test") as owner:
-            schema.install(owner)
+            installation.install(owner)
         subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{role}"')
         subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
         subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
         newer = "CREATE TABLE pgsub.newer (a integer); ALTER TABLE pgsub.subscription ADD newer integer DEFAULT 5;"
-        monkeypatch.setitem(schema_versions.MIGRATIONS, schema.VERSION + 1, newer)
-        monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
+        monkeypatch.setitem(versions.MIGRATIONS, installation.VERSION + 1, newer)
+        monkeypatch.setattr(installation, "VERSION", installation.VERSION + 1)
         with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
             with pytest.raises(PermissionMissing, match="could not upgrade the ledger") as caught:
-                schema.install(session)
+                installation.install(session)
             if by_hand:
                 subdb.execute((caught.value.hint or "").partition("or run:\n")[2])
             else:
                 with target.connect(subdb.conninfo, "test") as owner:
-                    schema.install(owner)
-            schema.check(session)
-            schema.install(session)
+                    installation.install(owner)
+            installation.check(session)
+            installation.install(session)
             session.execute("INSERT INTO pgsub.newer VALUES (1)")
         assert subdb.value("SELECT newer FROM pgsub.subscription") == 5
     finally:
@@ -168,13 +169,13 @@ def test_without_create_on_the_database_the_statement_is_shown(subdb: Database) 
     subdb.execute(f"CREATE ROLE {role} LOGIN")
     try:
         with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
-            for refused in (schema.check, schema.install):
+            for refused in (installation.check, installation.install):
                 with pytest.raises(PermissionMissing) as caught:
                     refused(session)
                 assert f'CREATE SCHEMA pgsub AUTHORIZATION "{role}";' in (caught.value.hint or "")
             subdb.execute(f"CREATE SCHEMA pgsub AUTHORIZATION {role}")
-            schema.check(session)
-            schema.install(session)
+            installation.check(session)
+            installation.install(session)
             assert origins.attach(session, _of(SUBID)) is None  # works without
     finally:
         subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -9,7 +9,7 @@ import pytest
 from fix_servers import Database
 
 from pgsub.common.errors import PermissionMissing
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 
@@ -69,13 +69,13 @@ def test_a_ledger_that_a_superuser_made_is_there_when_it_is_none_any_more(roles:
     first, second = roles("first", "SUPERUSER"), roles("second", "SUPERUSER")
     for role in (first, second):
         with roles.session(role) as session:
-            schema.install(session)
+            installation.install(session)
     roles.subdb.execute(f'ALTER ROLE "{first}" NOSUPERUSER; ALTER ROLE "{second}" NOSUPERUSER')
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
     for role in (first, second):
         with roles.session(role) as session:
-            schema.check(session)
-            schema.install(session)
+            installation.check(session)
+            installation.install(session)
             session.execute(_WRITE)
             session.execute("DELETE FROM pgsub.subscription")
 
@@ -83,7 +83,7 @@ def test_a_ledger_that_a_superuser_made_is_there_when_it_is_none_any_more(roles:
 def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) -> None:
     owner, other, super_ = roles("owner"), roles("other"), roles("super", "SUPERUSER")
     with roles.session(owner) as session:
-        schema.install(session)
+        installation.install(session)
     assert roles.subdb.rows(_OWNERS) == [(f'"{owner}"',)]
     roles.subdb.execute(ledger_privileges.grants(f'"{other}"'))
     for role in (other, super_):
@@ -98,7 +98,7 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
     roles.subdb.execute(ledger_privileges.grants(f'"{owner}"'))
     for role in (owner, other, super_):
         with roles.session(role) as session:
-            schema.check(session)
+            installation.check(session)
             session.execute(_WRITE)
             session.execute("DELETE FROM pgsub.subscription")
 
@@ -107,7 +107,7 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
 def test_a_ledger_of_a_superuser_or_of_the_databases_owner_is_taken(roles: Roles, what: str) -> None:
     owner, other = roles("owner"), roles("other")
     with roles.session(owner) as session:
-        schema.install(session)
+        installation.install(session)
     if what == "superuser":
         roles.subdb.execute(f'ALTER ROLE "{owner}" SUPERUSER')
     else:
@@ -120,10 +120,10 @@ def test_a_schema_without_a_table_is_taken_over_by_a_superuser_and_by_nobody_els
     roles.subdb.execute(f'CREATE SCHEMA pgsub AUTHORIZATION "{owner}"; GRANT ALL ON SCHEMA pgsub TO "{other}"')
     with roles.session(other) as session:
         with pytest.raises(PermissionMissing, match="must be owner of schema pgsub"):
-            schema.install(session)
-        assert schema.installed_version(session) == 0
+            installation.install(session)
+        assert installation.installed_version(session) == 0
     with roles.session("postgres") as session:
-        schema.install(session)
+        installation.install(session)
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
     for role in (owner, other):
         assert roles.subdb.value("SELECT NOT has_schema_privilege(%s, 'pgsub', 'USAGE, CREATE')", role)
@@ -132,7 +132,7 @@ def test_a_schema_without_a_table_is_taken_over_by_a_superuser_and_by_nobody_els
 def test_one_table_of_the_ledger_in_the_wrong_hands_is_enough(roles: Roles) -> None:
     mallory, app = roles("mallory"), roles("app")
     with roles.session(app) as session:
-        schema.install(session)
+        installation.install(session)
         roles.subdb.execute(f'ALTER TABLE pgsub.event OWNER TO "{mallory}"')
         with pytest.raises(PermissionMissing, match=f'belongs to role "{mallory}"') as caught:
             ledger_privileges.check(session)
@@ -173,7 +173,7 @@ _ATTACHED = {
 def test_what_an_earlier_owner_attached_to_the_ledger_is_found(roles: Roles, what: str) -> None:
     mallory = roles("mallory")
     with roles.session(mallory) as session:
-        schema.install(session)
+        installation.install(session)
         session.execute(
             "CREATE SCHEMA mine; CREATE FUNCTION mine.trap() RETURNS trigger LANGUAGE plpgsql"
             " AS 'BEGIN RETURN new; END';"
@@ -196,14 +196,14 @@ def test_what_an_earlier_owner_attached_to_the_ledger_is_found(roles: Roles, wha
 def test_who_may_act_as_the_ledgers_owner_gives_itself_what_it_lacks(roles: Roles) -> None:
     owner, member, nobody = roles("owner", "SUPERUSER"), roles("member"), roles("nobody")
     with roles.session(owner) as session:
-        schema.install(session)
+        installation.install(session)
     roles.subdb.execute(
         f'ALTER SCHEMA pgsub OWNER TO "{owner}"; GRANT "{owner}" TO "{member}" WITH INHERIT FALSE, SET TRUE'
     )
     with roles.session(nobody) as session:
         ledger_privileges.give(session)
         with pytest.raises(PermissionMissing, match="permission denied to keep the ledger"):
-            schema.check(session)
+            installation.check(session)
     with roles.session(member) as session:
         ledger_privileges.give(session)
         assert session.execute("SELECT current_user::text").fetchone() == (member,)

@@ -20,7 +20,8 @@ from pgsub.common.errors import LockHeld
 from pgsub.launcher import runner
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.runner import Runner
-from pgsub.target.ledger import schema, worker_takeover
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import advisory_locks, ledger_privileges, origins
 
@@ -102,7 +103,7 @@ def _changes(session: psycopg.Connection, subid: int) -> None:
 
 def _installs(session: psycopg.Connection, subid: int) -> None:
     session.execute("DROP SCHEMA IF EXISTS pgsub CASCADE")
-    schema.install(session)
+    installation.install(session)
 
 
 def _grants(session: psycopg.Connection, subid: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.relation_cache import local_name
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update

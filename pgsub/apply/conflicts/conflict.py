@@ -18,7 +18,7 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
 from pgsub.common.quoting import word
 from pgsub.protocol.messages import Message, Relation, Tuple
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
 from pgsub.target.sql.conflict_search import ConflictingRow, Search

@@ -14,8 +14,8 @@ from psycopg.adapt import Transformer
 
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.conflict_search import ConflictingRow
 
 #: A row by the target's columns: text as the server shows it, None for NULL.

@@ -10,7 +10,7 @@ from pgsub.common.errors import ApplyError, Directive, PgsubError, is_unreachabl
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import row_queries
 from pgsub.target.sql.statement_builder import Statement
 

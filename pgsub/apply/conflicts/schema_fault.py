@@ -19,8 +19,8 @@ from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY
 from pgsub.target.catalog import ddl_hints
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statement_builder import Statement
 
 read_numeric = Transformer().get_loader(1700, Format.BINARY).load

@@ -23,7 +23,7 @@ from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Filter, TableStateFilter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
@@ -316,7 +316,7 @@ class Executor:
 
     def settled(self) -> None:
         """Note that the target transaction is committed, or given up for good."""
-        self._rows.settled()
+        self._rows.missing.settled()
 
     def forget(self) -> None:
         """Prepare statements anew: after a rollback psycopg may have deallocated them."""

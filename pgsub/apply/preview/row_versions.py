@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.row_equality import Fingerprint
 from pgsub.target.sql.row_lookup import Row, TableLookup
 

@@ -18,12 +18,12 @@ from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences
 from pgsub.apply.preview.row_versions import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
-from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
+from pgsub.apply.rows.relation_cache import NEVER, RelationCache, local_name
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
 from pgsub.protocol.reader import UNCHANGED
-from pgsub.target.catalog.mapping import RelationMap, check_updatable
+from pgsub.target.catalog.relation_map import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
 from pgsub.target.sql.statement_builder import equality

@@ -12,8 +12,8 @@ import psycopg
 from psycopg import pq
 
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.session import roles
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch

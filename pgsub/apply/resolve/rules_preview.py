@@ -8,9 +8,9 @@ import psycopg
 
 from pgsub.apply.resolve import rules, winner
 from pgsub.apply.resolve.winner import Action
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.common.conflict_rules import IDENTICAL, Rule
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import conflict_search
 from pgsub.target.sql.conflict_search import ConflictingRow
 

@@ -1,6 +1,6 @@
 """One change into one table: which table, whether the change is taken, and the statement.
 
 Mirrors ``relation.c``, should_apply_changes_for_rel and apply_handle_insert, _update and _delete of ``worker.c``.
-Nothing here commits. Entry points: :class:`~pgsub.apply.rows.relation_map.RelationCache`,
+Nothing here commits. Entry points: :class:`~pgsub.apply.rows.relation_cache.RelationCache`,
 :class:`~pgsub.apply.rows.table_state_filter.TableStateFilter`, :class:`~pgsub.apply.rows.writer.RowWriter`.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pgsub.apply.conflicts.error_context import Place, locate
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
-from pgsub.target.catalog.lookup import partitions
-from pgsub.target.catalog.mapping import RelationMap, check_updatable
+from pgsub.target.catalog.relation_map import RelationMap, check_updatable
+from pgsub.target.catalog.table_names import partitions
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.statement_builder import Statement
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Relation
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import row_queries
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames

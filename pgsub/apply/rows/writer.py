@@ -7,32 +7,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import psycopg
 
 from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.insert_run import InsertRun
+from pgsub.apply.rows.missing_rows import MissingRows
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.session import roles
 from pgsub.target.sql import copy_from, statements
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
-
-#: Inserts in a row from which COPY pays for its two extra round trips.
-COPY_FROM = 50
-#: How often a row that may have been replaced meanwhile is searched before it counts as missing.
-_SEARCHES = 3
-#: Rows and bytes of one COPY: bounds memory.
-COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
 
 class SetFallback(Exception):
@@ -46,15 +39,6 @@ class SetFallback(Exception):
         self.relation = relation
 
 
-@dataclass(slots=True)
-class _Inserts:
-    """Rows of one relation that wait to be inserted together."""
-
-    first: tuple[RemoteTransaction, RelationMap] | None = None  #: what the first is of
-    payloads: list[bytes] = field(default_factory=list)  #: INSERT messages, undecoded
-    size: int = 0  #: in bytes
-
-
 class RowWriter:
     """A writer of rows through one target session, in the order given.
 
@@ -64,36 +48,31 @@ class RowWriter:
     :ivar records: missing rows, and messages, each with the depth of savepoints at that time.
     :ivar resolving: the sender of the changes resolves each conflict.
     :ivar missed: then, that the row of the last change was not there.
+    :ivar missing: rows that changes did not find, and that may have come meanwhile.
     :param looks_again: look once more for rows that are missing; what runs then takes :class:`SetFallback`.
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache, *, looks_again: bool = False) -> None:
-        self.connection, self.relations, self._looks_again = connection, relations, looks_again
+        self.connection, self.relations = connection, relations
+        self.missing = MissingRows(looks_again=looks_again)
         self._pipeline = Pipeline(connection)
         self._statements = RowStatements(relations)
-        self._inserts = _Inserts()
+        self._inserts = InsertRun()
         self.copies = True
         self.changes = 0
         self.records: list[tuple[int, Record]] = []
         self._depth = 0  #: of savepoints
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
-        self._missing: list[Place] = []  #: rows that were not there since the last sync
-        #: each change is waited for; a row was found to have come, so that the next try is to be patient
-        self._patient = self._doubted = False
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
 
     def begin(self) -> None:
         """Begin a target transaction: no insert of an earlier one is waiting."""
-        self._inserts = _Inserts()
+        self._inserts = InsertRun()
         self.records, self._depth, self._role = [], 0, None
-        self._unresolved, self._missing = None, []
-        self._patient = self._doubted
-
-    def settled(self) -> None:
-        """Note that the target transaction is committed, or given up for good: the next one is a new one."""
-        self._doubted = False
+        self._unresolved = None
+        self.missing.begin()
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -103,27 +82,24 @@ class RowWriter:
         if not self.copies:
             self._insert(transaction, relation, [payload])
             return
-        first = self._inserts.first
-        if first is not None and (first[1] is not relation or first[0].in_stream != transaction.in_stream):
+        if not self._inserts.takes(transaction, relation):
             self.flush()
-        waiting = self._inserts
-        waiting.first = waiting.first or (transaction, relation)
-        waiting.payloads.append(payload)
-        waiting.size += len(payload)
-        if len(waiting.payloads) >= COPY_ROWS or waiting.size >= COPY_BYTES:
+        if self._inserts.add(transaction, relation, payload):
             self.flush()
 
     def flush(self) -> None:
         """Write the inserts that wait: the next change may depend on them."""
-        if self._inserts.first is None:
+        run = self._inserts
+        if run.first is None:
             return
-        (transaction, relation), payloads = self._inserts.first, self._inserts.payloads
-        self._inserts = _Inserts()
-        # COPY without a column list means all columns of the target, not none. It invokes no rule, and what a trigger
-        # sees of other rows must not depend on how many came together
-        may_copy = relation.columns and not (relation.target.fires_on_insert or relation.target.rules)
-        if len(payloads) < COPY_FROM or not may_copy or not self._copied(transaction, relation, payloads):
-            self._insert(transaction, relation, payloads)
+        self._inserts = InsertRun()
+        (transaction, relation), found = run.first, run.copy_stream()
+        if found is None:
+            self._insert(transaction, relation, run.payloads)
+            return
+        stream, binary = found
+        self._copy(Place(transaction, "INSERT", relation), relation, stream, binary=binary)
+        self.changes += len(run.payloads)
 
     def _insert(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> None:
         for payload in payloads:
@@ -135,21 +111,6 @@ class RowWriter:
         """Insert ``place.new``, by a statement of its own."""
         self._send(self._statements.insert(place), place, None)
         self.changes += 1
-
-    def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
-        """Copy the rows; False where they do not fit into one stream."""
-        groups, _ = columnar.decode(payloads, transaction.in_stream)
-        rows = groups[0].new
-        if len(groups) != 1 or rows is None or len(rows.kinds) != len(relation.columns):
-            return False  # and which message is to blame is found where each is decoded by itself
-        form = columnar_copy.formats(rows)
-        if form == "mixed":
-            return False
-        place = Place(transaction, "INSERT", relation)
-        binary = form == "binary"
-        self._copy(place, relation, columnar_copy.copy_stream(groups[0], binary=binary), binary=binary)
-        self.changes += len(payloads)
-        return True
 
     def update(self, place: Place) -> None:
         """Update the row that ``place.old`` or the key of ``place.new`` finds."""
@@ -174,7 +135,7 @@ class RowWriter:
     def _change(self, statement: Statement, place: Place) -> None:
         self._check_origin(place)
         self.changes += 1
-        for _ in range(_SEARCHES if self._patient or self.resolving else 0):
+        for _ in range(self.missing.searches(resolving=self.resolving)):
             found: list[int] = []
             self._send(statement, place, found.append)
             self.sync()
@@ -190,38 +151,24 @@ class RowWriter:
                 self.missed = True
             elif not count and not self._is_ruled(place, "missing"):
                 self.records.append((depth, RowConflict.of(place)))
-                # a rule may make a change of a row that is there count nothing
-                if self._looks_again and not self._patient and not place.mapped.target.rules:
-                    self._missing.append(place)
+                self.missing.add(place)
 
         return on_count
 
-    def _look_again(self) -> None:
-        """Look for the rows that were missing, by a new snapshot.
-
-        A statement that waited for another session's DELETE and INSERT of its row finds neither. The server searches
-        again (RelationFindReplTupleByIndex, execReplication.c), and so does the next try of the target transaction.
-
-        :raises SetFallback: one is there.
-        """
-        missing, self._missing = self._missing, []
-        if not missing:
-            return
-        came: list[Place] = []
-        for place in missing:
-            self._send(self._statements.present(place), place, self._if_there(place, came))
+    def _present(self, places: Sequence[Place]) -> Sequence[Place]:
+        """Return those of the changes whose row is there, by a new snapshot."""
+        there: list[Place] = []
+        for place in places:
+            self._send(self._statements.present(place), place, self._if_there(place, there))
         self._become(None)
         self._pipeline.sync()
-        # guard: a row that came while its change waited is not missing
-        if came:
-            self._doubted = True
-            raise SetFallback(came[0].mapped, "a row that was missing is there")
+        return there
 
     @staticmethod
-    def _if_there(place: Place, came: list[Place]) -> RowCount:
+    def _if_there(place: Place, there: list[Place]) -> RowCount:
         def on_count(count: int) -> None:
             if count:
-                came.append(place)
+                there.append(place)
 
         return on_count
 
@@ -301,7 +248,9 @@ class RowWriter:
         unresolved, self._unresolved = self._unresolved, None
         if unresolved is not None:
             raise unresolved
-        self._look_again()
+        came = self.missing.first_that_came(self._present)
+        if came is not None:
+            raise SetFallback(came.mapped, "a row that was missing is there")
 
     def record(self, record: Record) -> None:
         """Add a record; it is dropped with the savepoint that it stands behind."""
@@ -328,7 +277,7 @@ class RowWriter:
 
     def leave(self) -> None:
         """Leave the pipeline, whatever failed in it: the session is about to roll back."""
-        self._inserts = _Inserts()
+        self._inserts = InsertRun()
         self._pipeline.sync()
 
     @contextlib.contextmanager
@@ -348,7 +297,8 @@ class RowWriter:
         except BaseException:
             with contextlib.suppress(StatementFailed):
                 self.leave()
-            self._role, self.changes, self._unresolved, self._missing = None, changes, None, []
+            self._role, self.changes, self._unresolved = None, changes, None
+            self.missing.forget()
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
             self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this

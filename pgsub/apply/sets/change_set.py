@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgsub.protocol.columnar import Changes, Rows
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 
 
 @dataclass(frozen=True, slots=True)

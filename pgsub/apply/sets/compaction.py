@@ -26,7 +26,7 @@ from pgsub.apply.sets.row_messages import RowMessages, rows_at, taken
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import PAD, Changes, Flags, Offsets, Rows
 from pgsub.protocol.reader import BINARY, TEXT, UNCHANGED
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statements import unassigned
 
 #: Sets of columns left alone (unchanged TOAST) that the updates of one set may have: each is a statement.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgsub.target.catalog.mapping import RelationMap, is_updatable
+from pgsub.target.catalog.relation_map import RelationMap, is_updatable
 
 #: Types of keys whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2, int4, text,
 #: oid, varchar, date, timestamp, timestamptz, uuid.

@@ -8,7 +8,7 @@ import numpy as np
 
 from pgsub.apply.sets.keys import Keys
 from pgsub.protocol.columnar import Bytes, Changes, Offsets, Rows
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 
 
 class RowMessages:

@@ -17,7 +17,7 @@ from pgsub.apply.sets.compaction import compact
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.protocol.reader import BINARY
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import set_statements
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.set_statements import Parameter

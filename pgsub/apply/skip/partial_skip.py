@@ -30,7 +30,7 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
 from pgsub.protocol.parse_changes import ROW_CHANGES
 from pgsub.protocol.reader import BINARY, UNCHANGED
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.pipeline import DEALLOCATED
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.skip.partial_skip import PartialSkip
 from pgsub.apply.stream.batch import Batch

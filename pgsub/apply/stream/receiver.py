@@ -23,6 +23,7 @@ from pgsub.protocol import frames, walsender_messages
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.walsender_messages import Keepalive, XLogData
+from pgsub.protocol.wire_time import since_2000
 from pgsub.publisher.stream.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
@@ -37,12 +38,11 @@ FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
 #: Seconds between two status updates that say the same: a publisher that shuts down asks again as soon as it is
 #: answered. And after which the write position is reported alone: apply mostly has more to report before.
 _SOON_SECONDS = 0.1
-EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 
 
 def now() -> int:
     """Return microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
-    return time.time_ns() // 1000 - EPOCH_2000
+    return since_2000(time.time_ns() // 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.commit.two_phase import Applied, TwoPhase
+from pgsub.apply.commit.prepared_transactions import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
@@ -222,7 +222,7 @@ class Committer:
             return self._commit_open(batch)
         units = writers.units(batch, self.remote_lsn)
         if isinstance(units, int):
-            with writers.balance.one(lambda: self._executor.changes, opened):
+            with writers.gain.one(lambda: self._executor.changes, opened):
                 return self._commit_open(batch.cut(min(units, self._limit))[0])
         self._beside = True
         with writers.beside(units):

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import psycopg
 
-from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.relation_cache import local_name
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
@@ -29,7 +29,7 @@ from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import Relation
-from pgsub.target.catalog.lookup import name_of
+from pgsub.target.catalog.table_names import name_of
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.tables.held_tables import HeldChanges, HeldPlace

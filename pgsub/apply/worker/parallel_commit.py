@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.commit.two_phase import Applied
+from pgsub.apply.commit.prepared_transactions import Applied
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction

@@ -7,12 +7,12 @@ import time
 
 import psycopg
 
-from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.apply.worker import executor_check, missing_partition, rolled_back
+from pgsub.apply.worker import cluster_check, missing_partition, rolled_back
 from pgsub.apply.worker.barrier import ApplyBarrier
 from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
@@ -49,7 +49,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
         with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
             return ApplyLoop(opened, policy, spec).run()
     except (PublisherUnavailable, TargetUnavailable) as error:
-        raise (executor_check.cause(error, spec.subscription) if spec.remote else error) from None
+        raise (cluster_check.cause(error, spec.subscription) if spec.remote else error) from None
     except ApplyError as error:
         left_out = False
         with contextlib.suppress(PgsubError):  # the error that stopped apply is the one to report

@@ -20,7 +20,7 @@ from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.protocol import columnar
 from pgsub.protocol.columnar import Changes, Offsets, Rows, Words
 from pgsub.protocol.reader import BINARY, TEXT
-from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation_map import RelationMap
 
 
 class Together(Exception):

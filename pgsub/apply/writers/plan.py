@@ -11,8 +11,8 @@ import numpy as np
 
 from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.transactions import Kind
-from pgsub.apply.writers.balance import WORTH
 from pgsub.apply.writers.dependencies import Dependencies
+from pgsub.apply.writers.parallel_gain import WORTH
 from pgsub.protocol.columnar import Offsets
 from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 

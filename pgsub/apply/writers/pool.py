@@ -14,10 +14,10 @@ from psycopg.pq import TransactionStatus
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
-from pgsub.apply.writers import room
-from pgsub.apply.writers.balance import Balance
+from pgsub.apply.writers import session_reserve
+from pgsub.apply.writers.auto_session_count import AutoSessionCount
 from pgsub.apply.writers.dependencies import Dependencies, Together
-from pgsub.apply.writers.growth import Growth
+from pgsub.apply.writers.parallel_gain import ParallelGain
 from pgsub.apply.writers.plan import DIVIDED, count_changes, gain, parts, plain
 from pgsub.apply.writers.unit import NoSession, Unit, Units
 from pgsub.apply.writers.writer import CLOSE_SECONDS, Writer
@@ -72,8 +72,8 @@ class Writers:
         self._writers: list[Writer] = []
         self._turn = 0
         self._pause = self._paused = 0
-        self.growth = Growth(MOST, time.monotonic()) if sessions == AUTO else None
-        self.balance = Balance(sessions, single=single, growth=self.growth)
+        self.session_count = AutoSessionCount(MOST, time.monotonic()) if sessions == AUTO else None
+        self.gain = ParallelGain(sessions, single=single, session_count=self.session_count)
         self._used = self._began = self._busy = 0.0
         self._fresh = False  #: sessions of these units had yet to connect
         self.changes = 0
@@ -92,12 +92,12 @@ class Writers:
     @property
     def several(self) -> bool:
         """Whether several sessions may apply the next batch."""
-        return self._sessions > 1 if self.growth is None else self.growth.sessions > 1
+        return self._sessions > 1 if self.session_count is None else self.session_count.sessions > 1
 
     @property
     def why(self) -> str:
         """A sentence about the number of sessions, where it was left to apply."""
-        return "" if self.growth is None else self.growth.why
+        return "" if self.session_count is None else self.session_count.why
 
     def limit(self, limit: int, transactions: int) -> int:
         """Return how many transactions may be taken from a batch at once.
@@ -105,7 +105,7 @@ class Writers:
         :param limit: of one session.
         :param transactions: that are at hand.
         """
-        self.balance.more = transactions > 1
+        self.gain.more = transactions > 1
         return SINGLE if self._single and self.several and not self._paused else limit
 
     def units(self, batch: Batch, old: int) -> Units | int:
@@ -119,11 +119,11 @@ class Writers:
         if self._paused:
             self._paused -= 1
             return len(batch)
-        if self.balance.probe:
-            return self.balance.probe
+        if self.gain.probe:
+            return self.gain.probe
         changes = count_changes(batch)
-        piece = self.balance.piece(len(batch), changes)
-        sessions = self.balance.sessions(changes, len(self._writers)) if self.several else 1
+        piece = self.gain.piece(len(batch), changes)
+        sessions = self.gain.sessions(changes, len(self._writers)) if self.several else 1
         if sessions == 1:
             return piece
         decided = self._should_apply()
@@ -134,14 +134,14 @@ class Writers:
         if count < 2:  # what describes a relation comes once, before its first change
             return 1
         relations.notice_ddl()
-        count = min(count, self.balance.trial, max(piece, 2))
+        count = min(count, self.gain.trial, max(piece, 2))
         batch = batch.cut(count)[0]
         try:
             found = Dependencies.of(batch, relations.known)
         except Together as reason:
             _log.debug("one session applies a batch: %s", reason)
             return count
-        cut = parts(found, sessions, self.balance.least, single=self._single)
+        cut = parts(found, sessions, self.gain.least, single=self._single)
         if len(cut) < 2:
             return count
         _log.debug("%s units of %s transactions", len(cut), count)
@@ -215,7 +215,7 @@ class Writers:
             self._pause //= 2
             if not self._fresh:
                 busy = time.thread_time() - self._busy + sum(unit.busy for unit in done)
-                self.balance.several(units.changes, self._used - self._began, busy, divided=units.divided)
+                self.gain.several(units.changes, self._used - self._began, busy, divided=units.divided)
         lost = next((unit.lost for unit in units.units if unit.lost is not None), None)
         if lost is not None:
             raise StreamsMustRestart("a session of several that apply was lost", detail=f"{lost}.") from lost
@@ -224,12 +224,12 @@ class Writers:
     def _failed(self, error: BaseException | None) -> None:
         self._pause = min(max(2 * self._pause, PAUSE), LONGEST_PAUSE)
         self._paused = self._pause
-        if self.growth is not None:
+        if self.session_count is not None:
             found = error.error if isinstance(error, StatementFailed) else error
             if getattr(found, "sqlstate", None) == _DEADLOCK:
-                self.growth.deadlock(time.monotonic())
+                self.session_count.deadlock(time.monotonic())
             elif isinstance(error, NoSession):
-                self.growth.refused(time.monotonic(), f"No further session could be opened: {error}.")
+                self.session_count.refused(time.monotonic(), f"No further session could be opened: {error}.")
 
     def _wait(self, units: Units) -> None:
         """Wait for units; those that cannot commit any more, or wait for a stranger, are cancelled."""
@@ -260,21 +260,21 @@ class Writers:
 
     def rest(self) -> None:
         """Close sessions that are not needed, and add some where they pay; not inside a transaction."""
-        if self.growth is not None:
-            self._settle(self.growth, time.monotonic())
+        if self.session_count is not None:
+            self._settle(self.session_count, time.monotonic())
         elif self._writers and time.monotonic() >= self._used + IDLE_SECONDS:
             self.close()
 
-    def _settle(self, growth: Growth, now: float) -> None:
-        count = growth.look(now)
+    def _settle(self, session_count: AutoSessionCount, now: float) -> None:
+        count = session_count.look(now)
         if count:
-            free, why = room.further_sessions(self._own, len(self._writers))
+            free, why = session_reserve.further_sessions(self._own, len(self._writers))
             if free < 1:
-                growth.refused(now, why)
+                session_count.refused(now, why)
             else:
-                growth.add(min(count, free))
-        if len(self._writers) >= growth.sessions:
-            self._close(len(self._writers) + 1 - growth.sessions)
+                session_count.add(min(count, free))
+        if len(self._writers) >= session_count.sessions:
+            self._close(len(self._writers) + 1 - session_count.sessions)
 
     def close(self) -> None:
         """End them all; what they have open is rolled back."""

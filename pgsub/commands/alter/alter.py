@@ -22,7 +22,7 @@ from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options as stored_options
 from pgsub.commands import definition_change
-from pgsub.commands.alter import connections, upgraded_publisher, writers
+from pgsub.commands.alter import apply_workers, connections, upgraded_publisher
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.alter.connections import NewConnections
@@ -84,7 +84,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         _check_tables(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
-            writers.check_room(sub, fields, reporter, strict=options.strict)
+            apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict)
             write = partial(_store, store, sub, fields)
             definition_change.change(store, sub, write, reporter=reporter)
             return
@@ -128,7 +128,7 @@ def _alter_with_servers(
             journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
-        writers.check_room(sub, fields, reporter, strict=options.strict, session=session)
+        apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict, session=session)
         connections.check(options, session, sub, fields, conns, reporter)
         if options.two_phase is not None and alter_options.asks_two_phase(options, sub):
             stack.enter_context(alter_two_phase.exclusive_claim(session, sub, options.state_dir))

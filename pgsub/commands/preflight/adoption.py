@@ -17,7 +17,7 @@ from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
 from pgsub.tablesync.copy import plan
 from pgsub.target.catalog.relation import describe_many
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 from pgsub.target.sql import resync_truncate
@@ -57,7 +57,7 @@ def check(
         _check_order(session, table)
         _refuse_empty(source, table)
     relids = [table.target.oid for table in tables]
-    if relids and schema.installed_version(session):
+    if relids and installation.installed_version(session):
         resync_truncate.check_writers(session, sub.subid, resync_truncate.members(session, relids))
     if sub.origin != "none":
         return iter(())

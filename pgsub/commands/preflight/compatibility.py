@@ -16,7 +16,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import SchemaFault
 from pgsub.common.plural import some
 from pgsub.protocol.messages import Column, Relation
-from pgsub.target.catalog.mapping import check_updatable, column_faults, map_relation
+from pgsub.target.catalog.relation_map import check_updatable, column_faults, map_relation
 
 _STOPS = "Replication of this table stops at its first change until the target table fits."
 _FITS = "Change the target's table, or make sure that no row of the publisher is affected."

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import psycopg
 
-from pgsub.commands.preflight import databases, room
+from pgsub.commands.preflight import databases, server_limits
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common import conflict_rules
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites, slots
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
@@ -33,7 +33,7 @@ def check_target(session: psycopg.Connection) -> list[Caution]:
     """
     warned = [*check_role(session, replica=target.is_replica(session)), *_settings(session)]
     warned += [*databases.check_encryption(session, "target"), *publishing_ledger(session)]
-    schema.check(session)
+    installation.check(session)
     return warned
 
 
@@ -135,7 +135,7 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     if source is not None:
         slots.check_two_phase(source)
     name = "max_prepared_transactions"
-    here, there = room.setting(session, name), 0 if source is None else room.setting(source, name)
+    here, there = server_limits.setting(session, name), 0 if source is None else server_limits.setting(source, name)
     hint = f"Set it on the target, and restart the target:\nALTER SYSTEM SET {name} = {max(there, 20)};"
     if here == 0:
         detail = f"Its {name} is 0. Apply stops at the first transaction that is prepared on the publisher."
@@ -173,4 +173,4 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
     prerequisites.check_wal_level(connection)
     prerequisites.check_replication_role(connection)
     if create_slot and sub.slot_name is not None:
-        room.check_new_slot(connection, sub.slot_name)
+        server_limits.check_new_slot(connection, sub.slot_name)

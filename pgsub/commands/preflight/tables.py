@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import psycopg
 
-from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, room
+from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, server_limits
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
 from pgsub.commands.preflight.emptiness import are_empty
 from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning
@@ -100,7 +100,7 @@ def check_tables(
         found.warnings += _foreign_rows(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
     found.warnings += databases.check_encryption(connection, "publisher")
-    found.warnings += room.check_room(connection, session, sub, copied)
+    found.warnings += server_limits.check_limits(connection, session, sub, copied)
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.preflight import findings, room, tables
+from pgsub.commands.preflight import findings, server_limits, tables
 from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, diagnose, is_foreign
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
@@ -177,7 +177,7 @@ def _survey(
             raise StateForbids(one.message, detail=one.detail, hint="Create it again on the publisher.")
         plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True, keep=options.keep_replaced)
         if slots.slot_state(source, diagnosis.slot_name) is None:
-            room.check_new_slot(source, diagnosis.slot_name)
+            server_limits.check_new_slot(source, diagnosis.slot_name)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     skipped = skip.pending(session, sub.subid)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands.preflight import adoption, subscribed, tables
+from pgsub.commands.preflight import adoption, revoked_privileges, tables
 from pgsub.commands.preflight.findings import Preflight
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.plural import some
@@ -125,7 +125,7 @@ def plan(
     if everything:
         again = tuple(present[oid] for oid in sorted(kept))
     emptied = () if adopt else tuple(_emptied(session, sub, again))
-    subscribed.check_copied(source, session, sub, again, adoption.MODE if adopt else "atomic")
+    revoked_privileges.check_copied(source, session, sub, again, adoption.MODE if adopt else "atomic")
     if adopt:
         found.warnings += adoption.check_again(source, session, sub, again)
     found.two_phase = two_phase.state(session, sub.subid)

@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.preflight import findings, subscribed
+from pgsub.commands.preflight import findings, revoked_privileges
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
@@ -61,7 +61,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
             with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
                 kept = [one for one in subscriptions.relations(session, sub.subid) if one not in wanted.drop]
-                wanted.found.warnings += subscribed.lacking(source, session, sub, kept, mode="none")
+                wanted.found.warnings += revoked_privileges.lacking(source, session, sub, kept, mode="none")
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted

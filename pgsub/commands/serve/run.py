@@ -64,8 +64,8 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
                 raise lock_held(lock, "this state folder")
             stack.callback(lock.release)
         # here and not above: others import this module and need not load Spark, and the lock is to be seen soon
-        from pgsub.launcher.goal import Goal
         from pgsub.launcher.launcher import Launcher
+        from pgsub.launcher.run_until import Goal
 
         stop = stack.enter_context(stopping_by_signal(reporter))
         launcher = Launcher(

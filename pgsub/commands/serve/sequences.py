@@ -9,7 +9,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
 from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.sequence_rows import rows
+from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.sequences.reading import prepare
 from pgsub.sequences.synchronization import Outcome, bring, failure, look
 from pgsub.switchover import journal

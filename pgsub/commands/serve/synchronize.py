@@ -143,8 +143,8 @@ class Service:
                 self._watch(stop, options, tables)
                 return
             # here and not above: a command that only registers need not load Spark
-            from pgsub.launcher.goal import Goal
             from pgsub.launcher.launcher import Launcher
+            from pgsub.launcher.run_until import Goal
 
             launcher = Launcher(
                 self._store,

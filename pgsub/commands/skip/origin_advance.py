@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.preview.slot_reader import Change, Ended, SlotReader
-from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.relation_cache import local_name
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.store import StateStore

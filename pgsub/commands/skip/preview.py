@@ -12,7 +12,7 @@ import psycopg
 from pgsub.apply.preview.finding import Finding, Outcome
 from pgsub.apply.preview.simulation import Admits, Simulation
 from pgsub.apply.resolve.rules_preview import RulesPreview
-from pgsub.apply.rows.relation_map import NEVER, RelationCache
+from pgsub.apply.rows.relation_cache import NEVER, RelationCache
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.times import wire_time

@@ -16,7 +16,7 @@ import psycopg
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.apply.preview.finding import Outcome
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.skip.replay import ReplayFilter, ReplayRequest, replay
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.catalog.conflicts import KEPT as KEPT_LOCAL

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
+from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.common import errors
 from pgsub.common.errors import (
     PermissionMissing,
@@ -69,15 +70,6 @@ def blocked(
         "slot_lost_in": slot_lost_in(slot),
         "next": _next(name, row, conflicts),
     }
-
-
-def slot_lost_in(slot: SlotRow | None) -> int | None:
-    """Return the seconds until the publisher removes WAL that the slot needs; None where it never does."""
-    if slot is None or slot.safe_wal_size is None or slot.wal_bytes_per_second is None:
-        return None
-    if slot.safe_wal_size <= 0:
-        return 0
-    return slot.safe_wal_size // slot.wal_bytes_per_second if slot.wal_bytes_per_second > 0 else None
 
 
 def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow]) -> str | None:

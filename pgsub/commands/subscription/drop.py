@@ -17,24 +17,17 @@ from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.common import failpoints
 from pgsub.common.errors import PermissionMissing, SlotLost, StateForbids, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
+from pgsub.common.query import scalar
 from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.switchover import journal
-from pgsub.target.ledger import (
-    definitions,
-    prepared_xacts,
-    schema,
-    skipped_changes,
-    subscriptions,
-    two_phase,
-    worker_takeover,
-)
+from pgsub.target.ledger import definitions, prepared_xacts, skipped_changes, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Prepared
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.skipped_changes import Usage
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import held_tables
-from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
 
@@ -146,11 +139,11 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
 
 def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     ledger_privileges.check(session)
-    known = schema.installed_version(session) > 0
+    known = installation.installed_version(session) > 0
     tables: list[RelationState] = []
     skipped = Usage(0, 0, 0)
     if known:
-        schema.install(session)  # one that an older pgsub made names fewer slots
+        installation.install(session)  # one that an older pgsub made names fewer slots
         place = definitions.moved_to(session, sub)
         # guard: a state store that was left behind drops nothing
         if place is not None:

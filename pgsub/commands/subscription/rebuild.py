@@ -35,7 +35,8 @@ from pgsub.launcher.mirror import held_stats
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.target.ledger import definitions, schema, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import held_tables, subscription_tables
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
@@ -118,13 +119,13 @@ def _servers(sub: Subscription) -> list[dict[str, str]]:
 
 
 def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore, reporter: Reporter) -> None:
-    if schema.installed_version(session) == 0:
+    if installation.installed_version(session) == 0:
         raise ledger_definition.not_found(given.name, [])
     ledger_privileges.give(session)
     subid, _ = ledger_definition.find(session, given.name)
     with _alone(session, subid, given.name), subscription_tables.maintenance(session, subid, given.name):
         subid, slot_name = ledger_definition.find(session, given.name)  # as it stays now
-        schema.install(session, lambda: worker_takeover.evict_all(session, subid))
+        installation.install(session, lambda: worker_takeover.evict_all(session, subid))
         sub = ledger_definition.read(session, replace(given, subid=subid, slot_name=slot_name), store)
         warnings = servers.check_target(session)
         unavailable = tuple(one.unavailable for one in warnings if one.unavailable)

@@ -31,7 +31,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
-from pgsub.target.ledger import definitions, schema, subscriptions, two_phase
+from pgsub.target.ledger import definitions, subscriptions, two_phase
+from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import Publisher, RelationState
 
 _DUPLICATE_OBJECT = "42710"
@@ -80,7 +81,7 @@ def register(
     relations = [table.relation("i" if made.copy_data else "r", adopt=made.adopt, keep=made.keep) for table in tables]
     creates = made.create_slot and replication is not None
     folder = store.path.parent
-    schema.install(session)
+    installation.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
     note = _note(folder, sub.subid)
@@ -187,7 +188,7 @@ def find_interrupted(
     :param connect: whether the publisher will be asked to drop their slots.
     :raises StateForbids: one did replicate already, or its slot may be there and the publisher is not asked.
     """
-    if schema.installed_version(session) == 0:
+    if installation.installed_version(session) == 0:
         return []
     found = []
     for subid, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():

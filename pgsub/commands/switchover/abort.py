@@ -8,8 +8,6 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.signals import undone_by_signals
-from pgsub.commands.switchover import gone, right, steps
-from pgsub.commands.switchover.last_look import LastLook
 from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
@@ -20,6 +18,8 @@ from pgsub.commands.switchover.parties import (
     taking_session,
     the_one,
 )
+from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps
+from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
@@ -39,7 +39,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         with contextlib.ExitStack() as stack:
             back = found(store, options.names[1])
             if options.gone == TARGET:
-                gone.check_target_gone(options, sub, back)
+                server_gone.check_target_gone(options, sub, back)
             try:
                 taking = stack.enter_context(taking_session(sub))
             except TargetUnavailable:
@@ -50,22 +50,25 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 return _without_taking(options, sub, back, reporter)
             entry = under_way(taking, sub, store)
             if entry is None:
-                with contextlib.suppress(TargetUnavailable), gone.returned(options, store, sub, taking) as back_again:
+                with (
+                    contextlib.suppress(TargetUnavailable),
+                    server_gone.returned(options, store, sub, taking) as back_again,
+                ):
                     if back_again is not None:
-                        gone.reopen(options, sub, *back_again, taking)
+                        server_gone.reopen(options, sub, *back_again, taking)
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
             check_command(entry, options)
             if entry.phase in journal.HAS_TAKEN:
                 raise _too_late(options)
             if options.gone == PUBLISHER:
-                gone.decline(options, store, sub, entry, taking, reporter)
+                server_gone.decline(options, store, sub, entry, taking, reporter)
                 return Outcome(sub.name, options.names[1], AS_BEFORE, None, journal.DECLINED)
             back = way_back_of(store, entry)
             if back is None:
-                right.decline(taking, entry)
+                right_to_write.decline(taking, entry)
             else:
                 with giving_ledger(options, back) as giving:
-                    look = LastLook(options, store, sub)
+                    look = PauseComparison(options, store, sub)
                     steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
 
@@ -87,12 +90,12 @@ def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscri
         if entry is None or back.way_back_of != sub.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
         check_command(entry, options)
-        right.release(entry, giving, None, right.commands(options, sub, back), taking_is_gone=is_gone)
+        right_to_write.release(entry, giving, None, right_to_write.commands(options, sub, back), taking_is_gone=is_gone)
         if is_gone:
             with durable(giving):
                 journal.move(giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
     if is_gone:
-        gone.drop_without_target(options, sub, back, reporter)
+        server_gone.drop_without_target(options, sub, back, reporter)
         return Outcome(sub.name, back.name, AS_BEFORE, journal.RELEASED, None)
     reporter.warning(
         "the target cannot be reached: what was made there for the way back stays",

@@ -13,12 +13,12 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import passfiles
-from pgsub.commands.switchover import definition
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.outcome import REHEARSED, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
-from pgsub.commands.switchover.right import Timing
-from pgsub.commands.switchover.steps import APPROACH
+from pgsub.commands.switchover.transfer import way_back_subscription
+from pgsub.commands.switchover.transfer.right_to_write import Timing
+from pgsub.commands.switchover.transfer.steps import APPROACH
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
@@ -47,7 +47,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         timing = Timing()
         with ledger_session(sub) as taking, giving_session(options, sub, store) as giving:
             try:
-                seen = definition.obstacles(options, sub, taking, store)
+                seen = way_back_subscription.obstacles(options, sub, taking, store)
                 listed = [one.document() for one in seen]
                 if any(one.severity == ERROR for one in seen):
                     return Outcome(sub.name, options.names[1], REHEARSED, obstacles=listed)

@@ -8,10 +8,10 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.switchover import gone
-from pgsub.commands.switchover.choices import choices
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, found
+from pgsub.commands.switchover.runbook import choices
+from pgsub.commands.switchover.transfer import server_gone
 from pgsub.commands.switchover.under_way import under_way, way_back_of
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
@@ -67,7 +67,7 @@ def _of_declined(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
 ) -> Outcome:
     """Tell whether a publisher that was said to be gone is back, and still fenced."""
-    with contextlib.suppress(TargetUnavailable), gone.returned(options, store, sub, taking) as back_again:
+    with contextlib.suppress(TargetUnavailable), server_gone.returned(options, store, sub, taking) as back_again:
         if back_again is not None:
             there, _ = back_again
             found = Outcome(*options.names, UNDER_WAY, there.phase, journal.DECLINED, said=_RETURNED)

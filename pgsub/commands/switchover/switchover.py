@@ -11,9 +11,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription.definition import new_subid
-from pgsub.commands.switchover import comparison, definition, gone, right, steps
-from pgsub.commands.switchover.inner import InnerReporter
-from pgsub.commands.switchover.last_look import LastLook
+from pgsub.commands.switchover import comparison
+from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
@@ -27,8 +26,10 @@ from pgsub.commands.switchover.parties import (
     taking_session,
     the_one,
 )
-from pgsub.commands.switchover.right import Timing
-from pgsub.commands.switchover.turn import Turn
+from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps, way_back_subscription
+from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
+from pgsub.commands.switchover.transfer.right_to_write import Timing
+from pgsub.commands.switchover.transfer.turn import Turn
 from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way, way_back_of
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.commands.verify.verify import VerifyOptions, verify
@@ -144,7 +145,10 @@ class _Run:
         check_command(entry, self._options)
         check_promote_command(entry, self._options)
         back = self._way_back(entry)
-        with giving_ledger(self._options, back) as giving, LastLook(self._options, self._store, self._sub) as look:
+        with (
+            giving_ledger(self._options, back) as giving,
+            PauseComparison(self._options, self._store, self._sub) as look,
+        ):
             run = self._steps = steps.Switchover(
                 self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
             )
@@ -168,7 +172,7 @@ class _Run:
         timing = Timing(log=self._reporter.log)
         back, lost = way_back_of(self._store, entry), self._options.gone == PUBLISHER
         if lost:
-            gone.check_publisher_gone(self._options, self._sub, back)
+            server_gone.check_publisher_gone(self._options, self._sub, back)
         elif back is None:
             raise _no_way_back(
                 entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
@@ -182,7 +186,7 @@ class _Run:
     def _turn(self, back: Subscription | None, timing: Timing, kept: Collection[int] = ()) -> Turn:
         return Turn(self._options, self._store, self._sub, back, self._taking, self._reporter, timing, kept)
 
-    def _done(self, back: Subscription, timing: Timing, look: LastLook | None) -> Outcome:
+    def _done(self, back: Subscription, timing: Timing, look: PauseComparison | None) -> Outcome:
         done = Outcome(self._sub.name, back.name, DONE, journal.GIVEN, journal.DONE, timing.pause, timing.steps)
         found = None if look is None else look.found
         done.said = comparison.report(found, back.name, self._options)
@@ -214,14 +218,16 @@ class _Run:
         try:
             self._check_name()
             subid = new_subid()
-            right.name_way_back(self._taking, entry, subid)
+            right_to_write.name_way_back(self._taking, entry, subid)
             with giving_session(self._options, self._sub, self._store) as giving:
-                made = definition.way_back(self._options, self._sub, giving, self._taking, self._store, subid)
+                made = way_back_subscription.way_back(
+                    self._options, self._sub, giving, self._taking, self._store, subid
+                )
             reporter = InnerReporter(self._reporter, backward=True, said=self._warned)
             with seen_backward():
-                return definition.created(made, self._store, reporter)
+                return way_back_subscription.created(made, self._store, reporter)
         except BaseException:
-            right.decline(self._taking, entry)
+            right_to_write.decline(self._taking, entry)
             raise
 
     def _check_name(self) -> None:
@@ -248,7 +254,7 @@ class _Run:
         check_only(self._taking, sub)
         self._look_around()
         self._compare()
-        return right.plan(self._taking, sub, options.names[1], options.way)
+        return right_to_write.plan(self._taking, sub, options.names[1], options.way)
 
     def _compare(self) -> None:
         """Compare all tables, if that is asked for.
@@ -264,8 +270,8 @@ class _Run:
 
         :raises StateForbids: something does.
         """
-        seen = definition.obstacles(self._options, self._sub, self._taking, self._store)
-        definition.check(seen, self._options)
+        seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store)
+        way_back_subscription.check(seen, self._options)
         for one in seen:
             self._warned.add(one.message)
             self._reporter.warning(one.message, one.detail, one.hint)

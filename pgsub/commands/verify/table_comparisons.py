@@ -14,22 +14,22 @@ from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference
 from pgsub.common.errors import PgsubError, SchemaFault
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.events import conflict_of
 from pgsub.publisher import faults, publication
 from pgsub.publisher.connect import connect
 from pgsub.publisher.tables import RemoteTable, describe_tables
-from pgsub.reconcile import record
+from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable, compared
 from pgsub.reconcile.point_attempt import Point
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.reconcile.sessions import Progress
 from pgsub.reconcile.side import Side, date_order
-from pgsub.target.catalog.lookup import name_of, names_below
 from pgsub.target.catalog.relation import describe
+from pgsub.target.catalog.table_names import name_of, names_below
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.query import scalar
 from pgsub.target.session.connect import SessionName, must_use_password, translate
 from pgsub.target.session.connect import connect as connect_to_target
 
@@ -38,7 +38,7 @@ SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflic
  ORDER BY id
 """
 #: What a conflict whose change was not made says of its row: a skipped change that is kept explains it by itself.
-_NOT_MADE = {history.KEPT: record.CONFLICT, history.SKIPPED: LEFT_OUT}
+_NOT_MADE = {history.KEPT: explained_differences.CONFLICT, history.SKIPPED: LEFT_OUT}
 #: The reason for a difference where the publication leaves out what made it.
 UNPUBLISHED = "unpublished"
 
@@ -151,13 +151,15 @@ class TableComparisons:
             names = list(dict.fromkeys([known_as, name, *names_below(connection, local.oid)]))
             conflicts = self._conflicts(connection, names)
             subid, in_utf8 = self._sub.subid, self._in_utf8
-            explained = record.explained(connection, subid, table, conflicts, names=names, in_utf8=in_utf8)
+            explained = explained_differences.explained(
+                connection, subid, table, conflicts, names=names, in_utf8=in_utf8
+            )
         return table, explained
 
     def _conflicts(
         self, session: psycopg.Connection, names: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield rows of conflicts whose change was not made, as :func:`pgsub.reconcile.record.explained` takes them.
+        """Yield rows of conflicts whose change was not made, for :mod:`pgsub.reconcile.explained_differences`.
 
         :param session: on the target, in a transaction that sees the snapshot: what the launcher has not heard of there
             is read, and then what it has heard of by now.

@@ -18,8 +18,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import CallbackReporter, Reporter
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.verify.apply_to_point import caught_up, served
-from pgsub.commands.verify.broken_off import EqualTables, found_equal
 from pgsub.commands.verify.result import EQUAL, TableVerdict, Verification, told_apart
+from pgsub.commands.verify.resume import EqualTables, found_equal
 from pgsub.commands.verify.shown_progress import ShownProgress
 from pgsub.commands.verify.table_comparisons import TableComparisons
 from pgsub.common import failpoints

@@ -18,7 +18,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, field, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import error_counters
+from pgsub.launcher import error_rows
 from pgsub.protocol.lsn import parse_lsn
 
 # with the state of now: an event that nobody moved at its time may be older than a command that disabled two_phase
@@ -113,7 +113,7 @@ class Events:
 
 def conflict_of(sub: Subscription, event: int, body: dict[str, Any]) -> ConflictRow:
     """Make the row of a conflict that did not stop a worker, or no longer does."""
-    return error_counters.conflict_row(sub, body, _action(body), event)
+    return error_rows.conflict_row(sub, body, _action(body), event)
 
 
 def _action(body: dict[str, Any]) -> str:

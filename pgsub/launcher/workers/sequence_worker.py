@@ -24,10 +24,10 @@ from pgsub.common.errors import (
 )
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher import error_counters, retry
+from pgsub.launcher import error_rows, retry
 from pgsub.launcher.error_reporting import SEQUENCES, ErrorReporter
 from pgsub.launcher.mirror.mirror import Run
-from pgsub.launcher.sequence_rows import rows
+from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
 from pgsub.sequences import reading
@@ -157,7 +157,7 @@ class SequenceWorker:
                 self._outcomes = outcomes
                 self._run(lambda: self._write(outcomes))
         except Exception as error:
-            self._failure = error_counters.internal_error(error)
+            self._failure = error_rows.internal_error(error)
         self._next = time.monotonic() + (1 if self._last else FACTOR) * (time.monotonic() - began)
 
     def _write(self, outcomes: Sequence[Outcome]) -> None:

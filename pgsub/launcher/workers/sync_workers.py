@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher import error_counters
+from pgsub.launcher import error_rows
 from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, ErrorReporter, sync_name
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
-from pgsub.tablesync import order
+from pgsub.tablesync import slot_groups
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
@@ -74,7 +74,7 @@ class SyncWorkers:
         for sync in list(self._running):
             if not alive.intersection(sync.relids):
                 self._ended(sync)
-        open_tables = [rel for rel in relations if order.unfinished(rel)]
+        open_tables = [rel for rel in relations if slot_groups.unfinished(rel)]
         self._errors.keep_only([APPLY, SEQUENCES, PUBLICATIONS, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
         free = self._sub.max_sync_workers - len(self._running)
@@ -83,7 +83,7 @@ class SyncWorkers:
         # guard: a table is copied by the definition that it was added by, without " and self._current()"
         if free > 0 and waiting and self._current():
             alone = {relid for relid, retry in self._retries.items() if retry.own}
-            for relids in order.next_workers(waiting, free, alone=alone):
+            for relids in slot_groups.next_workers(waiting, free, alone=alone):
                 self._start(relids)
 
     def _begin_anew(self, relations: Sequence[RelationState]) -> None:
@@ -106,7 +106,7 @@ class SyncWorkers:
             except PgsubError as error:
                 sync.failure = error
             except Exception as error:
-                sync.failure = error_counters.internal_error(error)
+                sync.failure = error_rows.internal_error(error)
 
         sync = _Sync(relids, SupervisedThread("sync", f"sync {relids[0]}", body))
         self._running.append(sync)

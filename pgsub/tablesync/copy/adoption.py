@@ -18,6 +18,7 @@ from functools import partial
 
 import psycopg
 
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
@@ -27,7 +28,6 @@ from pgsub.reconcile.rows import Differences
 from pgsub.reconcile.side import Side, date_order
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables.chunks import ChunkKey
-from pgsub.target.query import scalar
 from pgsub.target.session import advisory_locks
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName

@@ -22,7 +22,7 @@ from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.report import complete_errors, leave_transaction
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
@@ -38,7 +38,7 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference, Differences
 from pgsub.tablesync.copy.adoption import UNPUBLISHED
 from pgsub.tablesync.copy.replaced_rows import ReplacedRows
-from pgsub.tablesync.copy.spool import Spool
+from pgsub.tablesync.copy.spilled_values import SpilledValues
 from pgsub.target.ledger import events
 from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.tables.chunks import ChunkKey
@@ -244,7 +244,7 @@ class _PutOff:
     """Rows that were put off; they can be read again and again."""
 
     def __init__(self) -> None:
-        self._rows = Spool[list[tuple[str, Values | None, Values | None]]]()
+        self._rows = SpilledValues[list[tuple[str, Values | None, Values | None]]]()
 
     def __bool__(self) -> bool:
         return len(self._rows) > 0

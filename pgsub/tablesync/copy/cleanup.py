@@ -13,13 +13,13 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.tablesync.copy.plan import is_empty, lock_out_writers, rules_of
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
 

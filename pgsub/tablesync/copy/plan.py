@@ -11,12 +11,12 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import conflict_rules
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.copy_statements import copy_statement
 from pgsub.publisher.tables import Leaf, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.tables.chunks import Part
-from pgsub.target.query import scalar
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
 from pgsub.target.sql.statement_builder import table_name

@@ -24,8 +24,8 @@ from pgsub.tablesync.copy.resume import Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
-from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
 from pgsub.target.catalog.relation import TargetRelation, describe_many
+from pgsub.target.catalog.relation_map import check_replicable, column_faults, missing
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import chunks

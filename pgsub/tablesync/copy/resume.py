@@ -25,6 +25,7 @@ from psycopg import sql
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, TableRewritten, log_text
 from pgsub.common.plural import counted
+from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.reconcile import parts
@@ -32,11 +33,10 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.parts import PartComparison, PartResult
 from pgsub.tablesync.copy import cleanup, plan
 from pgsub.tablesync.copy.adoption import Adopter
-from pgsub.tablesync.copy.spool import Spool
+from pgsub.tablesync.copy.spilled_values import SpilledValues
 from pgsub.target.ledger import events
 from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.tables.chunks import Brought, ChunkKey, Part
-from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
 
@@ -85,7 +85,7 @@ class Resumed:
         self._leaves = {(leaf.schema, leaf.name): leaf for leaf in self._remote.leaves}
         done = [one for one in chunks.brought(session, key.claim) if one.part is not None]
         self._of_part: dict[parts.Part, tuple[Part, list[Brought]]] = self._grouped(done)
-        self._found = Spool[PartResult]()
+        self._found = SpilledValues[PartResult]()
         self._anew: list[Brought] = []
         self._removed = self._brought = 0
 

@@ -16,7 +16,7 @@ from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import psycopg
 
+from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import lock_timeout
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import psycopg
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.query import row, scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 _RECORD = """

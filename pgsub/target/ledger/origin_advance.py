@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import StateForbids, log_text
+from pgsub.common.query import row
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import events, subscriptions, worker_takeover
 from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import row
 
 
 @dataclass(frozen=True, slots=True)

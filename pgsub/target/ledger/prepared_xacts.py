@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.query import scalar
 
 PREPARE, COMMIT, ROLLBACK = map(sql.SQL, ("PREPARE TRANSACTION {}", "COMMIT PREPARED {}", "ROLLBACK PREPARED {}"))
 #: For a target whose max_prepared_transactions is 0.

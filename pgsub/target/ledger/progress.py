@@ -26,12 +26,12 @@ import psycopg
 
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
+from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger import turns
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.turns import Turns
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql.pipeline import DEALLOCATED, Pipeline, StatementFailed, Step
 from pgsub.target.sql.statement_builder import Statement

@@ -8,8 +8,8 @@ from __future__ import annotations
 import psycopg
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.query import row
 from pgsub.common.quoting import word
-from pgsub.target.query import row
 
 _NEWEST = "SELECT side, phase, subname FROM pgsub.switchover WHERE subid = %s ORDER BY changed_at DESC LIMIT 1"
 _CLIENTS_WRITE = ("taken", "promoted", "done")

@@ -19,10 +19,10 @@ from psycopg.types.json import Jsonb
 from pgsub.common import conflict_rules
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
+from pgsub.common.query import row
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.tables import held_tables
-from pgsub.target.query import row
 from pgsub.target.session import transactions
 from pgsub.target.sql.jsonb import jsonb
 

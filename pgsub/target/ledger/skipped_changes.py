@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.query import scalar
 from pgsub.target.sql.jsonb import jsonb
 
 #: Changes that are read, or whose ids are sent, at once.

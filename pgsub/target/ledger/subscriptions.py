@@ -16,10 +16,10 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import StateForbids, SubscriptionExists
+from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 _TABLES = (

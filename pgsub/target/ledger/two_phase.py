@@ -15,11 +15,11 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import events, prepared_xacts, subscriptions, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import scalar
 from pgsub.target.session import transactions
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"

@@ -13,7 +13,7 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.errors import LockHeld
-from pgsub.target.query import row
+from pgsub.common.query import row
 
 #: "pgsu", with a subid: the lock that makes it one launcher a subscription, whatever host and state store it runs on.
 LAUNCHER = 0x70677375

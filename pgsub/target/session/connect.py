@@ -20,8 +20,8 @@ from pgsub.common.errors import (
     is_transient,
 )
 from pgsub.common.out_of_resources import no_descriptor
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
-from pgsub.target.query import scalar
 
 #: Beside :data:`pgsub.common.conninfo.PINNED`.
 _SETTINGS = {

@@ -1,6 +1,6 @@
 """Code that somebody attached to the ledger: it would run with the rights of every role that writes there.
 
-The ledger's tables have a known form (:mod:`~pgsub.target.ledger.schema_versions`): columns of the system's types, keys
+The ledger's tables have a known form (:mod:`~pgsub.target.ledger.schema.versions`): columns of the system's types, keys
 among themselves, defaults that are constants or the time, checks that list constants. What has another form is no part
 of it, whoever owns it: functions of the system are not harmless, ``query_to_xml`` runs what it is given.
 """

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
-from pgsub.target.query import scalar
+from pgsub.common.query import scalar
 from pgsub.target.session import advisory_locks, ledger_code
 from pgsub.target.session.ledger_code import TRUSTED
 

@@ -14,9 +14,9 @@ import psycopg
 
 from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.query import scalar
 from pgsub.target.session import advisory_locks
 
 #: Sessions of one subscription that write at once: apply, sync workers, chunks.

@@ -15,10 +15,10 @@ from typing import Any
 import psycopg
 from psycopg import pq, sql
 
+from pgsub.common.query import row
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.unique_indexes import UniqueIndex
-from pgsub.target.query import row
 from pgsub.target.session import roles
 from pgsub.target.session.connect import tracks_commits
 from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored

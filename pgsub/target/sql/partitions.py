@@ -11,8 +11,8 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import typmod
-from pgsub.target.catalog.lookup import PARTITIONS
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.table_names import PARTITIONS
 from pgsub.target.session import roles
 
 #: Schema and name of a table.

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, StateForbids, one_line
-from pgsub.target.query import row, scalar
+from pgsub.common.query import row, scalar
 from pgsub.target.session import origins
 
 _TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE

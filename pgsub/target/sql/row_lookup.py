@@ -16,8 +16,8 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import typmod
-from pgsub.target.catalog.lookup import PARTITIONS
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.table_names import PARTITIONS
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from psycopg import sql
 
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
 
 #: Bytes of a value above which it is not read to be shown.

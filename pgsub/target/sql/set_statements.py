@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.row_queries import foreign_origin
 from pgsub.target.sql.statement_builder import Statement, table_name
 from pgsub.target.sql.statements import unassigned

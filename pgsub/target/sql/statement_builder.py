@@ -14,8 +14,8 @@ from psycopg import sql
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.reader import BINARY, NULL, UNCHANGED
 from pgsub.target.catalog import typmod
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.relation_map import RelationMap
 
 _TEXT = 25
 _NEW, _OLD = "n", "o"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from psycopg import sql
 
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
 
 _OID, _TID = 26, 27

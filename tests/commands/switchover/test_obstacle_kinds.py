@@ -16,7 +16,7 @@ from fix_switchover_obstacles import Scene, between, both, paste, session
 from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
 from pgsub.commands.switchover.obstacles.search import find
 from pgsub.publisher.connect import connect
-from pgsub.target.ledger import schema
+from pgsub.target.ledger.schema import installation
 
 
 def test_the_subscription_is_enabled_and_all_of_it_synchronized(scene: Scene) -> None:
@@ -39,7 +39,7 @@ def test_the_subscription_is_enabled_and_all_of_it_synchronized(scene: Scene) ->
 def test_another_subscription_of_pgsub_that_writes_to_the_publisher_is_found(scene: Scene) -> None:
     pubdb = scene.pair.pubdb
     with contextlib.closing(session(pubdb)) as there:
-        schema.install(there)
+        installation.install(there)
     pubdb.execute("CREATE PUBLICATION own FOR ALL TABLES")
     pubdb.execute(
         "INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES (7, 'from else', ''), (8, 's_back', ''),"

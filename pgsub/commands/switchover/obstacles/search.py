@@ -13,14 +13,14 @@ import psycopg
 
 from pgsub.commands.switchover.obstacles import (
     access,
-    definitions,
-    forward,
-    left_behind,
-    publication,
+    forward_publications,
     sequences,
-    state,
+    subscription_state,
+    table_definitions,
+    unfenced_writers,
+    unreplicated_objects,
     way_back,
-    writers,
+    way_back_publication,
 )
 from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Sides, Way
 from pgsub.common.subscription import Subscription
@@ -30,18 +30,18 @@ _Search = Callable[[Sides], Iterator[Obstacle]]
 _SEARCHES: tuple[_Search, ...] = (
     way_back.reading,
     way_back.writing,
-    writers.find,
+    unfenced_writers.find,
 )
 #: Those that ask what is subscribed.
 _OF_TABLES: tuple[_Search, ...] = (
-    forward.find,
-    publication.find,
+    forward_publications.find,
+    way_back_publication.find,
     way_back.identities,
     way_back.tables,
     sequences.find,
     access.find,
-    definitions.find,
-    left_behind.find,
+    table_definitions.find,
+    unreplicated_objects.find,
 )
 
 
@@ -60,7 +60,9 @@ def find(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscripti
 
 def find_again(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way) -> list[Obstacle]:
     """Look for what may have come into the way since :func:`find`; parameters as there, but the way back may exist."""
-    return _found(giving, taking, sub, back, (writers.find,), (forward.find, publication.find))
+    return _found(
+        giving, taking, sub, back, (unfenced_writers.find,), (forward_publications.find, way_back_publication.find)
+    )
 
 
 def _found(
@@ -74,7 +76,7 @@ def _found(
     relations = subscriptions.relations(taking, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in relations}
     sides = Sides(giving, taking, sub, back, tables, [one.srrelid for one in relations])
-    found = list(state.find(sides, relations))
+    found = list(subscription_state.find(sides, relations))
     for search in (*searches, *(of_tables if relations else ())):
         found += search(sides)
     return sorted(dict.fromkeys(found), key=lambda one: one.severity != ERROR)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psycopg
 
-from pgsub.commands.preflight import catalog_facts, databases, privileges, room, servers
+from pgsub.commands.preflight import catalog_facts, databases, privileges, server_limits, servers
 from pgsub.commands.preflight.findings import Table
 from pgsub.commands.preflight.tables import all_there, fitting, pairs
 from pgsub.commands.switchover.obstacles.obstacle import (
@@ -31,13 +31,14 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 )
 from pgsub.common import quoting
 from pgsub.common.errors import PgsubError
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites
 from pgsub.publisher.tables import Name, describe_tables
 from pgsub.target.catalog.relation import describe_many
-from pgsub.target.ledger import schema, subscriptions
-from pgsub.target.query import scalar
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.schema import installation
 
 _PARAMETER_PRIVILEGES_SINCE = 150000
 # As databases.check_other_database: a copy of a cluster was not started in the same microsecond.
@@ -98,14 +99,14 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
     checks: tuple[Callable[[publisher.Connection], None], ...] = (
         prerequisites.check_wal_level,
         prerequisites.check_replication_role,
-        lambda asked: room.check_new_slot(asked, sides.back.name),
+        lambda asked: server_limits.check_new_slot(asked, sides.back.name),
     )
     for check in checks:
         try:
             check(connection)
         except PgsubError as error:
             yield of_error(error, TAKING, backward=True)
-    yield from (of_caution(one, TAKING, backward=True) for one in room.delays(connection))
+    yield from (of_caution(one, TAKING, backward=True) for one in server_limits.delays(connection))
 
 
 def writing(sides: Sides) -> Iterator[Obstacle]:
@@ -121,12 +122,12 @@ def writing(sides: Sides) -> Iterator[Obstacle]:
         return
     yield from _same_database(sides)
     try:
-        schema.check(sides.giving)
+        installation.check(sides.giving)
     except PgsubError as error:
         yield of_error(error, GIVING, backward=True)
     cautions = [
         *servers.check_role(sides.giving, replica=_may_be_replica(sides.giving)),
-        *room.check_origins(sides.giving, 1),
+        *server_limits.check_origins(sides.giving, 1),
         *servers.publishing_ledger(sides.giving),
     ]
     yield from (of_caution(one, GIVING, backward=True) for one in cautions)

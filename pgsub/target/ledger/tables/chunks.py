@@ -14,10 +14,10 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
+from pgsub.common.query import scalar
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import scalar
 from pgsub.target.session.connect import SessionName
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced
+from pgsub.common.query import row
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables.states import TABLES, changing, lock_tables
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import row
 
 
 def may_hand_over(apply_lsn: int, sync_lsn: int, handover_lsn: int | None) -> bool:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import psycopg
 
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import scalar
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"

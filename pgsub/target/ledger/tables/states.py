@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 
 from pgsub.common.errors import Fenced
+from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable, lock_timeout
 
 CATCHUP = "c"

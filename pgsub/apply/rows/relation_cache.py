@@ -1,0 +1,253 @@
+"""Relation cache: remote relations of a connection, and the target tables of their rows. Mirrors relation.c's hash.
+
+As in logicalrep_rel_open a remote name is looked up on the target after each Relation message; the oid found there has
+the state that decides. So a table that was renamed on both sides stays the table it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import psycopg
+
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import conflict_rules, quoting
+from pgsub.common.conflict_rules import Rule, RuleSet
+from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault, one_line
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
+from pgsub.protocol.messages import Message, Relation, TypeName
+from pgsub.target.catalog import ddl_hints, ddl_watch
+from pgsub.target.catalog.relation import LEDGER, describe
+from pgsub.target.catalog.relation_map import RelationMap, map_relation, missing
+from pgsub.target.catalog.table_names import find_oids, name_of, renamed
+from pgsub.target.session import roles
+from pgsub.target.sql.statement_builder import Statement
+
+Name = tuple[str, str]
+#: Seconds that DDL on the target may go unnoticed.
+CHECK_SECONDS = 1.0
+_DESCRIBING = frozenset(b"RY")
+NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
+
+
+class RelationCache:
+    """Remote relations as the stream described them, and their maps to target tables.
+
+    :param connection: a target session; used only between statements of the pipeline.
+    :param sub: the subscription whose changes are applied there.
+    :param replica: whether session_replication_role = replica is in effect there.
+    :param tracked: whether it can be seen there who wrote a row: what this subscription writes carries its origins, and
+        the target tracks those of commits.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection, sub: Subscription, *, replica: bool, tracked: bool = False
+    ) -> None:
+        self.connection = connection
+        self._sub = sub
+        self.subid, self.subname = sub.subid, sub.name
+        self.replica = replica
+        self._tracked = tracked
+        self._remote: dict[int, Relation] = {}
+        self._maps: dict[int, RelationMap] = {}
+        self._oids: dict[Name, int] = {}
+        self._types: dict[int, TypeName] = {}
+        self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the tables mapped, from before they were read
+        self._checked_at = 0.0
+        self.rules = RuleSet(sub.on_conflict)
+        self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
+
+    def limit_rules(self, limited: Iterable[Rule]) -> None:
+        """Set the conflict rules with a limit; where other conflicts have one, all maps are made anew."""
+        before, self.rules = self.rules, self.rules.with_limited(limited)
+        if not self.rules.decides_alike(before):
+            self._maps.clear()
+
+    def rule(self, relation: RelationMap, conflict_type: str) -> Rule | None:
+        """Find the rule that decides a type of conflict on a table now."""
+        return self.rules.find(relation.target.schema, relation.target.name, conflict_type)
+
+    def learn(self, message: Message) -> None:
+        """Take a Relation message, which replaces the old map, or a Type message, which only hints need."""
+        if isinstance(message, TypeName):
+            self._types[message.oid] = message
+            if len(self._types) > MAX_RELATIONS:
+                raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} types")
+        elif isinstance(message, Relation):
+            self._oids.pop(local_name(message), None)
+            if self._remote.get(message.relid) != message:
+                self._remote[message.relid] = message
+                self._forget(message.relid)
+
+    def learn_from(self, transaction: RemoteTransaction) -> None:
+        """Take the descriptions that hold once a transaction's changes are done."""
+        for relation in transaction.leaves:
+            self.learn(relation)
+
+    def learn_all(self, transaction: RemoteTransaction) -> None:
+        """Take the descriptions of a transaction that is not applied: they are not sent again."""
+        for payload in transaction.payloads():
+            if payload[0] in _DESCRIBING:
+                self.learn(decode_change(payload, transaction.in_stream))
+        self.learn_from(transaction)
+
+    def _forget(self, relid: int) -> None:
+        self._maps.pop(relid, None)
+        for key in [k for k in self.statements if k[0] == relid]:
+            del self.statements[key]
+
+    def remote(self, relid: int) -> Relation:
+        """Return the remote relation.
+
+        :raises ProtocolViolation: no Relation message came for it.
+        """
+        try:
+            return self._remote[relid]
+        except KeyError:
+            raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}") from None
+
+    def described(self, relid: int) -> Relation | None:
+        """Return its newest description, if there was one."""
+        return self._remote.get(relid)
+
+    def oid(self, relid: int) -> int | None:
+        """Return the oid of the target table, if it was looked up before: looking up needs the session."""
+        known = self._maps.get(relid)
+        return known.target.oid if known is not None else self._oids.get(local_name(self.remote(relid)))
+
+    def find(self, relid: int) -> int:
+        """Look up the oid of the target table, subscribed or not.
+
+        :raises SchemaFault: there is no table of that name.
+        """
+        remote = self.remote(relid)
+        name = local_name(remote)
+        if not self.oids([name]):
+            raise self._missing(remote)
+        return self._oids[name]
+
+    def _missing(self, remote: Relation) -> SchemaFault:
+        schema, name = local_name(remote)
+        now = renamed(self.connection, self._sub.subid, schema, name)
+        if now is not None:
+            statements = [quoting.statement(one) for one in ddl_hints.rename(now, (schema, name))]
+            return missing(
+                schema,
+                name,
+                f'The subscribed table of that name is "{one_line(".".join(now))}" now. Give it back the name until'
+                f" apply has passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+            )
+        types = ddl_hints.column_types(self.connection, remote.columns, self._types)
+        table = ddl_hints.create_table(remote, schema, types)
+        fault = missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {quoting.word(self._sub.name)}"))
+        fault.absent = remote
+        return fault
+
+    def oids(self, names: Collection[Name]) -> set[int]:
+        """Find oids of the target tables that bear these names, looked up where they are not known yet."""
+        for name in names:
+            if name[0] == LEDGER:
+                self._oids[name] = NEVER
+        wanted = [name for name in names if name not in self._oids]
+        if wanted:
+            self._oids.update(find_oids(self.connection, wanted))
+        return {self._oids[name] for name in names if name in self._oids}
+
+    def forget_names(self) -> None:
+        """Forget which table has which name: the subscription or the target was changed."""
+        self._oids.clear()
+
+    def notice_ddl(self) -> None:
+        """Forget the maps of tables that were altered on the target; looked up at most once in CHECK_SECONDS.
+
+        An INSERT that a new trigger sees must not be part of a set, for one. Clients get no invalidation messages.
+        """
+        now = time.monotonic()
+        if not self._maps or now < self._checked_at + CHECK_SECONDS:
+            return
+        self._checked_at = now
+        oids = {one.target.oid for one in self._maps.values()}
+        found = ddl_watch.definition_versions(self.connection, oids)
+        for relid, one in list(self._maps.items()):
+            oid = one.target.oid
+            if found.get(oid) is None or found[oid] != self._prints.get(oid):
+                self._oids.pop(local_name(one.remote), None)
+                self._forget(relid)
+
+    def known(self, relid: int) -> RelationMap | None:
+        """Return the map, if it was made before: making one needs the session."""
+        return self._maps.get(relid)
+
+    def make(self, relid: int, target_oid: int) -> RelationMap:
+        """Look the target table up and pair the columns.
+
+        :param target_oid: what the subscription recorded: a table dropped and made again is another table.
+        :raises SchemaFault: missing, replaced, or unfit.
+        :raises PermissionMissing: no role may make its changes: see roles.py.
+        """
+        remote = self.remote(relid)
+        schema, name = local_name(remote)
+        self._prints.update(ddl_watch.definition_versions(self.connection, [target_oid]))
+        target = describe(self.connection, schema, name, replica=self.replica)
+        if target is None:
+            raise self._missing(remote)
+        if target.oid != target_oid:
+            raise self._replaced(schema, name, target_oid, target.oid)
+        target = replace(roles.with_role(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
+        types = ddl_hints.column_types(self.connection, remote.columns, self._types)
+        self._check_rules(conflict_rules.of_table(self._sub.on_conflict, schema, name))
+        made = replace(map_relation(remote, target, types), rules=self.rules.of_table(schema, name))
+        self._maps[relid] = made
+        return made
+
+    def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:
+        """Check that commit times and origins are still tracked: without them rules would silently not hold."""
+        asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
+        if asking and not self._tracked:
+            taken_back = f"{asking[0].partition('=')[0]}=default"
+            raise ApplyError(
+                f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
+                detail="The target does not record any more who wrote a row last.",
+                hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
+                f"pgsub alter {quoting.word(self._sub.name)} --on-conflict {quoting.word(taken_back)}",
+                sqlstate="55000",
+            )
+
+    def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
+        """Make the error of a table that is not the one that the subscription knows by its name."""
+        now = name_of(self.connection, known)
+        what, where = "was dropped and created again", ""
+        if now is not None:
+            what, where = "is another table than the one subscribed", f' which is "{now[0]}.{now[1]}" now,'
+        return SchemaFault(
+            f'logical replication target relation "{schema}.{name}" {what}',
+            detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
+            hint="Refresh the subscription: the new table is copied then.\n"
+            f"pgsub refresh {quoting.word(self._sub.name)}",
+        )
+
+    def snapshot(self) -> dict[int, Relation]:
+        """Return the remote relations as of now: a batch that is replayed starts from these."""
+        return dict(self._remote)
+
+    def follow(self, remote: Mapping[int, Relation]) -> None:
+        """Take over what another session was told of relations; maps of those that are described alike are kept."""
+        for relid, relation in remote.items():
+            if self._remote.get(relid) != relation:
+                self.learn(relation)
+
+    def restore(self, snapshot: dict[int, Relation]) -> None:
+        """Go back to a snapshot and look everything of the target up anew: any error may come from its DDL."""
+        self._remote = dict(snapshot)
+        self._maps.clear()
+        self._prints.clear()
+        self._oids.clear()
+        self.statements.clear()
+
+
+def local_name(relation: Relation) -> Name:
+    """Return schema and name of its table on the target; the protocol leaves out pg_catalog."""
+    return relation.namespace or "pg_catalog", relation.name

@@ -1,0 +1,169 @@
+"""The check of a new cluster by a task before any worker: whether its executors have, and reach, what workers need.
+
+The launcher has reached both servers itself. What it finds here is a difference between its machine and that of an
+executor: another version, a file that is not there, a route or a rule of pg_hba.conf that is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pgsub
+from pgsub.apply.stream.spool import Spool
+from pgsub.common import conninfo as ci
+from pgsub.common import conninfo_check
+from pgsub.common.errors import PgsubError, PublisherUnavailable, SparkUnusable, TargetUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
+from pgsub.publisher import connect as publisher
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+
+#: Heartbeats of the check are those of no subscription.
+NOBODY = 0
+#: A datagram may be lost where the way is open.
+_HEARTBEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """Item of the task: what workers will need.
+
+    :ivar number: rises with every check of a launcher; the epoch of its heartbeats.
+    """
+
+    number: int
+    subscriptions: tuple[Subscription, ...]
+    heartbeat: HeartbeatAddress | None
+    spool_dir: str | None
+
+
+@dataclass(slots=True)
+class Checked:
+    """Result of the task.
+
+    :ivar errors: by the subscription's name; each with the executor as its context.
+    """
+
+    host: str
+    errors: list[tuple[str, PgsubError]] = field(default_factory=list)
+
+
+def installed(_: None = None) -> tuple[str, str]:
+    """Return version and build of pgsub here, the build as a hash of its source, empty where that is not in files.
+
+    A task of its own and the first one: the classes of all others may be different in another build.
+    """
+    package = Path(pgsub.__file__).parent
+    files = sorted(package.rglob("*.py"), key=Path.as_posix)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(b"%s\0%s\0" % (os.fsencode(file.relative_to(package)), file.read_bytes()))
+    return pgsub.__version__, digest.hexdigest() if files else ""
+
+
+def run(spec: CheckSpec) -> Checked:
+    """Look for everything, and go on after a fault."""
+    found = Checked(socket.gethostname())
+    for sub in spec.subscriptions:
+        _try(found, sub, partial(_passfile, sub.target, "target"))
+        _try(found, sub, partial(_passfile, sub.connection, "publisher"))
+        _try(found, sub, partial(_with_files, partial(_target, sub), sub.target, "target"))
+        _try(found, sub, partial(_with_files, partial(_publisher, sub), sub.connection, "publisher"))
+        _try(found, sub, partial(_spool, sub, spec.spool_dir))
+    sender = HeartbeatSender(spec.heartbeat)
+    for _ in range(_HEARTBEATS):
+        sender.send(Heartbeat(NOBODY, NOBODY, epoch=spec.number), now=True)
+    return found
+
+
+def _try(found: Checked, sub: Subscription, look: Callable[[], None]) -> None:
+    try:
+        look()
+    except PgsubError as error:
+        error.context = f'executor on "{found.host}"'
+        found.errors.append((sub.name, error))
+
+
+def _target(sub: Subscription) -> None:
+    target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False).close()
+
+
+def _publisher(sub: Subscription) -> None:
+    publisher.connect(sub.connection, application_name=sub.name).close()
+
+
+def _spool(sub: Subscription, folder: str | None) -> None:
+    Spool(folder, f"{sub.subid}-check").close()
+
+
+def _passfile(conninfo: str, side: str) -> None:
+    """Refuse a passfile that is named and cannot be read here: libpq would ignore it, and no password be sent."""
+    file = ci.usable(ci.parse(conninfo, side)).get("passfile")
+    if file and not os.access(file, os.R_OK):
+        raise _unreadable(file, side)
+
+
+def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
+    """Connect, and raise the cause where that fails."""
+    try:
+        look()
+    except PgsubError as error:
+        raise _explained(error, conninfo, side) from None
+
+
+def cause(error: PublisherUnavailable | TargetUnavailable, sub: Subscription) -> PgsubError:
+    """Return why a worker here could not connect: a file that is not there, or its own error."""
+    server = (sub.target, "target") if isinstance(error, TargetUnavailable) else (sub.connection, "publisher")
+    found = _explained(error, *server)
+    if found is not error:
+        found.context = f'executor on "{socket.gethostname()}"'
+    return found
+
+
+def _explained(error: PgsubError, conninfo: str, side: str) -> PgsubError:
+    """Return what is wrong with the file where libpq did not find the service, or had no password to send."""
+    params = ci.usable(ci.parse(conninfo, side))
+    if (service := params.get("service")) and conninfo_check.missing_service(error.message):
+        return _undefined(service, side)
+    file = params.get("passfile") or os.environ.get("PGPASSFILE")
+    if not file or "no password supplied" not in error.message:
+        return error
+    if not os.access(file, os.R_OK):
+        return _unreadable(file, side)
+    if os.stat(file).st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # passwordFromFile, fe-connect.c
+        return SparkUnusable(
+            f'the passfile on the executors is open to others: "{file}"',
+            detail="libpq ignores a passfile that its group or others may read, as of a secret that Kubernetes"
+            " mounts with fsGroup.",
+            hint="Let only the user of the executors read it, or write the passwords into a service file, which may"
+            f" have any mode.\nchmod 600 {shlex.quote(file)}",
+        )
+    return error
+
+
+def _undefined(service: str, side: str) -> SparkUnusable:
+    """Return the error of a service that the launcher's machine has and an executor has not."""
+    file = os.environ.get("PGSERVICEFILE")
+    return SparkUnusable(
+        f'service "{service}" of the {side} is not defined on the executors',
+        detail="PGSERVICEFILE is not set there." if file is None else f'PGSERVICEFILE is "{file}" there.',
+        hint="Put a service file where executors can read it, and set its path for them."
+        "\n--conf spark.executorEnv.PGSERVICEFILE=/etc/pgsub/pg_service.conf",
+    )
+
+
+def _unreadable(file: str, side: str) -> SparkUnusable:
+    return SparkUnusable(
+        f'the passfile of the {side} cannot be read on the executors: "{file}"',
+        hint="Put a passfile where executors can read it, and set its path for them."
+        "\n--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass",
+    )

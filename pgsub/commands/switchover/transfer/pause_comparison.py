@@ -1,0 +1,85 @@
+"""The comparison of all tables as they are in the pause of a switchover, made once clients write again.
+
+When the giving side is fenced and all of it is applied, a snapshot of each side is one point. Taking both lasts some
+milliseconds of the pause; they are compared afterwards, however large the tables are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import connect_publisher, connect_target
+from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.commands.verify.result import Verification
+from pgsub.commands.verify.verify import VerifyOptions, compare_at
+from pgsub.common.query import scalar
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.position import flushed_position
+from pgsub.reconcile.point_attempt import Point
+from pgsub.target.ledger import subscriptions
+
+_SNAPSHOT = "SELECT pg_catalog.pg_export_snapshot()"
+
+
+class PauseComparison:
+    """Snapshots of both sides, and their comparison; nothing is done where none is asked for.
+
+    :ivar found: None before it was made, or where it cannot be.
+    """
+
+    def __init__(self, options: SwitchoverOptions, store: StateStore, sub: Subscription) -> None:
+        self._options = options
+        self._store = store
+        self._sub = sub
+        self._stack = contextlib.ExitStack()
+        self._sessions: tuple[publisher.Connection, psycopg.Connection] | None = None
+        self._point: Point | None = None
+        self.found: Verification | None = None
+
+    def __enter__(self) -> PauseComparison:
+        if self._options.verify:
+            source = self._stack.enter_context(connect_publisher(self._sub))
+            self._sessions = source, self._stack.enter_context(connect_target(self._sub))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def sessions(self) -> tuple[psycopg.Connection, ...]:
+        """Those of both sides, if any."""
+        return self._sessions or ()
+
+    @property
+    def pids(self) -> list[int]:
+        """The sessions of the giving side."""
+        return [] if self._sessions is None else [self._sessions[0].info.backend_pid]
+
+    @property
+    def pids_there(self) -> list[int]:
+        """The sessions of the taking side."""
+        return [] if self._sessions is None else [self._sessions[1].info.backend_pid]
+
+    def hold(self) -> None:
+        """Take both snapshots; errors are psycopg's own."""
+        if self._sessions is None:
+            return
+        source, target = self._sessions
+        for session in self._sessions:
+            session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        lsn = flushed_position(source)
+        self._point = Point(lsn, str(publisher.scalar(source, _SNAPSHOT)), str(scalar(target, _SNAPSHOT)), 0.0)
+
+    def compare(self, taking: psycopg.Connection) -> None:
+        """Compare all tables of both snapshots, if they were taken."""
+        if self._point is not None:
+            wanted = subscriptions.relations(taking, self._sub.subid)
+            options = VerifyOptions(self._sub.name, self._options.state_dir)
+            self.found = compare_at(self._point, taking, self._store, self._sub, wanted, options)

@@ -1,0 +1,163 @@
+"""``switchover --gone``: one server is gone for good, and what the other needs is done without it.
+
+NOTES
+Whoever says that a server is gone decides what nobody else can know: a target that was given the right to write may
+have taken it. So a server that answers in any way, though it refuses every client, is not taken for gone. After that
+the rules of the journal hold as ever: a target that has declined never takes, and a publisher gives nothing that it has
+released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
+from pgsub.commands.switchover.transfer import right_to_write
+from pgsub.commands.switchover.under_way import check_command, way_back_of
+from pgsub.common import conninfo as ci
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import fence, journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.schema import installation
+from pgsub.target.session.transactions import durable
+
+_PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
+
+
+def check_publisher_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
+    """Check that the giving side does not answer.
+
+    :raises StateForbids: it does.
+    """
+    _check_gone(options, sub.connection, *([] if back is None else [back.target]))
+
+
+def check_target_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
+    """Check that the taking side does not answer.
+
+    :raises StateForbids: it does.
+    """
+    _check_gone(options, sub.target, *([] if back is None else [back.connection]))
+
+
+def _check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
+    """Check that nothing answers (PQping) where any of the connection strings leads."""
+    for conninfo in conninfos:
+        params = ci.usable(ci.parse(conninfo, options.gone or ""))
+        # guard: a server that answers is not taken for gone
+        if _answers(params):
+            raise StateForbids(
+                f"the {options.gone} is not gone: it answers",
+                detail=f"It is {ci.endpoint(params)}.",
+                hint=f"See where the switchover stands:\n{options.command} --status",
+            )
+
+
+def _answers(given: Mapping[str, str]) -> bool:
+    """Ask a server whatever it is, and also without encryption: one whose certificate has expired is there.
+
+    No password is sent.
+    """
+    given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # a fenced server is read-only
+    params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
+    return any(
+        pq.PGconn.ping(make_conninfo("", **{**params, **way}).encode()) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN)
+    )
+
+
+def decline(
+    options: SwitchoverOptions,
+    store: StateStore,
+    sub: Subscription,
+    entry: Entry,
+    taking: psycopg.Connection,
+    reporter: Reporter,
+) -> None:
+    """Leave the taking side as it was: it never takes the right, and nothing leads back."""
+    back = way_back_of(store, entry)
+    check_publisher_gone(options, sub, back)
+    right_to_write.decline(taking, entry)
+    failpoints.point("switchover.declined")
+    if entry.fence == fence.COMMAND:
+        right_to_write.commands(options, sub, back)("release")
+    drop_way_back(options, back, reporter)
+    reporter.warning(
+        "the publisher was not changed, which may still keep clients from writing",
+        f'Subscription "{sub.name}" remains, and cannot go on.',
+        f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes\n"
+        f"If the publisher comes back before that, this lets clients write there again:\n{options.command} --abort",
+    )
+
+
+@contextlib.contextmanager
+def returned(
+    options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
+) -> Iterator[tuple[Entry, psycopg.Connection] | None]:
+    """Open a session on a giving side that was said to be gone when the taking one declined, and is back, still fenced.
+
+    :return: the row of the giving side, and the session; None where there is no such server.
+    :raises TargetUnavailable: the giving side cannot be reached.
+    """
+    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
+    if entry is None or entry.phase != journal.DECLINED:
+        yield None
+        return
+    with giving_session(options, sub, store) as giving:
+        installed = installation.installed_version(giving) >= installation.VERSION
+        there = journal.of(giving, entry.id) if installed else None
+        if there is not None and not _is_left(there, sub, store):
+            there = None
+        yield None if there is None else (there, giving)
+
+
+def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
+    """Return whether a row of the giving side is what is left there of a subscription's switchover.
+
+    Its id comes from the taking side, which could name one of another subscription, whose way back is in use.
+    """
+    # guard: a target opens no publisher that gave the right to write to another one
+    if there.subname != sub.name or store.subscription_by_id(there.subid) is not None:
+        return False
+    return there.side == journal.GIVING and there.phase != journal.RELEASED
+
+
+def reopen(
+    options: SwitchoverOptions, sub: Subscription, there: Entry, giving: psycopg.Connection, taking: psycopg.Connection
+) -> None:
+    """Let clients write on a giving side that is back: what the taking side has declined it never takes.
+
+    :param there: the row of the giving side, which names what is forgotten there: that of the other could name any.
+    """
+    check_command(there, options)
+    right_to_write.release(there, giving, taking, right_to_write.commands(options, sub, None))
+    with durable(giving):
+        subscriptions.forget(giving, there.subid)
+        journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+
+
+def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:
+    """Drop the subscription that was to lead back to the publisher that is gone, with its slot on the target."""
+    if back is not None:
+        drop(options.state_dir, back.name, if_exists=True, keep_target=True, reporter=reporter)
+        failpoints.point("switchover.back_dropped")
+
+
+def drop_without_target(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> None:
+    """Drop the subscription that was to lead back from the target that is gone."""
+    drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=reporter)
+    reporter.warning(
+        f'subscription "{sub.name}" remains, and its slot keeps WAL on the publisher',
+        hint=f"To drop both:\npgsub drop {word(sub.name)} --keep-target --yes",
+    )

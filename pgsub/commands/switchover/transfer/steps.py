@@ -1,0 +1,365 @@
+"""The steps of a switchover, from the first row of the journal to the end of the subscription.
+
+NOTES
+Each step can be repeated, and where to go on is read from the journal of both sides. Before the right is given,
+whatever fails leads back: the fence is lifted, and what was made for the way back is removed. Afterwards there is only
+the way forward, until clients write on the taking side; then the subscription turns.
+:mod:`pgsub.switchover.journal` says why nothing else can happen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.switchover.inner_reporter import InnerReporter
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
+from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
+from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
+from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
+from pgsub.commands.switchover.under_way import PROMOTES
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import MAX_LSN, format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
+from pgsub.publisher.position import flushed_position
+from pgsub.switchover import drain, fence, journal, way_back
+from pgsub.switchover.journal import Entry
+from pgsub.switchover.pause_limit import PauseLimit
+from pgsub.target.ledger import skipped_changes, subscriptions
+from pgsub.target.ledger.tables import held_tables, subscription_tables
+from pgsub.target.session import advisory_locks
+from pgsub.target.session.transactions import durable
+
+#: Seconds in which apply must come near the publisher before the pause, and how long it may take from there.
+APPROACH, NEAR = 300.0, 0.5
+#: Seconds in which the right is taken at least, by a run that finds it given; and in which clients are let in again.
+TAKE, RELEASE = 5.0, 60.0
+#: Seconds in which transactions behind the fence are looked for, once clients write again.
+LATE = 10.0
+
+
+class Switchover:
+    """One run of the command, with a session on each side.
+
+    :param sub: the subscription that ends, ``back`` the one that leads back.
+    :param taking: a session on its target.
+    :param giving: on the target of ``back``.
+    """
+
+    def __init__(
+        self,
+        options: SwitchoverOptions,
+        store: StateStore,
+        sub: Subscription,
+        back: Subscription,
+        taking: psycopg.Connection,
+        giving: psycopg.Connection,
+        reporter: Reporter,
+        pause_comparison: PauseComparison,
+    ) -> None:
+        self.pause_comparison = pause_comparison
+        self._options = options
+        self._store = store
+        self._sub = sub
+        self._back = back
+        self._taking = taking
+        self._giving = giving
+        self._reporter = reporter
+        self._command = right_to_write.commands(options, sub, back)
+        self._kept = [giving.info.backend_pid]
+        self._kept_there = [taking.info.backend_pid]
+        self._users: set[str] = set()
+        self._quiet_at: int | None = None
+        self._given_at = 0  #: behind the commit that gave the right
+        self.in_pause: bool | None = None  #: clients can write nowhere; None where that is not known
+        self.timing = right_to_write.Timing(log=reporter.log)
+
+    # --- until the right is taken
+
+    def until_taken(self, entry: Entry, alive: Callable[[], None]) -> None:
+        """Move the right to the taking side, or leave everything as it was.
+
+        :param entry: of the taking side, planned or prepared.
+        :param alive: raises what ended apply.
+        """
+        with self._or_back(entry), contextlib.ExitStack() as stack:
+            sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
+            self._users = sessions.users
+            self._kept_there += [*sessions.there, *self.pause_comparison.pids_there]
+            self._kept += [sessions.source.info.backend_pid, *self.pause_comparison.pids]
+            self._prepare(entry)
+            if self._phase(entry) == journal.OPEN:
+                self._approach(entry, sessions.source, sessions.slots, alive)
+                # what was looked for lies hours back where large tables were compared, and was before another run
+                seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, again=True)
+                # guard: the pause does not begin while something stands in the way
+                way_back_subscription.check(seen, self._options)
+            self._pause(entry, sessions, alive)
+
+    def take(self, entry: Entry) -> None:
+        """Take the right that a run before this one was given, or leave everything as it was."""
+        with self._or_back(entry):
+            there = journal.of(self._giving, entry.id)
+            left = self._timeout - ((there and there.fenced_for) or 0.0)
+            with PauseLimit([self._giving, self._taking], time.monotonic() + max(left, TAKE)):
+                self._take(entry)
+
+    @contextlib.contextmanager
+    def _or_back(self, entry: Entry) -> Iterator[None]:
+        """Leave everything as it was where the block fails, unless the right was taken in it."""
+        try:
+            yield
+        except BaseException as error:
+            # guard: what fails in the pause ends it
+            if not self._go_back(entry, error):
+                raise
+
+    def _go_back(self, entry: Entry, error: BaseException) -> bool:
+        """Leave everything as it was, with a new session where one is lost.
+
+        :param error: what failed.
+        :return: the right was taken, so that nothing failed that matters.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._phase(entry) is None:
+                self._giving = stack.enter_context(ledger_session(self._back))
+            phase = self._phase(entry)
+            if phase == journal.GIVEN:
+                if self._has_taken(entry):
+                    return True
+                if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and self._is_cut_off():
+                    return False  # another run takes it
+            elif phase not in (None, journal.OPEN, journal.FENCED):
+                return False
+            self._reporter.warning(
+                "the switchover failed before the target had taken the right to write: everything is left as it was"
+            )
+            self.release(entry)
+        return False
+
+    def _has_taken(self, entry: Entry) -> bool:
+        here = journal.of(self._taking, entry.id)
+        return here is not None and here.phase in journal.HAS_TAKEN
+
+    def _is_cut_off(self) -> bool:
+        return self._taking.broken or self._giving.broken
+
+    def _phase(self, entry: Entry) -> str | None:
+        """Return the phase of the giving side, None where it is not known."""
+        with contextlib.suppress(psycopg.Error):
+            found = journal.of(self._giving, entry.id)
+            return None if found is None else found.phase
+        return None
+
+    def _prepare(self, entry: Entry) -> None:
+        """Open the journal of the giving side, and fence the taking one."""
+        names = (self._back.subid, entry.subname, entry.back_name, self._back.subid)
+        with durable(self._giving):
+            advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
+            subscription_tables.hold_still(self._giving, self._back.subid, self._back.name)
+            journal.check_alone(self._giving, entry.id)
+            journal.add(self._giving, Entry(entry.id, journal.GIVING, *names, journal.OPEN, entry.fence))
+        with self.timing.step("prepare"):
+            if entry.phase == journal.PLANNED:
+                with durable(self._taking):
+                    self._fence_taking(entry)
+            # on each run, for one before may have died here
+            fence.end_sessions(self._taking, self._kept_there, time.monotonic() + APPROACH)
+        failpoints.point("switchover.prepared")
+
+    def _fence_taking(self, entry: Entry) -> None:
+        saved = fence.put(self._taking, entry.fence, self._roles())
+        # the fence of the switchover that led away is lifted, whatever its subscriptions were called then
+        saved[PROMOTES] = self._options.promote_command is not None
+        earlier = journal.given_away(self._taking, entry.id)
+        if earlier is not None:
+            saved["earlier"] = {"fence": earlier.fence, "saved": dict(earlier.saved or {})}
+        expected = (journal.PLANNED,)
+        journal.move(self._taking, entry.id, expected, journal.PREPARED, saved=journal.saved(saved))
+
+    def _roles(self) -> set[str]:
+        """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
+        return {self._taking.info.user, self._giving.info.user, *self._users}
+
+    def _approach(
+        self, entry: Entry, source: publisher.Connection, slot_session: publisher.Connection, alive: Callable[[], None]
+    ) -> None:
+        """Wait until apply is so near that the pause will be short."""
+        deadline = time.monotonic() + APPROACH
+        with self.timing.step("approach"):
+            while True:
+                began = time.monotonic()
+                position = flushed_position(source)
+                drain.covered(self._taking, self._sub.subid, position, deadline, self._check(alive))
+                if time.monotonic() - began < NEAR:
+                    # the target is fenced: what is decoded now is not in the pause
+                    way_back.advance(slot_session, self._back.slot_name or "", way_back.record(self._taking, entry.id))
+                    drain.announce(self._taking, self._sub.subid, position)
+                    return
+
+    def _check(self, alive: Callable[[], None]) -> Callable[[], None]:
+        options = WaitOptions(self._sub.name, self._options.state_dir, "lsn", MAX_LSN, 0.0, even_if_stopped=False)
+
+        def check() -> None:
+            alive()
+            with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
+                wait(options)
+
+        return check
+
+    def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
+        """Fence the giving side, let the taking one have all of it, and let the right go there.
+
+        :raises TimeoutExpired: that takes too long, whatever hangs.
+        """
+        used = [self._giving, self._taking, *sessions.all, *self.pause_comparison.sessions]
+        with PauseLimit(used, time.monotonic() + self._timeout) as limit:
+            self._fence_and_give(entry, sessions, alive, limit)
+            self._take(entry)
+
+    def _fence_and_give(
+        self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None], limit: PauseLimit
+    ) -> None:
+        self.in_pause = True
+        with self.timing.step("fence"):
+            self._fence(entry)
+        there = journal.of(self._giving, entry.id)
+        if there is None or there.phase != journal.FENCED:
+            return  # another run went on
+        deadline = limit.deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
+        with self.timing.step("end sessions"):
+            fence.end_sessions(self._giving, self._kept, deadline)
+        failpoints.point("switchover.sessions_ended")
+        with self.timing.step("drain"):
+            check = self._check(alive)
+            self._quiet_at = drain.quiet(
+                self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
+            )
+            self._check_tables(sessions)
+            self._check_tables_back(sessions)
+            self.pause_comparison.hold()
+        failpoints.point("switchover.drained")
+        with self.timing.step("sequences"):
+            sessions.sequences(self._sub, entry, deadline)
+            if entry.fence == fence.COMMAND:  # what a session has of a sequence's cache it gives out whatever is set
+                fence.end_sessions(self._taking, self._kept_there, deadline)
+        failpoints.point("switchover.sequences")
+        with self.timing.step("way back"):
+            position = way_back.record(self._taking, entry.id)
+            failpoints.point("switchover.recorded")
+            way_back.advance(sessions.slots, self._back.slot_name or "", position)
+        failpoints.point("switchover.advanced")
+        limit.check()
+        with self.timing.step("give"), durable(self._giving):
+            way_back.begin_at(self._giving, self._back.subid, position)
+            journal.move(self._giving, entry.id, (journal.FENCED,), journal.GIVEN, position=format_lsn(position))
+        self._given_at = flushed_position(self._giving)
+        failpoints.point("switchover.given")
+
+    def _check_tables(self, sessions: PauseSessions) -> None:
+        """Check that apply leaves out no table, and that every one is published on the taking side.
+
+        :raises StateForbids: one is held, is not synchronized, or is not published there; or changes were skipped.
+        """
+        relations = subscriptions.relations(self._taking, self._sub.subid)
+        held = held_tables.overview(self._taking, self._sub.subid)
+        # guard: the right is not given while apply leaves out a table
+        if held or any(one.srsubstate != "r" for one in relations):
+            raise StateForbids(
+                f'not all tables of subscription "{self._sub.name}" are synchronized, or some are held',
+                hint=f"See which:\npgsub status {word(self._sub.name)}",
+            )
+        # guard: the right is not given while skipped changes wait, which nothing could replay afterwards
+        if skipped_changes.usage(self._taking, self._sub.subid).waiting:
+            raise StateForbids(
+                f'changes of subscription "{self._sub.name}" were skipped meanwhile, and not replayed',
+                hint=f"See them, then replay or prune them:\npgsub conflicts list {word(self._sub.name)}",
+            )
+        names = [one.recorded or (one.schemaname, one.relname) for one in relations]
+        way_back.published(sessions.slots, self._back.publications, names)
+
+    def _check_tables_back(self, sessions: PauseSessions) -> None:
+        """Check that the way back brings every table that is published for it, and copies none.
+
+        :raises StateForbids: it does not.
+        """
+        relations = subscriptions.relations(self._giving, self._back.subid)
+        known = {one.recorded or (one.schemaname, one.relname) for one in relations}
+        unknown = {one[:2] for one in publication.published_tables(sessions.slots, self._back.publications)} - known
+        # guard: the right is not given while the way back would leave out a table, or copy it
+        if unknown or any(one.srsubstate != "r" for one in relations):
+            raise StateForbids(
+                f'subscription "{self._back.name}", which is to lead back, has not every table, or would copy one',
+                hint=f"To make it anew, begin the switchover again:\n{self._options.command}",
+            )
+
+    def _fence(self, entry: Entry) -> None:
+        if self._phase(entry) == journal.OPEN:
+            with durable(self._giving):
+                advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
+                journal.check_alone(self._giving, entry.id)
+                journal.check_right(self._giving, entry.id)
+                saved = fence.put(self._giving, entry.fence, self._roles())
+                journal.move(self._giving, entry.id, (journal.OPEN,), journal.FENCED, saved=journal.saved(saved))
+            failpoints.point("switchover.fenced")
+        if self._phase(entry) == journal.FENCED:
+            self._command("fence")
+
+    @property
+    def _timeout(self) -> float:
+        return TIMEOUT if self._options.timeout is None else self._options.timeout
+
+    # --- it was given
+
+    def _take(self, entry: Entry) -> None:
+        self.in_pause = True
+        right_to_write.take(entry, self._giving, self._taking, self.timing)
+        self.in_pause = False
+        failpoints.point("switchover.taken")
+
+    def warn_of_late(self) -> None:
+        """Warn of transactions that were committed on the giving side behind the fence."""
+        if self._quiet_at is None:
+            return
+        late, known = 0, self._quiet_at
+        with contextlib.suppress(psycopg.Error, PgsubError):  # the giving side is not needed any more
+            position = flushed_position(self._giving)
+            if drain.publishes_ledger(self._giving, self._sub.publications):
+                known = self._given_at  # the commit that gave the right comes, too
+            late = drain.covered(self._taking, self._sub.subid, position, time.monotonic() + LATE, lambda: None)
+        if late > known:
+            self._reporter.warning(
+                "transactions were committed on the publisher after clients were fenced off",
+                f"They end behind {format_lsn(self._quiet_at)}, and were applied after the target had taken over.",
+                f"Find out who writes there, and compare:\npgsub verify {word(self._back.name)} --rows",
+            )
+
+    # --- the way back to how it was
+
+    def release(self, entry: Entry) -> None:
+        """Leave everything as it was: lift the fences, remove what was made for the way back.
+
+        :raises StateForbids: the taking side has taken the right.
+        """
+        with PauseLimit([self._giving, self._taking], time.monotonic() + RELEASE):
+            right_to_write.release(entry, self._giving, self._taking, self._command, self._kept)
+        self.in_pause = False
+        drain.withdraw(self._taking, self._sub.subid)
+        reporter = InnerReporter(self._reporter, backward=True)
+        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
+        failpoints.point("switchover.dropped")
+        if journal.of(self._giving, entry.id) is not None:  # it may have ended before that was written
+            with durable(self._giving):
+                journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)

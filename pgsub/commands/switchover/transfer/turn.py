@@ -1,0 +1,126 @@
+"""The end of a switchover, once clients may write on the target: the world is told, and the direction turns.
+
+Of the publisher nothing is needed but its slot, which is dropped last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.subscription.enable_disable import disable, enable
+from pgsub.commands.switchover.inner_reporter import InnerReporter
+from pgsub.commands.switchover.parties import PUBLISHER, SwitchoverOptions
+from pgsub.commands.switchover.transfer import right_to_write, server_gone
+from pgsub.common import failpoints
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.session.transactions import durable
+
+#: Seconds in which workers of the subscription must end.
+END_SECONDS = 60.0
+#: In what the fence of the taking side replaced: whether sessions that began behind it were ended.
+_LET_IN = "let_in"
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The last steps of a switchover.
+
+    :ivar sub: the subscription that ends; ``back`` the one that leads back, None where that is dropped.
+    :ivar taking: a session on the target of ``sub``; ``kept`` pids of others there that are the command's.
+    """
+
+    options: SwitchoverOptions
+    store: StateStore
+    sub: Subscription
+    back: Subscription | None
+    taking: psycopg.Connection
+    reporter: Reporter
+    timing: right_to_write.Timing
+    kept: Collection[int] = ()
+
+    def run(
+        self, entry: Entry, *, promoted: Callable[[], None] = _nothing, enabled: Callable[[], None] = _nothing
+    ) -> None:
+        """Tell the world, end the subscription, and let the one of the way back begin; or drop it, if it leads nowhere.
+
+        :param promoted: called once the world was told; ``enabled`` once the way back replicates.
+        :raises PublisherUnavailable: all is done but for the slot of the subscription, which cannot be dropped.
+        """
+        here = journal.of(self.taking, entry.id)
+        assert here is not None
+        if here.phase == journal.TAKEN:
+            with self.timing.step("promote"):
+                self._let_write(here)
+                right_to_write.commands(self.options, self.sub, self.back)("promote")
+            with durable(self.taking):
+                journal.move(self.taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
+            failpoints.point("switchover.promoted")
+        promoted()
+        with self.timing.step("turn"):
+            self._end(fence=here.phase != journal.DONE)
+            self._lead_back()
+            enabled()
+            if here.phase != journal.DONE:
+                with durable(self.taking):
+                    journal.move(self.taking, entry.id, (journal.PROMOTED,), journal.DONE)
+            failpoints.point("switchover.done")
+            self._drop()
+
+    def _let_write(self, here: Entry) -> None:
+        """End sessions that would stay read-only; not again where the next run finds clients that write."""
+        saved = dict(here.saved or {})
+        if saved.get(_LET_IN):
+            return
+        right_to_write.let_write(self.taking, here.fence, self.kept)
+        with durable(self.taking):
+            known = journal.saved({**saved, _LET_IN: True})
+            journal.move(self.taking, here.id, (journal.TAKEN,), journal.TAKEN, saved=known)
+
+    def _end(self, *, fence: bool) -> None:
+        """End the subscription: what the way back writes must not be sent here again.
+
+        :param fence: keep a worker from committing that lives on though its launcher has let it go.
+        """
+        folder, name = self.options.state_dir, self.sub.name
+        if self.store.subscription(name).enabled:
+            disable(folder, name, reporter=self.reporter)
+        wait(WaitOptions(name, folder, "disabled", timeout=END_SECONDS))
+        if fence:
+            # guard: no worker of the subscription commits once the way back replicates
+            worker_takeover.take_over(self.taking, self.sub.subid, worker_takeover.APPLY)
+        failpoints.point("switchover.disabled")
+
+    def _lead_back(self) -> None:
+        if self.options.gone == PUBLISHER:
+            server_gone.drop_way_back(self.options, self.back, InnerReporter(self.reporter, backward=True))
+            return
+        assert self.back is not None
+        if not self.store.subscription(self.back.name).enabled:
+            enable(self.options.state_dir, self.back.name, reporter=self.reporter)
+        failpoints.point("switchover.enabled")
+
+    def _drop(self) -> None:
+        lost = self.options.gone == PUBLISHER
+        try:
+            drop(self.options.state_dir, self.sub.name, keep_slot=lost, reporter=InnerReporter(self.reporter))
+        except PublisherUnavailable as error:
+            error.hint = (
+                f"The writes were moved. Run this again when the publisher is back:\n{self.options.command}\n"
+                f"If it is gone for good, and nothing is to lead back:\n{self.options.command} --gone {PUBLISHER}"
+            )
+            raise

@@ -1,0 +1,133 @@
+"""The subscription of the way back, made from the one that ends; it stays disabled until the right has moved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog import subscriptions as catalog
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription import passfiles
+from pgsub.commands.subscription.create import create
+from pgsub.commands.subscription.definition import CreateOptions
+from pgsub.commands.switchover.obstacles import search
+from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Way
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.plural import counted
+from pgsub.common.subscription import Subscription
+from pgsub.switchover import journal
+from pgsub.target.ledger import two_phase
+from pgsub.target.ledger.schema import installation
+
+#: The first version of a publisher that leaves out what has an origin.
+_ORIGIN_VERSION = 160000
+_OWN = {"publications", "enabled", "password_required", "password_enforced", "on_conflict", "way_back_of"}
+_SETTINGS = {one.name for one in fields(Subscription)} - _OWN
+
+
+def way_back(
+    options: SwitchoverOptions,
+    sub: Subscription,
+    giving: psycopg.Connection,
+    taking: psycopg.Connection,
+    store: StateStore,
+    subid: int | None = None,
+) -> CreateOptions:
+    """Make the options of the subscription that leads back.
+
+    They are those of the subscription that ended with the last switchover in the other direction, or else those of the
+    one that ends now, with a publication of its own name.
+
+    :param giving: a session on the giving side, where it will write.
+    :param subid: that it is to have.
+    """
+    _, back = options.names
+    before = _before(giving, back)
+    chosen = catalog.restored(catalog.options(sub) if before is None else before)
+    if before is None:
+        chosen["publications"] = (back,)
+        chosen["origin"] = "none" if taking.info.server_version >= _ORIGIN_VERSION else "any"
+    return CreateOptions(
+        name=back,
+        connection=options.back_connection or passfiles.revealed(sub.target, "target", store.path.parent),
+        target=options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent),
+        publications=options.back_publications or chosen["publications"],
+        state_dir=options.state_dir,
+        connect=True,
+        create_slot=True,
+        slot_name=re.sub("[^a-z0-9_]", "_", back.lower())[:63],
+        enabled=False,
+        copy_data=False,
+        two_phase=sub.two_phase != two_phase.DISABLED,
+        password_required=_password_required(chosen),
+        on_conflict=chosen.get("on_conflict", ()),
+        settings={**_settings(chosen), "way_back_of": sub.subid},
+        subid=subid,
+    )
+
+
+def _password_required(chosen: dict[str, Any]) -> bool | None:
+    """Return the option as it was given."""
+    if chosen.get("password_enforced"):
+        return True
+    return None if chosen.get("password_required", True) else False
+
+
+def _settings(chosen: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in chosen.items() if name in _SETTINGS}
+
+
+def _before(giving: psycopg.Connection, name: str) -> Any:
+    """Return the definition of a subscription that ended with a switchover on this server, None where none did."""
+    if installation.installed_version(giving) < installation.VERSION:
+        return None
+    entry = journal.latest(giving, journal.TAKING, name)
+    return None if entry is None or entry.phase != journal.DONE else entry.definition
+
+
+def obstacles(
+    options: SwitchoverOptions,
+    sub: Subscription,
+    taking: psycopg.Connection,
+    store: StateStore,
+    *,
+    again: bool = False,
+) -> list[Obstacle]:
+    """Find what stands in the way on both servers, errors first.
+
+    :param again: only what may have come since it was looked for; the way back may exist.
+    """
+    with giving_session(options, sub, store) as giving:
+        made = way_back(options, sub, giving, taking, store)
+        origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
+        way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
+        return (search.find_again if again else search.find)(giving, taking, sub, way)
+
+
+def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
+    """Refuse what stands in the way.
+
+    :raises StateForbids: something does.
+    """
+    errors = [one for one in seen if one.severity == ERROR]
+    if errors:
+        hints = [one.hint for one in errors if one.hint]
+        raise StateForbids(
+            f"{counted(len(errors), 'thing')} must be mended before the switchover",
+            detail="\n".join(one.message for one in errors),
+            hint="\n".join([*hints, f"To see all, and what to know before:\n{options.command} --dry-run"]),
+        )
+
+
+def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subscription:
+    """Create the subscription that leads back, with its slot on the taking side."""
+    create(made, reporter=reporter)
+    failpoints.point("switchover.created")
+    return store.subscription(made.name)

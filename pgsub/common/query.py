@@ -1,0 +1,23 @@
+"""Queries for one row or one value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Params
+
+
+def row(
+    connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None
+) -> tuple[Any, ...] | None:
+    """Return the first row of a query; None where there is none."""
+    text = query.encode() if isinstance(query, str) else sql.Composed([query])
+    return connection.execute(text, params).fetchone()
+
+
+def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None) -> Any:
+    """Return the first column of the first row of a query; None where there is no row."""
+    found = row(connection, query, params)
+    return None if found is None else found[0]

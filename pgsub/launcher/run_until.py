@@ -1,0 +1,97 @@
+"""``run --until-…``: the bound of a run, and whether it is reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
+from pgsub.launcher.workers.sequence_worker import SequenceWorker
+from pgsub.launcher.workers.sync_workers import SyncWorkers
+from pgsub.publisher.position import committed_position
+from pgsub.tablesync import slot_groups
+from pgsub.target.ledger import two_phase, worker_takeover
+
+
+@dataclass(slots=True)
+class Goal:
+    """The bound of a run: of ``create``, and of ``run --until-…``.
+
+    :ivar caught_up: end when every table is ``r``, a pending two_phase is enabled and apply has reached the publisher's
+        position of that moment.
+    :ivar until_lsn: apply nothing beyond this position.
+    :ivar sequences: with ``caught_up``: and every sequence that is to follow has the publisher's value or is ahead.
+    """
+
+    caught_up: bool = False
+    until_lsn: int = 0
+    sequences: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an end."""
+        return self.caught_up or bool(self.until_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a run: ``reached``, ``stopped``, ``disabled`` or ``failed``, and the error to exit with."""
+
+    name: str
+    error: PgsubError | None = None
+
+
+class GoalCheck:
+    """The way of one subscription to its goal; it outlasts the sessions that serve it."""
+
+    def __init__(self, goal: Goal, sub: Subscription) -> None:
+        self.goal = goal
+        self._sub = sub
+        self._position = 0  #: the publisher's, when all tables were synchronized
+
+    def caught_up(
+        self,
+        session: psycopg.Connection,
+        mirror: Mirror,
+        apply: ApplyWorkerHandle,
+        sync: SyncWorkers,
+        sequences: SequenceWorker,
+    ) -> Outcome | None:
+        """Return how the run ends where everything is caught up, or never will be; None as long as it goes on."""
+        if not self.goal.caught_up:
+            return None
+        error = sync.hopeless(mirror.relations)
+        if error is None and _unfinished(mirror):
+            return None
+        if mirror.held.releasing:
+            return None
+        if not self._position:
+            position = committed_position(self._sub.connection, self._sub.name)
+            worker_takeover.ask_to_record(session, self._sub.subid, position)
+            self._position = position
+        well = self.goal.sequences
+        if not (apply.alive and mirror.reported_lsn >= self._position and sequences.settled(well=well)):
+            return None
+        error = error or (sequences.error if well else None)
+        return Outcome("failed" if error else "reached", error)
+
+    def ended(self, apply: ApplyWorkerHandle) -> Outcome | None:
+        """Return how the run ends with its apply worker; a run without a bound keeps trying."""
+        failed = apply.failed
+        if apply.reached and self.goal.until_lsn:
+            return Outcome("reached")
+        if self.goal.bounded and failed is not None and failed.directive is not Directive.RETRY:
+            return Outcome("failed", failed)
+        return None
+
+
+def _unfinished(mirror: Mirror) -> bool:
+    """Return whether a table still synchronizes, or the worker starts again within a moment for two_phase."""
+    relations = mirror.relations
+    if any(one.srsubstate != "r" or slot_groups.unfinished(one) for one in relations):
+        return True
+    return bool(relations) and mirror.two_phase == two_phase.PENDING

@@ -1,0 +1,72 @@
+"""Which tables synchronize next: the largest first, small ones in groups that share a slot and a worker. No IO."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+from pgsub.tablesync.copy import plan
+from pgsub.target.ledger.subscriptions import RelationState
+
+#: A table up to this size is copied together with others; a larger one is worth a slot and tasks of its own.
+SMALL_BYTES = 8 << 20
+#: Bounds of what shares a slot: apply may have to wait for all of it (bounded), and a failure repeats all of it.
+GROUP_BYTES = 64 << 20
+#: PGSUB_GROUP_TABLES is for tests, which want to see what happens to a small table by itself.
+GROUP_TABLES = int(os.environ.get("PGSUB_GROUP_TABLES", 100))
+
+
+def unfinished(rel: RelationState) -> bool:
+    """Return whether a table still needs its tablesync worker."""
+    return rel.srsubstate in "idf" or rel.sync_slot is not None or rel.spare_slot is not None
+
+
+def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collection[int]) -> list[tuple[int, ...]]:
+    """Choose tables for the next workers, each a table or some small ones.
+
+    What is copied already goes first, for its slot holds WAL back; then the largest table, so that the last worker at
+    work is not alone with it; small ones go together, spread evenly over the workers.
+
+    :param waiting: tables that no worker has.
+    :param free: how many workers may start.
+    :param alone: tables that failed by themselves: they hold up nobody else.
+    """
+    single, small = _apart(waiting, alone)
+    workers: list[tuple[int, ...]] = []
+    workers += [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
+    groups = max(1, free - len(workers))
+    most = min(GROUP_TABLES, -(-len(small) // groups))
+    while small and len(workers) < free:
+        workers.append(_group(small, most))
+    # a table that keeps failing must not keep the others from their turn
+    workers += [(rel.srrelid,) for rel in single if rel.srrelid in alone]
+    return workers[:free]
+
+
+def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[list[RelationState], list[RelationState]]:
+    """Divide tables into those that get a worker each and those that are copied together, in order."""
+    copied = [rel for rel in waiting if rel.srsubstate not in "id"]
+    to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
+    small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
+    together = {rel.srrelid for rel in small}
+    return copied + [rel for rel in to_copy if rel.srrelid not in together], small
+
+
+def _size(rel: RelationState) -> int:
+    """Return a table's bytes; without an estimate it counts as large."""
+    return rel.copy_bytes if rel.copy_bytes is not None else _small() + 1
+
+
+def _small() -> int:
+    return min(SMALL_BYTES, plan.CHUNKED_FROM_BYTES)
+
+
+def _group(small: list[RelationState], most: int) -> tuple[int, ...]:
+    """Take the next group off the list."""
+    size = count = 0
+    while count < min(most, len(small)) and (not count or size + _size(small[count]) <= GROUP_BYTES):
+        size += _size(small[count])
+        count += 1
+    group = tuple(rel.srrelid for rel in small[:count])
+    del small[:count]
+    return group

@@ -1,0 +1,68 @@
+"""Names and oids of tables of the target: looked up either way, after a rename, and of all partitions of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import psycopg
+
+from pgsub.common.query import row
+
+#: Partitions of a table (oid) that have rows, or a table itself: oid, schema, name, and which rows it takes; NULL: all.
+PARTITIONS = """
+WITH RECURSIVE member AS (
+     SELECT %s::oid AS oid
+      UNION
+     SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintdef(c.oid)
+  FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind <> 'p'
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY c.oid
+"""
+
+
+_OIDS = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint
+  FROM unnest(%s::text[], %s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+"""
+
+
+def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Find the oids of whatever bears these names now, tables or not; without names that nothing bears.
+
+    :param names: schema and name of each.
+    """
+    wanted = list(names)
+    rows = connection.execute(_OIDS.encode(), ([schema for schema, _ in wanted], [name for _, name in wanted]))
+    return {(schema, name): oid for schema, name, oid in rows}
+
+
+def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str]]:
+    """Read the partitions of a partitioned table: oid of each, and which rows it takes, as SQL.
+
+    Each is locked as by an UPDATE of the table (ACCESS SHARE, for that matter).
+    """
+    return [(oid, takes) for oid, _, _, takes in connection.execute(PARTITIONS, (root,)) if takes is not None]
+
+
+def names_below(connection: psycopg.Connection, root: int) -> list[tuple[str, str]]:
+    """Return schema and name of each partition of a partitioned table that has rows, or of the table itself."""
+    return [(schema, name) for _, schema, name, _ in connection.execute(PARTITIONS, (root,))]
+
+
+_NAME = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid ="""
+
+
+def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
+    """Return schema and name that a table bears now, None where it was dropped."""
+    return row(connection, f"{_NAME} %s::oid", (oid,))
+
+
+def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
+    """Return the present name of the table that a subscription knows by this one; None where there is no such table."""
+    known = "(SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s)"
+    return row(connection, f"{_NAME} {known}", (subid, schema, name))

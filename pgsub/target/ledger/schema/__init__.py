@@ -1,0 +1,6 @@
+"""Schema ``pgsub`` of the target database: its tables by version, and how it is installed and upgraded.
+
+Mirrors what ``initdb`` and ``pg_upgrade`` are to the server's catalogs. Nothing here reads or writes rows of a
+subscription. Entry points: :mod:`~pgsub.target.ledger.schema.versions` (the tables),
+:func:`~pgsub.target.ledger.schema.installation.install`.
+"""
