@@ -53,15 +53,19 @@ class Pair:
 
 
 def misfits(
-    pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
+    pair: Pair,
+    source_types: Mapping[int, Type],
+    target_types: Mapping[int, Type],
+    lacking: Mapping[str, str],
+    *,
+    binary: bool,
 ) -> Iterator[Caution]:
     """Yield everything about one table that will or may fail.
 
+    :param lacking: types of the columns that the target has not, or as generated ones, as SQL of the target.
     :param binary: whether values come in the binary format.
     """
-    known = pair.source.columns
-    types_ = {name: known[name].type_text if name in known else None for name in pair.sent}
-    faults = column_faults(types_, pair.table.target)
+    faults = column_faults({name: lacking.get(name) for name in pair.sent}, pair.table.target)
     for fault in faults:
         yield _about(pair, fault.message, hint=f"{_STOPS}\n{fault.hint}", stops=True)
     yield from _types(pair, source_types, target_types, binary=binary)

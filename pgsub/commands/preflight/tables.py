@@ -19,9 +19,10 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.publication import PublishedTable
-from pgsub.publisher.tables import Name, describe_tables
+from pgsub.publisher.tables import Name, RemoteColumn, describe_tables
 from pgsub.sequences.comparison import compare
 from pgsub.tablesync.copy import plan
+from pgsub.tablesync.copy.preparation import types_here
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
 from pgsub.target.sql.statement_builder import table_name
@@ -221,10 +222,16 @@ def fitting(
         raise translate(error, "read the types of the publisher", user=connection.info.user) from None
     target_types = catalog_facts.read_types(session, [pair.target for pair in pairs])
     for pair in pairs:
-        yield from misfits(pair, source_types, target_types, binary=sub.binary)
+        lacking = types_here(session, _lacking(pair.table))
+        yield from misfits(pair, source_types, target_types, lacking, binary=sub.binary)
     yield from unidentified(pairs)
     yield from _leaves(session, [pair.table for pair in pairs])
     yield from _ruled([pair.table for pair in pairs])
+
+
+def _lacking(table: Table) -> list[RemoteColumn]:
+    ours = {column.name for column in table.target.columns if not column.generated}
+    return [column for column in table.remote.columns if column.name not in ours]
 
 
 def _ruled(tables: Sequence[Table]) -> Iterator[Caution]:

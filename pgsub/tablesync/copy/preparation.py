@@ -14,7 +14,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.publisher.tables import DescribedTables, RemoteTable, describe_tables
+from pgsub.publisher.tables import DescribedTables, RemoteColumn, RemoteTable, describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
 from pgsub.reconcile.rows import MISSING, left_by
 from pgsub.tablesync.copy import cleanup, plan, row_by_row
@@ -212,6 +212,13 @@ class Table:
     version: int
 
 
+def types_here(session: psycopg.Connection, columns: Sequence[RemoteColumn]) -> dict[str, str]:
+    """Return the publisher's types of columns by name, as SQL of the target, which alone writes it."""
+    names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in columns}
+    types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in columns], names)
+    return {c.name: text for c, text in zip(columns, types, strict=True)}
+
+
 def _other_types(
     session: psycopg.Connection, remote: RemoteTable, target: TargetRelation
 ) -> tuple[tuple[str, str], ...]:
@@ -222,9 +229,7 @@ def _other_types(
     """
     ours = {c.name: (c.type_oid, c.typmod) for c in target.columns if not c.generated}
     other = [c for c in remote.columns if ours.get(c.name) != (c.type_oid, c.typmod)]
-    names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in other}
-    types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in other], names)
-    found = {c.name: text for c, text in zip(other, types, strict=True)}
+    found = types_here(session, other)
     for fault in column_faults({name: text for name, text in found.items() if name not in ours}, target):
         raise fault
     shown = {c.name: c.full_type for c in target.columns}

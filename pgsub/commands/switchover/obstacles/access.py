@@ -11,6 +11,11 @@ from pgsub.publisher.tables import Name
 from pgsub.sequences.reading import of_tables
 
 _MAINTAIN_SINCE = 170000
+_KINDS = ("SCHEMA", "TABLE", "SEQUENCE")  #: in the order in which they are granted
+#: A publisher sends what it likes, and these become words of statements; what a newer server knows is not asked for.
+_PRIVILEGES = frozenset(
+    ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN", "USAGE", "CREATE")
+)
 
 # Roles that own something in the database, have privileges there or sessions, and those that can become one of them.
 _ROLES = """
@@ -132,7 +137,8 @@ def _grants(sides: Sides) -> Iterator[Obstacle]:
     for row in rows(sides.giving, _GRANTS, named(names)):
         kind, place, column, privilege, role, grantable = _grant(row)
         moved = place if len(place) == 1 else names.get((place[0], place[1]), place)
-        unknown = privilege == "MAINTAIN" and sides.taking.info.server_version < _MAINTAIN_SINCE
+        old = privilege == "MAINTAIN" and sides.taking.info.server_version < _MAINTAIN_SINCE
+        unknown = old or kind not in _KINDS or privilege not in _PRIVILEGES
         one = (kind, moved, column, privilege, role, grantable)
         owned = role is not None and owners.get(moved) == role
         if not (one in here or (*one[:5], True) in here or unknown or owned):
@@ -166,11 +172,10 @@ def _statements(lacking: Sequence[Grant]) -> list[str]:
     objects: dict[tuple[str, str, str | None, bool], list[str]] = {}
     for (kind, place, role, grantable), words in privileges.items():
         objects.setdefault((kind, ", ".join(words), role, grantable), []).append(quoting.name(*place))
-    order = ("SCHEMA", "TABLE", "SEQUENCE")
     return [
         f"GRANT {words} ON {kind} {', '.join(names)} TO {'PUBLIC' if role is None else quoting.name(role)}"
         f"{' WITH GRANT OPTION' if grantable else ''};"
-        for (kind, words, role, grantable), names in sorted(objects.items(), key=lambda item: order.index(item[0][0]))
+        for (kind, words, role, grantable), names in sorted(objects.items(), key=lambda item: _KINDS.index(item[0][0]))
     ]
 
 

@@ -6,7 +6,7 @@ What the target lacks then clients lack behind the switchover, and the way back 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
@@ -23,7 +23,9 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 )
 from pgsub.common import quoting
 from pgsub.common.quoting import word
+from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher.tables import Name
+from pgsub.target.catalog import ddl_hints
 
 _LISTS_SINCE = 150000
 _PUBLISH = "publish = 'insert, update, delete, truncate'"
@@ -63,14 +65,24 @@ SELECT pubname::text FROM pg_catalog.pg_publication
  ORDER BY 1
 """
 _COLUMNS = """
-SELECT n.nspname::text, c.relname::text, a.attname::text, a.attgenerated <> '',
-       pg_catalog.format_type(a.atttypid, a.atttypmod)
+SELECT n.nspname::text, c.relname::text, a.attname::text, a.attgenerated <> '', a.atttypid::bigint, a.atttypmod,
+       tn.nspname::text, y.typname::text
   FROM ROWS FROM (unnest(%(schemas)s::text[]), unnest(%(names)s::text[])) AS w (nspname, relname)
   JOIN pg_catalog.pg_namespace n USING (nspname)
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_catalog.pg_type y ON y.oid = a.atttypid JOIN pg_catalog.pg_namespace tn ON tn.oid = y.typnamespace
  ORDER BY 1, 2, a.attnum
 """
+
+
+class _Column(NamedTuple):
+    """A column of a server, with its type."""
+
+    name: str
+    generated: bool
+    sent: Column
+    type: TypeName
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
@@ -139,33 +151,37 @@ def _columns(sides: Sides) -> Iterator[Obstacle]:
     """Yield columns that only the publisher has; where only the target has one, the way back could not write it."""
     there = _columns_of(sides, GIVING, sides.tables)
     here = _columns_of(sides, TAKING, sides.tables.values())
-    lacking = [
-        (sides.tables[name], column, generated, type_)
-        for name, columns in there.items()
-        for column, (generated, type_) in columns.items()
-        if column not in here.get(sides.tables[name], {column: None})
-    ]
+    lacking = []
+    for name, columns in there.items():
+        known = {one.name for one in here.get(sides.tables[name], columns)}
+        lacking += [(sides.tables[name], one) for one in columns if one.name not in known]
     for severity, of_kind in ((ERROR, False), (WARNING, True)):
-        found = [one for one in lacking if one[2] is of_kind]
-        tables = list(dict.fromkeys(name for name, *_ in found))
-        statements = [
-            f"ALTER TABLE {quoting.name(*name)} ADD COLUMN {quoting.name(column)} {type_};"
-            for name, column, _, type_ in found
-        ]
-        hint = f"{paste(TAKING, statements)}\n{_again(sides, tables)}" if not of_kind else None
+        found = [(name, one) for name, one in lacking if one.generated is of_kind]
         yield from several(
-            [dotted((*name, column)) for name, column, *_ in found],
+            [dotted((*name, one.name)) for name, one in found],
             ("generated column", "generated columns") if of_kind else ("column", "columns"),
             "{} of the publisher [does|do] not exist on the target",
             "Clients would miss it there.",
-            hint,
+            None if of_kind else _added(sides, found),
             server=TAKING,
             severity=severity,
         )
 
 
-def _columns_of(sides: Sides, server: str, names: Any) -> dict[Name, dict[str, tuple[bool, str]]]:
-    found: dict[Name, dict[str, tuple[bool, str]]] = {}
-    for schema, name, column, generated, type_ in rows(sides.session(server), _COLUMNS, named(names)):
-        found.setdefault((schema, name), {})[column] = generated, type_
+def _added(sides: Sides, found: Sequence[tuple[Name, _Column]]) -> str:
+    """Return what adds columns, of the types of these names on the target."""
+    types = {one.type.oid: one.type for _, one in found}
+    texts = ddl_hints.column_types(sides.taking, [one.sent for _, one in found], types)
+    statements = [
+        f"{quoting.statement(ddl_hints.add_columns(*name, [(one.name, text)]))};"
+        for (name, one), text in zip(found, texts, strict=True)
+    ]
+    return f"{paste(TAKING, statements)}\n{_again(sides, list(dict.fromkeys(name for name, _ in found)))}"
+
+
+def _columns_of(sides: Sides, server: str, names: Any) -> dict[Name, list[_Column]]:
+    found: dict[Name, list[_Column]] = {}
+    for schema, name, column, generated, oid, typmod, *type_name in rows(sides.session(server), _COLUMNS, named(names)):
+        one = _Column(column, generated, Column(0, column, oid, typmod), TypeName(oid, *type_name))
+        found.setdefault((schema, name), []).append(one)
     return found

@@ -7,11 +7,20 @@ moment is passed over, for a definition is written under a lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from pgsub.commands.preflight import catalog_facts
+from pgsub.commands.switchover.obstacles.definition_statements import (
+    Part,
+    constraint,
+    default,
+    hint,
+    index,
+    policy,
+    trigger,
+)
 from pgsub.commands.switchover.obstacles.obstacle import (
     BOTH,
     TAKING,
@@ -25,7 +34,6 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     several,
 )
 from pgsub.common import quoting
-from pgsub.common.errors import one_line
 from pgsub.publisher.tables import Name
 
 _VERSIONS_SINCE = 150000
@@ -41,8 +49,7 @@ WITH wanted AS MATERIALIZED (
 """
 # Of a partitioned table the definition has ONLY, with which it would not be one of its partitions.
 _INDEXES = f"""{_WANTED}
-SELECT w.nspname, w.relname, i.relname::text, s.kind || d.body,
-       s.kind || pg_catalog.quote_ident(i.relname) || s.place || d.body
+SELECT w.nspname, w.relname, i.relname::text, s.kind || d.body, d.body
   FROM wanted w JOIN pg_catalog.pg_index x ON x.indrelid = w.oid JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
  CROSS JOIN LATERAL (
        SELECT CASE WHEN x.indisunique THEN 'CREATE UNIQUE INDEX ' ELSE 'CREATE INDEX ' END,
@@ -110,15 +117,6 @@ SELECT pg_catalog.pg_encoding_to_char(encoding)::text, datcollate::text, datctyp
 """
 
 
-class _Part(NamedTuple):
-    """An index, constraint, trigger or default of a table."""
-
-    table: Name
-    name: str
-    compared: str
-    definition: str
-
-
 def find(sides: Sides) -> Iterator[Obstacle]:
     """Yield it, each kind as one warning."""
     for query, nouns, write, detail in _KINDS:
@@ -128,7 +126,7 @@ def find(sides: Sides) -> Iterator[Obstacle]:
             nouns,
             "{} of the publisher [is|are] missing on the target",
             detail,
-            paste(TAKING, [write(one) for one in lacking]),
+            hint([(one.source, write(one)) for one in lacking]),
             server=TAKING,
         )
     yield from _disabled(sides)
@@ -141,14 +139,15 @@ def _query(session: psycopg.Connection, query: str, names: list[Name]) -> list[t
     return rows(session, query, {**named(names), "locked": list(catalog_facts.locked(session))})
 
 
-def _lacking(sides: Sides, query: str) -> list[_Part]:
+def _lacking(sides: Sides, query: str) -> list[Part]:
     """Return the parts of the giving side that no part on the taking side equals."""
     here = {((row[0], row[1]), *_key(query, row)) for row in _query(sides.taking, query, list(sides.tables.values()))}
     found = []
     for row in _query(sides.giving, query, list(sides.tables)):
-        table = sides.tables[str(row[0]), str(row[1])]
+        source = str(row[0]), str(row[1])
+        table = sides.tables[source]
         if (table, *_key(query, row)) not in here:
-            found.append(_Part(table, str(row[2]), str(row[3]), str(row[4])))
+            found.append(Part(source, table, str(row[2]), str(row[3]), str(row[4])))
     return found
 
 
@@ -157,31 +156,11 @@ def _key(query: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
     return (row[2], row[3]) if query is _DEFAULTS else (row[3],)
 
 
-def _text(definition: str) -> str:
-    """Return what a server wrote as one line."""
-    return one_line(definition)
-
-
-def _index(one: _Part) -> str:
-    return f"{_text(one.definition)};"
-
-
-def _constraint(one: _Part) -> str:
-    return f"ALTER TABLE {quoting.name(*one.table)} ADD CONSTRAINT {quoting.name(one.name)} {_text(one.definition)};"
-
-
-def _default(one: _Part) -> str:
-    column = f"ALTER TABLE {quoting.name(*one.table)} ALTER COLUMN {quoting.name(one.name)}"
-    if one.definition in ("ALWAYS", "BY DEFAULT"):
-        return f"{column} ADD GENERATED {one.definition} AS IDENTITY;"
-    return f"{column} SET DEFAULT {_text(one.definition)};"
-
-
-_KINDS: tuple[tuple[str, tuple[str, str], Callable[[_Part], str], str], ...] = (
-    (_INDEXES, ("index", "indexes"), _index, "Queries may be slow after the switchover."),
-    (_CONSTRAINTS, ("constraint", "constraints"), _constraint, "Clients could write rows that the publisher refuses."),
-    (_TRIGGERS, ("trigger", "triggers"), _index, "What they do for clients would no longer be done."),
-    (_DEFAULTS, ("default", "defaults"), _default, "Clients' INSERTs may fail, or leave NULL."),
+_KINDS: tuple[tuple[str, tuple[str, str], Callable[[Part], str | None], str], ...] = (
+    (_INDEXES, ("index", "indexes"), index, "Queries may be slow after the switchover."),
+    (_CONSTRAINTS, ("constraint", "constraints"), constraint, "Clients could write rows that the publisher refuses."),
+    (_TRIGGERS, ("trigger", "triggers"), trigger, "What they do for clients would no longer be done."),
+    (_DEFAULTS, ("default", "defaults"), default, "Clients' INSERTs may fail, or leave NULL."),
 )
 
 
@@ -216,23 +195,25 @@ def _disabled_on(session: psycopg.Connection, names: list[Name]) -> list[tuple[A
 
 def _row_security(sides: Sides) -> Iterator[Obstacle]:
     here = {(row[0], row[1]): row[2:] for row in _query(sides.taking, _SECURITY, list(sides.tables.values()))}
-    statements, concerned = [], []
+    statements: list[tuple[Name, str | None]] = []
+    concerned = []
     for schema, name, on, forced in _query(sides.giving, _SECURITY, list(sides.tables)):
         table = sides.tables[str(schema), str(name)]
         is_on, is_forced = here.get(table, (on, forced))
         words = [word for word, lacks in (("ENABLE", on and not is_on), ("FORCE", forced and not is_forced)) if lacks]
-        statements += [f"ALTER TABLE {quoting.name(*table)} {word} ROW LEVEL SECURITY;" for word in words]
+        statements += [(table, f"ALTER TABLE {quoting.name(*table)} {word} ROW LEVEL SECURITY;") for word in words]
         concerned += [dotted(table)] if words else []
     for row in _lacking_policies(sides):
-        table = sides.tables[str(row[0]), str(row[1])]
-        statements.append(_policy(table, row))
+        source = str(row[0]), str(row[1])
+        table = sides.tables[source]
+        statements.append((source, policy(table, row)))
         concerned.append(dotted(table))
     yield from several(
         list(dict.fromkeys(concerned)),
         ("table", "tables"),
         "row security of {} on the publisher is missing on the target",
         "Clients could see and write rows there that they must not.",
-        paste(TAKING, statements),
+        hint(statements),
         server=TAKING,
     )
 
@@ -241,17 +222,6 @@ def _lacking_policies(sides: Sides) -> list[tuple[Any, ...]]:
     here = {row[:3] for row in _query(sides.taking, _POLICIES, list(sides.tables.values()))}
     there = _query(sides.giving, _POLICIES, list(sides.tables))
     return [row for row in there if (*sides.tables[str(row[0]), str(row[1])], row[2]) not in here]
-
-
-def _policy(table: Name, row: tuple[Any, ...]) -> str:
-    name, _, permissive, command, roles, using, check = row[2:]
-    assert isinstance(roles, list)
-    listed = ", ".join("PUBLIC" if role == "public" else quoting.name(str(role)) for role in roles)
-    text = (
-        f"CREATE POLICY {quoting.name(str(name))} ON {quoting.name(*table)} AS {permissive} FOR {command} TO {listed}"
-    )
-    text += "" if using is None else f" USING ({_text(str(using))})"
-    return text + ("" if check is None else f" WITH CHECK ({_text(str(check))})") + ";"
 
 
 def _collations(sides: Sides) -> Iterator[Obstacle]:
