@@ -6,7 +6,7 @@ import pytest
 
 from pgsub.commands.switchover.obstacles import definition_statements as statements
 from pgsub.commands.switchover.obstacles.definition_statements import Part
-from pgsub.common.sql_fragments import fragment
+from pgsub.common.quoting import fragment
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, paste
 from pgsub.common import quoting
-from pgsub.common.sql_fragments import fragment
+from pgsub.common.quoting import fragment
 from pgsub.publisher.tables import Name
 
 _READ = "These are the publisher's definitions: read what they call, which runs with your rights."
