@@ -161,14 +161,27 @@ def run_program(command: list[str]) -> None:
         raise PgsubError(f'"{name}" failed', detail=(done.stderr or done.stdout).strip())
 
 
-def initdb(programs: Path, data: Path) -> None:
+def initdb(programs: Path, data: Path, password: str | None = None) -> None:
     """Make a cluster.
 
     :param programs: as of :func:`find_binaries`.
     :param data: the data folder to make; its parent belongs to the servers' user.
+    :param password: of the superuser, which every connection needs then; without one all are trusted, and whoever may
+        connect runs programs as the servers' user (COPY TO PROGRAM).
     """
-    options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
-    run_program([str(programs / "initdb"), "-D", str(data), *options])
+    command = [str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]
+    command.append("--no-instructions")
+    if password is None:
+        run_program([*command, "-A", "trust"])
+        return
+    handle, name = tempfile.mkstemp(dir=data.parent)
+    try:
+        with open(handle, "w") as file:
+            file.write(password)
+            os.fchown(handle, server_uid(), -1)
+        run_program([*command, "-A", "scram-sha-256", "--pwfile", name])
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def start_watcher(script: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:

@@ -7,7 +7,9 @@ process that started it is killed: a watching shell reads a pipe and sees its en
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -30,8 +32,9 @@ Setting = str | int | float | bool
 #: pg_ctl.c, set_mode()
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
+_HOST = "127.0.0.1"
 _DEFAULTS: dict[str, Setting] = {
-    "listen_addresses": "127.0.0.1",
+    "listen_addresses": _HOST,
     "wal_level": "logical",
     "max_connections": 200,
     "max_wal_senders": 60,
@@ -74,6 +77,8 @@ class Server:
     :param settings: lines of its configuration, on top of what a publisher needs.
     :param fast: without fsync. Every crash of the server is safe with it, as long as the machine survives.
     :param binaries: folder of the server's programs; None: those that :func:`find_binaries` finds.
+    :param passfile: gets a line with the superuser's password, without which nobody connects, and is readable for the
+        caller alone. None: every user of this machine may do everything on the server, as tests do.
     """
 
     def __init__(
@@ -84,8 +89,10 @@ class Server:
         *,
         fast: bool = False,
         binaries: Path | None = None,
+        passfile: Path | None = None,
     ) -> None:
         self._binaries = binaries
+        self._passfile = passfile
         self._own_folder = folder is None
         self.folder = server_folder() if folder is None else folder
         self.data = self.folder / "data"
@@ -115,7 +122,11 @@ class Server:
             self.append_conf({"max_active_replication_origins": 100})
 
     def _make_cluster(self) -> None:
-        initdb(find_binaries(self._binaries), self.data)
+        password = None if self._passfile is None else secrets.token_urlsafe(24)
+        initdb(find_binaries(self._binaries), self.data, password)
+        if self._passfile is not None:
+            with open(os.open(self._passfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+                file.write(f"{_HOST}:{self.port}:*:postgres:{password}\n")
 
     @property
     def version(self) -> int:
@@ -209,8 +220,10 @@ class Server:
         return None if self._process is None else self._process.pid
 
     def conninfo(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> str:
-        """Make a connection string over TCP."""
-        return make_conninfo("", host="127.0.0.1", port=self.port, dbname=dbname, user=user, **more)
+        """Make a connection string over TCP; the password is found by it, and not part of it."""
+        if self._passfile is not None:
+            more = {"passfile": str(self._passfile), **more}
+        return make_conninfo("", host=_HOST, port=self.port, dbname=dbname, user=user, **more)
 
     def connect(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> psycopg.Connection:
         """Open a session in autocommit mode."""

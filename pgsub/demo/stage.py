@@ -53,12 +53,20 @@ until rm -rf "$1" 2>/dev/null || [ $n -ge 100 ]; do sleep 0.1; n=$((n+1)); done
 _STOP_SCRIPT = """#!/bin/sh
 # Stops the servers that "pgsub demo --keep" left running, and removes all their files.
 cd / || exit 1
+# Files of the servers' user say which processes these are: none but its own are believed.
+owner() {{
+    if [ -d /proc/self ]; then stat -c %u "/proc/$1" 2>/dev/null; else ps -o uid= -p "$1" | tr -d ' '; fi
+}}
 pids=
 for file in {folder}/*/data/postmaster.pid; do
-    pid=$(head -n 1 "$file" 2>/dev/null) && kill -INT "$pid" 2>/dev/null && pids="$pids $pid"
+    [ -f "$file" ] || continue
+    pid=$(head -n 1 "$file")
+    case $pid in '' | 0* | 1 | *[!0-9]*) continue ;; esac
+    [ "$(owner "$pid")" = {uid} ] && kill -INT "$pid" 2>/dev/null && pids="$pids $pid"
 done
 for pid in $pids; do
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    n=0
+    while kill -0 "$pid" 2>/dev/null && [ $n -lt 600 ]; do sleep 0.1; n=$((n+1)); done
 done
 rm -rf {folder}
 """
@@ -118,7 +126,9 @@ class Stage:
             folder.mkdir(mode=0o755)
             if os.geteuid() == 0:
                 os.chown(folder, server_uid(), server_uid())
-            server = self.servers[side] = Server(folder, settings=settings, fast=True)
+            server = self.servers[side] = Server(
+                folder, settings=settings, fast=True, passfile=self.folder / "passfile"
+            )
             server.init()
             server.start()
             with server.connect() as connection:
@@ -196,7 +206,7 @@ class Stage:
         """
         self.stop_launcher()
         script = self.folder / "stop"
-        script.write_text(_STOP_SCRIPT.format(folder=shlex.quote(str(self.folder))))
+        script.write_text(_STOP_SCRIPT.format(folder=shlex.quote(str(self.folder)), uid=server_uid()))
         try:
             for server in self.servers.values():
                 server.stop()  # it is a child of ours; pg_ctl's daemon needs nobody
