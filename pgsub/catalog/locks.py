@@ -26,7 +26,7 @@ _HOLDER = re.compile(r"pid (\d+) on host (\S+) ")
 class Lock:
     """An exclusive lock on a file.
 
-    :param path: the lock file; its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`.
+    :param path: the lock file, in a state folder: who takes the lock creates that, who only looks does not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,8 +38,9 @@ class Lock:
 
         :param timeout: seconds to keep trying. The default outlasts a call of :meth:`holder`.
         :return: False if another holder has it; True if this object has it already.
-        :raises StateStoreError: if the file is not private or cannot be opened.
+        :raises StateStoreError: if the folder or the file is not private or cannot be opened.
         """
+        prepare_folder(self.path.parent)
         deadline = time.monotonic() + timeout
         while self._descriptor is None:
             descriptor = open_private(self.path)
@@ -146,19 +147,17 @@ def troubles(folder: Path) -> list[str]:
 def launcher_lock(folder: Path) -> Lock:
     """Return the lock of the launcher that serves a whole state folder.
 
-    :param folder: the state folder; created if it is missing.
+    :param folder: the state folder.
     """
-    prepare_folder(folder)
     return Lock(folder / "launcher.lock")
 
 
 def subscription_lock(folder: Path, subid: int) -> Lock:
     """Return the lock of the process that applies, or maintains, one subscription.
 
-    :param folder: the state folder; created if it is missing.
+    :param folder: the state folder.
     :param subid: pg_subscription.oid.
     """
-    prepare_folder(folder)
     return Lock(folder / f"subscription-{subid}.lock")
 
 

@@ -26,7 +26,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import SparkUnusable
-from pgsub.spark import settings
+from pgsub.spark import jvm_start, settings
 from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
@@ -78,7 +78,7 @@ def start_jvm(
         # A session of its own: what the terminal or the shell sends to our process group is ours to handle.
         options: dict[str, Any] = {"stdout": stream, "stderr": stream, "umask": 0o077, "start_new_session": True}
         try:
-            with _connection_folder(state_dir / "run"):
+            with _connection_folder(state_dir / "run"), jvm_start.bounded():
                 return launch_gateway(arguments, options)
         except (PySparkException, Py4JError, OSError) as error:
             text = log.read_bytes()[offset:].decode(errors="replace")[-2000:].strip()

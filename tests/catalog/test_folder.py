@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.state_folder import network_file_system, state_dir
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateStoreError
@@ -80,7 +80,7 @@ def test_a_symbolic_link_in_place_of_the_folder_is_refused(folder: Path, tmp_pat
     with pytest.raises(StateStoreError, match="is a symbolic link"):
         StateStore.open(folder)
     with pytest.raises(StateStoreError, match="is a symbolic link"):
-        launcher_lock(folder)
+        launcher_lock(folder).acquire()
 
 
 def test_a_file_in_place_of_the_folder_is_refused(folder: Path) -> None:
@@ -132,6 +132,7 @@ def test_a_file_that_is_a_link_or_too_open_is_refused(folder: Path, tmp_path: Pa
 def test_a_lock_file_that_is_a_link_is_refused_and_its_aim_is_not_touched(folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
+    folder.mkdir(mode=0o700)
     lock = launcher_lock(folder)
     lock.path.symlink_to(victim)
     with pytest.raises(StateStoreError):
@@ -169,3 +170,9 @@ def test_a_network_file_system_is_recognised_by_the_longest_mount_point() -> Non
     assert network_file_system(Path("/home/local/state"), mounts) is None
     assert network_file_system(Path("/homeless"), mounts) is None
     assert network_file_system(Path("/x"), "") is None
+
+
+def test_who_only_looks_for_a_launcher_creates_no_folder(folder: Path) -> None:
+    assert launcher_lock(folder).holder() is None
+    assert subscription_lock(folder, 5).holder() is None
+    assert not folder.exists()

@@ -57,6 +57,12 @@ def test_synced_returns_when_the_last_table_is_ready(store, folder, soon):
     _until(folder, "synced", timeout=30)
 
 
+def test_a_wait_that_is_given_up_by_another_thread_ends(store, folder, soon):
+    given_up = threading.Event()
+    soon(given_up.set)
+    wait(WaitOptions("orders", folder, "synced"), given_up)
+
+
 def test_synced_names_the_tables_that_are_not(store, folder):
     with pytest.raises(TimeoutExpired) as caught:
         _until(folder, "synced")

@@ -167,6 +167,15 @@ class Service:
         done = threading.Event()
         waiting = SupervisedThread("wait", "wait", partial(self._wait, options, tables, done), on_death=done.set)
         waiting.start()
+        try:
+            self._follow(stop, done)
+        finally:
+            done.set()
+        if waiting.fatal_error is not None:
+            raise waiting.fatal_error
+
+    def _follow(self, stop: threading.Event, done: threading.Event) -> None:
+        """Show progress until it is done, it is to stop, or nobody does the work any more."""
         served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
@@ -179,12 +188,11 @@ class Service:
                     hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()
-        if waiting.fatal_error is not None:
-            raise waiting.fatal_error
 
     def _wait(self, options: ServiceOptions, tables: frozenset[int] | None, done: threading.Event) -> None:
         for condition in ("synced", "two-phase", "caught-up"):
-            wait(WaitOptions(self._sub.name, self._folder, condition, timeout=options.seconds_left, tables=tables))
+            wanted = WaitOptions(self._sub.name, self._folder, condition, timeout=options.seconds_left, tables=tables)
+            wait(wanted, given_up=done)
         done.set()
 
     def report_two_phase(self) -> None:

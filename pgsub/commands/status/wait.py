@@ -6,6 +6,7 @@ What the server offers for this is a loop around pg_subscription_rel and pg_stat
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -54,9 +55,10 @@ class WaitOptions:
     everything: bool = False  #: for caught-up: no table is held, and sequences that follow have no error
 
 
-def wait(options: WaitOptions) -> None:
+def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
     """Return as soon as the condition holds.
 
+    :param given_up: set by another thread that needs no answer any more; the wait ends then.
     :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
     :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
     :raises StateForbids: it is disabled, nothing serves it, or a table of which everything is awaited is held, unless
@@ -67,7 +69,7 @@ def wait(options: WaitOptions) -> None:
     with StateStore.open(options.state_dir, create=False) as store:
         before = {_identity(row): row.attempts for row in store.errors(store.subscription(options.name).subid)}
         condition = _condition(options, store)
-        while True:
+        while given_up is None or not given_up.is_set():
             with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited
                 subscription = store.subscription(options.name)
                 missing = condition(store, subscription)
