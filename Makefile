@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1) + 1))')
 # Which tests, as pytest's -m: `make tests MARKED=` runs all of them.
 MARKED ?= not long
-# Which part of them: `make long PART=2/3` runs the second third.
+# Which part of them: `make long PART=2/4` runs the second quarter.
 PART ?=
 long: PARTED = $(if $(PART),--splits $(notdir $(PART)) --group $(patsubst %/,%,$(dir $(PART))) --splitting-algorithm least_duration)
 ARGS ?=
@@ -60,7 +60,7 @@ tests: $(STAMP) $(if $(COMPILED),,compiled)
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 \
 		-m "$(MARKED)" $(PARTED) $(ARGS)
 
-# What takes long: three quarters of an hour on two cores, or a third of it with PART=1/3.
+# What takes long: an hour on two cores, or a quarter of it with PART=1/4.
 long: MARKED := long
 long: tests
 

@@ -99,6 +99,7 @@ def test_a_server_that_cannot_start_says_why_with_the_servers_own_words():
     assert not server.folder.exists()
 
 
+@pytest.mark.long
 def test_a_server_ends_and_leaves_nothing_when_its_starter_is_killed():
     program = (
         "import sys, time; from embedded import Server; s = Server(fast=True); s.init(); s.start();"
@@ -132,6 +133,7 @@ def test_binaries_named_wrongly_are_a_clear_error(monkeypatch, tmp_path):
         binaries.find_binaries()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as somebody else")
 def test_binaries_below_a_private_home_are_copied_once_to_a_place_only_root_can_write(monkeypatch, tmp_path):
     home = tmp_path / "home"
@@ -176,6 +178,7 @@ def test_a_database_drops_beside_a_subscription_of_another_that_runs(target, pub
     assert subdb.value(f"{origin} WHERE subname = 'native'") == 1
 
 
+@pytest.mark.long
 def test_a_private_pair_can_be_killed_without_touching_the_shared_one(own_pair, publisher):
     pair = own_pair(publisher={"max_replication_slots": 7})
     assert pair.pubdb.value("SHOW max_replication_slots") == "7"

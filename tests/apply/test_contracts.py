@@ -205,6 +205,7 @@ def test_a_reader_sees_states_that_the_publisher_had_in_their_order(
         assert commits == p.subdb.value("SELECT v FROM version")
 
 
+@pytest.mark.long
 def test_a_crash_of_either_server_leaves_a_state_that_the_publisher_had(
     own_pair: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

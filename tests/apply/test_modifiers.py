@@ -49,6 +49,7 @@ def _ids(p: Pair, side: str) -> list[list[int]]:
     return [[i for (i,) in database.rows(f"SELECT id FROM t{n} ORDER BY 1")] for n in range(len(NARROWER))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 @pytest.mark.parametrize("key", ["PRIMARY KEY (v)", "CHECK (id > 0)"], ids=["key", "full"])
 def test_a_row_is_found_by_a_value_that_is_brought_to_the_modifier_of_its_column(

@@ -85,6 +85,7 @@ def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
     p.same("t")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("from_", "much", "sleeps"), [(1, 1 << 40, True), (1, 1, False), (1 << 40, 1 << 41, False)])
 def test_what_flows_is_left_to_gather_unless_it_floods_or_is_next_to_nothing(
     subscribed: Pair, monkeypatch: pytest.MonkeyPatch, from_: int, much: int, sleeps: bool

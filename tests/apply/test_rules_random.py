@@ -180,6 +180,7 @@ def statement(verb: str, key: int, new: Row | None) -> str:
     return f"UPDATE t SET id = {new.id}, u = {u}, v = '{new.v}' WHERE id = {key}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_random_changes_end_as_the_rules_say(pair: MakePair, seed: int) -> None:
     choice = random.Random(seed)

@@ -200,6 +200,7 @@ def test_a_table_that_the_target_lacks_can_be_skipped(make):
     assert [name for name, _ in letters(p)] == ["extra"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", "prepared"])
 def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, at, kind, reached):
     p = make(kind)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TABLES, LEFT = 150, 50
 
 
+@pytest.mark.long
 def test_a_batch_that_needs_more_locks_than_there_are_goes_in_smaller_ones(
     own_pair: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def catch_up(p: Pair, tries: int = 40) -> None:
     raise AssertionError("apply did not get to the end")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sessions", [2, 8])
 def test_readers_see_only_states_that_the_publisher_had(pair: MakePair, said: Log, sessions: int) -> None:
     p = pair(ACCOUNTS, apply_workers=sessions)

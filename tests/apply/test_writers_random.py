@@ -276,6 +276,7 @@ def databases(target: Server, pubdb: Database, subdb: Database) -> Iterator[list
     native.drop()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240 + 90 * MINUTES)
 def test_readers_see_states_that_the_publisher_had_whatever_several_writers_do(
     databases: Sequence[Database], said: Log, caplog: pytest.LogCaptureFixture

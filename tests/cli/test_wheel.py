@@ -39,6 +39,7 @@ def installed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_program_runs(installed):
     needs = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     environment = {**os.environ, "PYTHONPATH": needs}

@@ -379,6 +379,7 @@ _LARGE = _ROWS.format(12_000)
 _KILLED = ("adopt.compared", "adopt.before_commit", "adopt.after_commit")
 
 
+@pytest.mark.long
 def test_an_adoption_that_is_killed_at_any_step_is_gone_on_with_and_counts_each_row_once(
     cli: Cli, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_added_publication_is_refreshed_at_once_and_a_dropped_one_too(served,
     assert subdb.value("SELECT count(*) FROM a") == 100
 
 
+@pytest.mark.long
 def test_new_tables_are_copied_by_the_new_publications_while_a_launcher_serves_the_old(served, tables):
     cli, name = served
     pubdb, subdb = tables

@@ -51,6 +51,7 @@ def test_a_rule_replaces_the_one_of_its_type_and_table_and_default_takes_it_back
         merged((), ["insert_exists=skip", "insert_exists=error"])
 
 
+@pytest.mark.long
 def test_rules_are_stored_shown_and_altered_and_what_has_no_sense_changes_nothing(cli, make_cli, tables):
     given = ("--on-conflict", "insert_exists=keep_local", "--on-conflict", "public.nowhere:update_missing=skip")
     one_error(cli.create("s", "--no-wait", "--on-conflict", "delete_missing=apply_remote"), 2, "cannot be resolved by")

@@ -175,6 +175,7 @@ STOPPING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "way"),
     [("insert_exists", "row"), ("update_exists", "whole"), ("multiple_unique_conflicts", "conflicting")],

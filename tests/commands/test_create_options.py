@@ -147,6 +147,7 @@ def test_a_slot_that_is_made_after_create_said_not_to(cli, tables):
     synchronized(cli, tables)
 
 
+@pytest.mark.long
 def test_what_was_written_between_the_slot_and_the_first_connection_is_not_lost(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-connect").returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from fix_program import Cli, one_error, until
 from fix_stuck import MakeStuck
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from fix_servers import Database
 
 
+@pytest.mark.long
 def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released(
     cli: Cli, tables: tuple[Database, Database]
 ) -> None:

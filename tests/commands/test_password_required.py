@@ -77,6 +77,7 @@ def test_what_the_server_refuses_its_owner_is_refused_in_its_words(it):
     _refused(it, unasked, 3, said, "--password-required")
 
 
+@pytest.mark.long
 def test_without_the_option_nothing_is_enforced_and_superusers_may_do_without(it):
     it.connection = it.trusting
     assert it.create("s", "--no-wait").returncode == 0

@@ -161,6 +161,7 @@ _FULL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15")
 def test_whatever_does_not_fit_is_a_warning_that_names_table_and_columns(cli, tables):
     pubdb, subdb = tables

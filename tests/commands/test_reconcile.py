@@ -47,6 +47,7 @@ def caught_up(cli: Cli, name: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_under_a_launcher_only_rows_that_changed_while_there_was_no_slot_are_written(
     served: tuple[Cli, str], tables: Tables
 ) -> None:
@@ -196,6 +197,7 @@ def test_what_is_prepared_on_the_target_is_rolled_back_and_what_the_publisher_co
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.own_spark  # its workers read the page's services
 def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_they_show(
     cli: Cli, pubdb: Database, subdb: Database

@@ -211,6 +211,7 @@ def test_another_publisher_is_refused_before_it_could_remove_every_table(stored,
     assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(stored, tables):
     pubdb, subdb = tables
     add_table(tables)
@@ -267,6 +268,7 @@ def test_what_is_registered_without_a_launcher_is_in_the_state_store_at_once(sto
     assert (ended.returncode, ended.stderr) == (0, 'NOTICE:  subscription "s": no change of tables\n')
 
 
+@pytest.mark.long
 def test_refresh_synchronizes_in_the_foreground_what_an_earlier_one_left_where_nobody_serves(stored, tables):
     add_table(tables)
     assert stored("refresh", "s", "--no-wait").returncode == 0

@@ -91,6 +91,7 @@ def test_an_unreachable_target_is_code_5_and_an_unreachable_publisher_code_4(cli
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_libpqs_variables_complete_the_target_and_never_the_publisher(cli, tables, target):
     pubdb, subdb = tables
     variables = {"PGHOST": "127.0.0.1", "PGPORT": str(target.port), "PGDATABASE": subdb.name, "PGUSER": "postgres"}

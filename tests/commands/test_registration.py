@@ -118,6 +118,7 @@ def test_a_create_whose_state_store_is_locked_by_another_leaves_no_slot(cli, tab
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_a_create_that_loses_the_publisher_while_the_slot_comes_to_be_says_what_may_be_left(cli, tables, proxy):
     pubdb, subdb = tables
     line = proxy(pubdb.conninfo)
@@ -135,6 +136,7 @@ def test_a_create_that_loses_the_publisher_while_the_slot_comes_to_be_says_what_
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["create.after_ledger", "create.after_slot"])
 def test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name(cli, tables, point):
     pubdb, subdb = tables
@@ -184,6 +186,7 @@ def test_a_slot_that_somebody_made_in_the_meantime_is_left_to_him(cli, tables, t
     assert _ledger(subdb) == []
 
 
+@pytest.mark.long
 def test_a_create_does_not_undo_one_of_the_same_name_that_is_at_work(cli, tables, tmp_path):
     go, reached = tmp_path / "go", tmp_path / "reached"
     reached.mkdir()
@@ -199,6 +202,7 @@ def test_a_create_does_not_undo_one_of_the_same_name_that_is_at_work(cli, tables
     assert _ledger(tables[1]) == [("s", "s", False)]
 
 
+@pytest.mark.long
 def test_a_lost_state_store_is_a_diagnosis_and_its_statements_give_the_subscription_up(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-wait").returncode == 0
@@ -254,6 +258,7 @@ def test_a_creation_says_whom_it_waits_for_and_goes_on_when_the_older_transactio
     writer.close()
 
 
+@pytest.mark.long
 def test_a_target_that_goes_away_in_between_is_code_5_and_the_next_create_mends_it(cli, tables, tmp_path):
     pubdb, subdb = tables
     go, reached = tmp_path / "go", tmp_path / "reached"
@@ -303,6 +308,7 @@ def test_a_session_of_the_target_is_named_after_its_subscription(cli, tables, tm
     assert creating.wait(patience.SECONDS) == 0
 
 
+@pytest.mark.long
 def test_creating_without_waiting_loads_no_spark(cli, tables):
     code = (
         "import sys; from pgsub.cli.main import run; code = run(sys.argv[1:]);"
@@ -315,6 +321,7 @@ def test_creating_without_waiting_loads_no_spark(cli, tables):
     assert cli.sql("SELECT subname FROM pg_subscription") == [("s",)]
 
 
+@pytest.mark.long
 def test_a_slot_is_not_dropped_because_the_ledger_tells_of_a_creation(cli, pubdb, subdb):
     assert cli.create("first", "--no-wait").returncode == 0
     other = f"other_{pubdb.name}"

@@ -107,6 +107,7 @@ def test_nothing_newer_is_overwritten_while_the_publisher_writes_to_the_rows_tha
     _same(tables, "a")
 
 
+@pytest.mark.long
 def test_a_repair_that_is_killed_before_it_writes_and_behind_that_is_run_again(
     served: Served, tables: Tables, reached: Callable[[str], None]
 ) -> None:

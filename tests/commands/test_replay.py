@@ -96,6 +96,7 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 1), (2, 2)]
 
 
+@pytest.mark.long
 def test_a_whole_transaction_is_applied_in_its_order_or_not_at_all(stuck: MakeStuck) -> None:
     it = stuck()
     it.pubdb.execute("INSERT INTO b SELECT g, g FROM generate_series(10, 1300) g")
@@ -148,6 +149,7 @@ def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(
         it.subdb.execute("DELETE FROM b")
 
 
+@pytest.mark.long
 def test_what_cannot_be_replayed_is_told_why(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0)")

@@ -99,6 +99,7 @@ class Busy:
         self.written = number
 
 
+@pytest.mark.long
 def test_while_apply_is_busy_on_the_table_nothing_is_lost_and_nothing_comes_twice(served, tables):
     cli, name = served
     pubdb = tables[0]
@@ -204,6 +205,7 @@ def test_on_a_terminal_it_asks_and_names_the_rows(stored, tables):
     assert subdb.rows(_LEDGER) == [("a", "i"), ("b", "r")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -303,6 +305,7 @@ def test_a_missing_privilege_is_named_with_its_grant(make_cli, tables):
         subdb.execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_a_table_that_may_not_be_read_any_more_keeps_its_rows(stored, tables):
     pubdb, subdb = tables
     role = f"rep_{pubdb.name}"
@@ -363,6 +366,7 @@ def test_inheritance_children_and_other_partitions_keep_their_rows(cli, tables):
     assert [row for row in subdb.rows(_LEDGER) if row[1] == "i"] == [("p1", "i"), ("parent", "i"), ("whole", "i")]
 
 
+@pytest.mark.long
 def test_names_that_need_quoting_are_found_as_written_and_as_sql(cli, tables):
     pubdb, subdb = tables
     for database in tables:
@@ -398,6 +402,7 @@ def test_readers_do_not_block_apply_for_long_and_who_holds_the_table_is_named(se
     assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
 
 
+@pytest.mark.long
 def test_a_reader_that_ends_in_time_only_delays_it(stored, tables):
     subdb = tables[1]
     subdb.execute("INSERT INTO a VALUES (1, 'x')")
@@ -428,6 +433,7 @@ def test_resync_of_a_partition_that_a_foreign_key_reaches_through_its_root_is_re
     one_error(cli("refresh", "s", "--resync", "public.p1", "--yes"), 3, said)
 
 
+@pytest.mark.long
 def test_nothing_is_emptied_when_the_publisher_is_away(stored, tables):
     subdb = tables[1]
     subdb.execute("INSERT INTO a VALUES (1, 'kept')")

@@ -82,6 +82,7 @@ def test_a_run_that_does_not_catch_up_in_time_ends_with_8_and_names_what_is_miss
     assert cli("run", "--until-caught-up", "--timeout", "2m").returncode == 0
 
 
+@pytest.mark.long
 def test_a_second_launcher_ends_with_9_and_says_who_is_the_first(cli, tables):
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
     running = cli.launcher()
@@ -113,6 +114,7 @@ def test_a_create_that_only_watches_ends_with_3_when_the_launcher_is_gone(cli, t
     blocker.close()
 
 
+@pytest.mark.long
 def test_a_disabled_subscription_is_not_waited_for(cli, tables):
     assert cli.create("s", "--no-enabled").returncode == 0
     said = one_error(cli("run", "s", "--until-caught-up"), 3, 'subscription "s" is disabled')

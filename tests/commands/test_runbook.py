@@ -27,6 +27,7 @@ def _steps(it: Stuck) -> list[dict[str, Any]]:
     return list(valid("status", it.ok("status", "s", "--runbook", "--json").stdout)["runbook"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_schema_that_does_not_fit_is_mended_by_the_statements_of_the_runbook(stuck: MakeStuck, fault: str) -> None:
     wrong, change, named = FAULTS[fault]

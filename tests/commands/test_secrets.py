@@ -153,6 +153,7 @@ def test_a_wrong_password_is_code_4_for_the_publisher_and_5_for_the_target(guard
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_a_password_comes_from_a_uri_or_standard_input_as_well(guarded):
     cli, pubdb, subdb = guarded
     port = pubdb.server.port
@@ -169,6 +170,7 @@ def test_a_password_comes_from_a_uri_or_standard_input_as_well(guarded):
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_pgpassword_is_the_targets_and_never_sent_to_the_publisher(guarded):
     cli, pubdb, subdb = guarded
     connection, target = ({**conninfo_to_dict(text), "password": ""} for text in (cli.connection, cli.target))

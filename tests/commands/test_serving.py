@@ -84,6 +84,7 @@ def test_a_create_that_watches_ends_with_its_timeout_or_with_the_error_of_the_ta
     assert cli.sql("SELECT subname FROM pg_subscription") == [(name,)]
 
 
+@pytest.mark.long
 def test_messages_come_into_the_log_of_the_launcher_once_they_are_asked_for(synchronized, tables):
     cli, name = synchronized
     pubdb, subdb = tables
@@ -179,6 +180,7 @@ def test_drop_takes_a_subscription_from_its_launcher(synchronized, tables):
     assert f"{worker} is being dropped\n" in log and f"{worker} was" not in log
 
 
+@pytest.mark.long
 def test_a_drop_that_fails_gives_the_subscription_back_to_its_launcher(served, tables, tmp_path):
     cli, name = served
     pubdb, subdb = tables
@@ -215,6 +217,7 @@ def test_to_disable_takes_no_answer_of_a_target_that_is_silent(cli, tables, prox
     assert cli.stop(launcher) == 0
 
 
+@pytest.mark.long
 def test_a_launcher_serves_on_while_the_target_is_down_and_says_that_it_has_recovered(cli, tables, proxy):
     between = proxy(tables[1].conninfo)
     cli.target = between.conninfo

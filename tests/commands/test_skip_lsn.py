@@ -44,6 +44,7 @@ def test_three_transactions_that_fail_one_after_the_other_are_skipped_by_the_lsn
     )
 
 
+@pytest.mark.long
 def test_none_takes_it_back_and_without_a_terminal_it_needs_yes(stuck: MakeStuck) -> None:
     it = stuck()
     one_error(it.run("skip-lsn", "s", "--yes"), 3, "no failing transaction", "pgsub skip-lsn s LSN")
@@ -86,6 +87,7 @@ def _lsn_of_the_third(it) -> str:
     return str(re.findall(r"finishe[sd] at ([0-9A-F]+/[0-9A-F]+)", said)[-1])  # the server may have written WAL since
 
 
+@pytest.mark.long
 def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0), (3, 0)")
@@ -111,6 +113,7 @@ def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> No
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 0)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", ["whole", "conflicting"])
 def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
     stuck: MakeStuck, rows: str, reached: Callable[[str], None]
@@ -132,6 +135,7 @@ def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
     assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), *([(2,)] if rows == "conflicting" else [])]
 
 
+@pytest.mark.long
 def test_a_rule_with_a_limit_is_set_shown_used_up_and_cleared(stuck: MakeStuck) -> None:
     it = stuck()
     rule = ("--conflict", "insert_exists", "--table", "public.b", "--limit")

@@ -82,6 +82,7 @@ def test_a_preview_moves_nothing_on_either_side(stuck):
     assert it.pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pgsub%%preview%%'") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wrong", ["ALTER TABLE b DROP COLUMN n", "DROP TABLE b", "ALTER TABLE b ALTER n TYPE date USING NULL"]
 )
@@ -134,6 +135,7 @@ def test_what_only_apply_can_see_is_never_called_safe(stuck):
     assert found["unexplained"] and found["verdict"] == "caution"
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_looked_for_is_refused_in_the_words_of_apply(stuck):
     # box has an operator = that compares areas
     it = stuck()
@@ -149,6 +151,7 @@ def test_a_row_that_cannot_be_looked_for_is_refused_in_the_words_of_apply(stuck)
     assert {row["reason"] for row in found["rows"]} == {None, error.message}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("--streaming", "off"), ("--two-phase",)])
 def test_streamed_and_prepared_transactions_are_found_by_the_lsn_of_their_error(stuck, options):
     it = stuck("--streaming", "parallel", *options)
@@ -187,6 +190,7 @@ def test_a_subscription_that_runs_can_be_asked_too(stuck):
     it.subdb.wait("SELECT count(*) FROM b", value=2)
 
 
+@pytest.mark.long
 def test_begin_end_and_neighbouring_lsns_name_the_transaction_that_was_meant(stuck: MakeStuck):
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 1)")

@@ -122,6 +122,7 @@ _SEEDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "ruled", "folding", "target"), _SEEDS, indirect=["target"])
 def test_what_a_preview_says_is_what_happens(stuck: MakeStuck, seed: int, ruled: bool, folding: str) -> None:
     it = stuck()

@@ -147,6 +147,7 @@ def test_a_given_slot_must_fit(cli, tables):
 # refresh
 
 
+@pytest.mark.long
 def test_a_refresh_that_would_copy_is_refused_in_the_servers_words_and_one_without_copy_is_not(stored, tables):
     pubdb, subdb = tables
     subdb.execute("INSERT INTO a VALUES (1, 'kept')")

@@ -98,6 +98,7 @@ def test_rows_that_the_record_explains_are_told_apart(served: Served, tables: Ta
     assert (a["different"], a["explained"]) == (2, 1)
 
 
+@pytest.mark.long
 def test_a_row_whose_change_a_conflict_left_out_and_nothing_keeps_differs_and_is_repaired(
     served: Served, tables: Tables
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_launcher_of_its_own_that_ends_unexpectedly_is_told(
     reached("thread.verify")
 
 
+@pytest.mark.long
 def test_an_amount_a_second_limits_what_is_read_and_how_much_is_read_is_shown(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[0].execute("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1000, 4000) g")
@@ -346,6 +348,7 @@ def test_a_sample_that_broke_off_says_nothing_of_all_keys(
     assert all(one["lsn"] == found["lsn"] for one in found["tables"])
 
 
+@pytest.mark.long
 def test_a_comparison_that_applies_up_to_the_point_itself_and_is_killed_is_run_again(
     cli: Cli, tables: Tables, reached: Callable[[str], None]
 ) -> None:

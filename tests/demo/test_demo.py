@@ -123,6 +123,7 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             subprocess.run(["sh", str(stop)], check=True)
 
 
+@pytest.mark.long
 def test_the_demo_ends_with_equal_tables_and_leaves_nothing_behind(demo):
     run = demo()
     assert run.end() == 0, "\n".join(run.stderr)

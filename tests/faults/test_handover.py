@@ -34,6 +34,7 @@ def sync_lsn(case: Site, relid: int) -> int:
     return parse_lsn(case.subdb.value("SELECT remote_lsn FROM pgsub.progress WHERE worker = %s", relid))
 
 
+@pytest.mark.long
 def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reached: Reached, tmp_path: Path) -> None:
     case = site()
     writer = case.make(*TABLES)
@@ -131,6 +132,7 @@ def _holds_back(sub: Subscriber, position: int) -> bool:
     return bool(waits) and subscriptions.apply_position(sub.session, sub.subid) == position
 
 
+@pytest.mark.long
 def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(site: Make, tmp_path: Path) -> None:
     case = site()
     case.make(*TABLES)
@@ -148,6 +150,7 @@ def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(si
     case.check()
 
 
+@pytest.mark.long
 def test_a_table_in_error_keeps_none_of_many_others_from_changing_hands(site: Make) -> None:
     case = site()
     names = [f"{kind}{number}" for kind in ("audit", "keyed", "counter") for number in range(1, 6)]

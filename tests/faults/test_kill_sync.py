@@ -63,6 +63,7 @@ def chunks_done(case: Site) -> int:
     return int(case.subdb.value("SELECT count(xid) FROM pgsub.copy_chunk"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("steps", "env"), [pytest.param(OF_JVM, ALONE, id="alone"), *thorough([pytest.param(TOGETHER, {}, id="together")])]
 )

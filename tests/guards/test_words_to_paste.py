@@ -44,12 +44,13 @@ _QUOTED = re.compile(r"\bname = (?:quoting\.)?word\(")
 
 def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
     root = Path(pgsub.__file__).parent
-    found = [
-        f"{path.relative_to(root)}: {line.strip()}"
-        for path in sorted(root.rglob("*.py"))
-        for line in path.read_text().splitlines()
-        if _UNQUOTED.search(line if not _QUOTED.search(path.read_text()) else line.replace(" {name}", ""))
-    ]
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text()
+        quoted = _QUOTED.search(text) is not None
+        for line in text.splitlines():
+            if _UNQUOTED.search(line.replace(" {name}", "") if quoted else line):
+                found.append(f"{path.relative_to(root)}: {line.strip()}")
     assert found == []
 
 

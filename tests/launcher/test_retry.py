@@ -52,6 +52,7 @@ def test_an_outage_of_the_publisher_does_not_lengthen_the_wait_after_a_fault_of_
     assert _wait(retry) <= RETRY_SECONDS
 
 
+@pytest.mark.long
 def test_the_target_says_how_long_to_wait_as_for_its_own_subscriber(own_pair, monkeypatch):
     monkeypatch.delenv("PGSUB_RETRY_SECONDS", raising=False)
     pair = own_pair(target={"wal_retrieve_retry_interval": "300ms"})

@@ -80,6 +80,7 @@ def test_without_the_option_no_attempt_begins_and_no_run_waits_for_one(make: Mak
     assert worker._thread is None and worker.settled(well=True)
 
 
+@pytest.mark.long
 def test_an_attempt_that_ends_after_the_option_was_taken_away_shows_nothing(make: Make, cli: Cli) -> None:
     worker = make()
     assert cli("alter", "s", "--no-sequences").returncode == 0
@@ -87,6 +88,7 @@ def test_an_attempt_that_ends_after_the_option_was_taken_away_shows_nothing(make
     assert worker._outcomes is not None and cli.sql("SELECT relname FROM pgsub_sequence") == []
 
 
+@pytest.mark.long
 def test_a_sequence_that_cannot_follow_disables_the_subscription_only_with_disable_on_error(
     make: Make, tables: tuple[Database, Database], cli: Cli
 ) -> None:
@@ -206,6 +208,7 @@ def test_an_attempt_ends_while_a_transaction_keeps_the_sequences_of_a_table_that
     assert subdb.rows("SELECT q.last_value, r.last_value FROM q, r") == [(9, 9)]
 
 
+@pytest.mark.long
 def test_a_sequence_that_a_command_sets_back_meanwhile_is_not_set_to_what_was_read_before(
     make: Make, tables: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:

@@ -13,6 +13,7 @@ SOUND: dict[str, Rules] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", SOUND.values(), ids=SOUND.keys())
 def test_a_crash_of_the_target_loses_doubles_and_strands_nothing_when(rules: Rules) -> None:
     found = explore(Durability(rules))

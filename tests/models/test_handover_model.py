@@ -52,6 +52,7 @@ OTHERS: dict[str, Rules] = {
 SOUND.update(thorough(OTHERS.items()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", SOUND.values(), ids=SOUND.keys())
 def test_nothing_is_lost_doubled_or_stuck_when(rules: Rules) -> None:
     found = explore(Handover(rules))

@@ -16,6 +16,7 @@ SOUND = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", SOUND.values(), ids=SOUND.keys())
 def test_the_target_ends_with_the_publishers_rows_when(rules: Rules) -> None:
     found = explore(Reconcile(rules))

@@ -7,6 +7,7 @@ from models.model_explorer import explore
 from models.switchover_model import Failure, Rules, Switchover
 
 
+@pytest.mark.long
 def test_no_order_of_steps_makes_both_sides_writable_or_loses_or_strands_anything() -> None:
     found = explore(Switchover(Rules()))
     assert found.failure is None, found.trace

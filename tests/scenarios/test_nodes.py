@@ -52,6 +52,7 @@ def between() -> Iterator[Callable[..., Subscriber]]:
         one.close()
 
 
+@pytest.mark.long
 def test_publishers_of_one_table_come_side_by_side_and_one_that_conflicts_stops_alone(
     nodes: MakeNodes, between: Callable[..., Subscriber]
 ) -> None:

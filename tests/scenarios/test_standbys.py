@@ -170,6 +170,7 @@ def test_a_standby_is_compared_with_at_one_point_and_apply_goes_on_until_it_has_
     assert launcher("drop", published, "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_a_message_marks_a_position_that_can_be_waited_for(primary, published, launcher, subdb):
     create(launcher, published, primary.conninfo)
     written(primary, published, "second")

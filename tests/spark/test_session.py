@@ -94,6 +94,7 @@ def test_a_java_process_without_memory_ends_all_its_jobs_at_once_and_a_new_conte
     assert Submitter(opened()).submit("double", tasks.double, [21]).result(60) == [42]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 def test_a_full_local_dir_fails_no_job_that_needs_no_room_there_and_others_as_a_whole(opened, tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)

@@ -307,6 +307,7 @@ def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
     assert mover("--status")["state"] == "none"
 
 
+@pytest.mark.long
 def test_nothing_is_aborted_once_clients_may_write_on_the_target(mover: Mover) -> None:
     mover("--no-verify", kill="taken")
     ended = mover.cli("switchover", "moved", "--abort", "--yes")

@@ -85,6 +85,7 @@ def test_an_attempt_that_failed_is_made_good_by_the_next(
     assert _attempts(p) == (1 if durable else 2)
 
 
+@pytest.mark.long
 @pytest.mark.publishers
 def test_a_lost_snapshot_means_a_new_attempt(pair: MakePair, at: At, tmp_path: Path) -> None:
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)

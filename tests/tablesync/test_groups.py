@@ -144,6 +144,7 @@ def test_where_apply_lost_its_patience_each_table_catches_up_on_a_slot_of_its_ow
     _ends_well(p)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["sync.before_separation", "sync.after_separation", "sync.before_slot_drop"])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_separation_that_was_interrupted_is_finished(

@@ -136,6 +136,7 @@ def test_many_rows_of_a_part_that_differ_are_not_listed(
 _CHANGES = "UPDATE t SET v = 'moved' WHERE id IN (1, 300, 450); DELETE FROM t WHERE id IN (2, 700)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [

@@ -34,6 +34,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 50_000)
 
 
+@pytest.mark.long
 @pytest.mark.publishers
 def test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew(
     pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

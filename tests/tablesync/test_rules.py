@@ -84,6 +84,7 @@ def test_a_copy_with_rules_that_is_cut_anywhere_is_made_once(pair, monkeypatch, 
     assert conflicts(p) == [("insert_exists", "kept")]
 
 
+@pytest.mark.long
 def test_a_large_table_with_rules_is_copied_as_a_whole_and_anew_where_that_fails(pair, monkeypatch, at):
     monkeypatch.setattr(plan, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 64 << 10)

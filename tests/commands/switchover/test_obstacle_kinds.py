@@ -246,6 +246,7 @@ def test_names_of_others_are_quoted_in_what_is_to_be_pasted(pair: MakePair) -> N
     assert scene.look() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("giving", "taking"), [("15", None), (None, "15"), ("19", "17"), ("17", "19")])
 def test_obstacles_are_found_on_every_version(shared_servers: Servers, giving: str | None, taking: str | None) -> None:
     with between(shared_servers, giving, taking) as scene:

@@ -8,6 +8,7 @@ import pytest
 from fix_switchover_obstacles import Scene, both, paste
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", "19")
 def test_nothing_is_found_where_nothing_stands_in_the_way(scene: Scene) -> None:
     assert scene.look() == []
