@@ -6,6 +6,7 @@ Tasks run in threads (:mod:`fix_engine`); the subscription is registered as
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -131,6 +132,19 @@ def foreign_keys_fire(database: Database) -> None:
     triggers = "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE tgisinternal"
     for table, name in database.rows(triggers):
         database.execute(f'ALTER TABLE {table} ENABLE ALWAYS TRIGGER "{name}"')
+
+
+@contextlib.contextmanager
+def elsewhere(p: Pair, statements: str) -> Iterator[Database]:
+    """Let the address lead to another database, which has these tables and a publication of the same name."""
+    there, conninfo = type(p.pubdb)(p.pubdb.server, f"{p.pubdb.name}_elsewhere"), p.sub.connection
+    try:
+        there.execute(f"{statements}; CREATE PUBLICATION p FOR ALL TABLES")
+        p.set(connection=there.conninfo)
+        yield there
+    finally:
+        p.set(connection=conninfo)
+        there.drop()
 
 
 @pytest.fixture

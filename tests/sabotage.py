@@ -89,6 +89,26 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a subtransaction that was rolled back leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
     "a publisher that was restored is refused": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
+    "a timeline that branched off before any position of the subscription is refused": (
+        "test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first",
+        "test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it",
+    ),
+    "a timeline is recorded before a position of it": (
+        "test_a_standby_that_had_everything_is_gone_over_to_whoever_of_the_workers_comes_first",
+    ),
+    "no worker goes on along a timeline that was left": (
+        "test_a_timeline_is_recorded_only_while_no_other_worker_was_started",
+    ),
+    "a slot is made only where the publisher is": (
+        "test_no_row_of_another_publisher_is_copied_and_no_slot_made_there",
+    ),
+    "a session with another server is not used": (
+        "test_a_copy_whose_address_leads_elsewhere_meanwhile_reads_nothing_there",
+        "test_a_slot_is_not_taken_for_dropped_on_another_server",
+    ),
+    "a slot is made anew only by the attempt that will stream it": (
+        "test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_ones",
+    ),
     "a silent publisher is given up": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
     "changes are decided by the table states of now": (
         "test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change",

@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database, verify
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import LockHeld, PublisherUnavailable, WrongSystem
-from pgsub.common.quoting import named
+from pgsub.common.errors import LockHeld, PublisherUnavailable
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity
+from pgsub.publisher import database
+from pgsub.publisher.database import Database
 from pgsub.target.ledger import definitions, subscriptions
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import subscription_tables
@@ -89,15 +89,22 @@ def check_unchanged(store: StateStore, sub: Subscription) -> None:
 
 
 def connect_publisher(
-    sub: Subscription, conninfo: str | None = None, *, replication: bool = False, must_use_password: bool = False
+    sub: Subscription,
+    conninfo: str | None = None,
+    *,
+    expected: Database | None = None,
+    replication: bool = False,
+    must_use_password: bool = False,
 ) -> contextlib.closing[publisher.Connection]:
     """Open a connection to the publisher, closed with the block.
 
     :param conninfo: the connection string where it is not the one that is stored.
+    :param expected: raise WrongSystem where another database answers.
     """
     return contextlib.closing(
-        publisher.connect(
+        database.open_session(
             sub.connection if conninfo is None else conninfo,
+            expected,
             application_name=sub.name,
             replication=replication,
             must_use_password=must_use_password,
@@ -114,7 +121,8 @@ def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo:
     :raises WrongSystem: another system, database or history.
     """
     verify_publisher(session, sub, conninfo)
-    with connect_publisher(sub, conninfo, must_use_password=must_use_password(session, sub)) as source:
+    must, expected = must_use_password(session, sub), recorded_database(session, sub.subid)
+    with connect_publisher(sub, conninfo, expected=expected, must_use_password=must) as source:
         yield source
 
 
@@ -123,7 +131,6 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
 
     :raises WrongSystem: as :func:`verified_publisher`.
     """
-    known = subscriptions.identity(session, sub.subid)
     try:
         opened = connect_publisher(sub, conninfo, replication=True, must_use_password=must_use_password(session, sub))
     except PublisherUnavailable as error:
@@ -131,21 +138,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
             error.detail = f"{MUST_PROVIDE} {error.detail or ''}".strip()
         raise
     with opened as replication:
-        if known.system_identifier is None:
-            return  # created without a connection: the first worker will note who answers
-        expected = identity.PublisherIdentity(
-            known.system_identifier, known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0, 0, 0
-        )
-        row = session.execute(
-            "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
-            (sub.subid,),
-        ).fetchone()
-        furthest = lsn_or_none(row[0]) if row else None
-        try:
-            identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
-        except WrongSystem as error:
-            error.hint = named(error.hint, sub.name)
-            raise
+        verify(session, replication, sub.subid)
 
 
 def target_facts(session: psycopg.Connection) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection, scalar
+from pgsub.publisher.database import Database, check_database
 from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState
 
@@ -28,6 +29,11 @@ class PublisherIdentity:
     timeline: int
     server_version: int
     flush_lsn: int
+
+    @property
+    def database(self) -> Database:
+        """Whose it is, whatever its history."""
+        return Database(self.system_identifier, self.database_oid, self.dbname)
 
 
 class TimelineSwitch(NamedTuple):
@@ -98,25 +104,7 @@ def check_identity(
     :param history: of ``actual.timeline``; needed where the timelines differ.
     :raises WrongSystem: with what differs and what it means; ``diverged`` where only the history does.
     """
-    if actual.system_identifier != expected.system_identifier:
-        raise WrongSystem(
-            "the publisher is another database system",
-            detail=f"The subscription was created for system identifier {expected.system_identifier}, "
-            f"this server has {actual.system_identifier}.",
-            hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
-            "the publisher create the subscription anew, with --adopt; after pg_upgrade, which takes slots along from "
-            "17 on:\n"
-            "pgsub alter NAME --publisher-upgraded",
-        )
-    if actual.database_oid != expected.database_oid:
-        raise WrongSystem(
-            "the publisher's database is another one",
-            detail=f'The subscription was created for database "{expected.dbname}" (OID {expected.database_oid}), '
-            f'this is "{actual.dbname}" (OID {actual.database_oid}).',
-            hint="Check dbname in the subscription's connection. "
-            "A database that was dropped and created again has lost its slots: create the subscription anew, with "
-            "--adopt.",
-        )
+    check_database(expected.database, actual.database)
     _check_timeline(expected, actual, remote_lsn, history)
     # guard: a publisher that was restored is refused
     if actual.flush_lsn < remote_lsn:
@@ -140,6 +128,7 @@ def _check_timeline(
             f"{changed}, whose history does not contain the former.",
             elsewhere=True,
         )
+    # guard: a timeline that branched off before any position of the subscription is refused
     if switch.switch_lsn < remote_lsn:
         raise _diverged(
             "the publisher's timeline branched off before the subscription's position",

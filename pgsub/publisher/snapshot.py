@@ -55,6 +55,7 @@ class SlotSnapshot:
         application_name: str,
         failover: bool = False,
         *,
+        verify: Callable[[Connection], object],
         must_use_password: bool = False,
         report: Report = lambda message, detail, hint: None,
         stop: threading.Event | None = None,
@@ -66,6 +67,7 @@ class SlotSnapshot:
 
         A failure after the slot was created leaves it: its name is in the ledger before this is called.
 
+        :param verify: raises where the session that is to make the slot is not one with the publisher.
         :param report: see :class:`~pgsub.publisher.slot_creation.SlotWatch`.
         :param stop: ends the wait.
         :param temporary: the slot ends with the snapshot, or with :meth:`drop`.
@@ -78,6 +80,8 @@ class SlotSnapshot:
             conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
         )
         try:
+            # guard: a slot is made only where the publisher is
+            verify(connection)
             on_open(connection.pgconn.backend_pid)
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
             with SlotWatch(connection, conninfo, slot_name, report, stop=stop, deadline=deadline):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common.errors import TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher.slot_creation import Report
 from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing, roll_back
 from pgsub.target.session.connect import must_use_password
@@ -47,8 +47,7 @@ def one_point(
     """
     with contextlib.ExitStack() as stack:
         password = must_use_password(session, sub)
-        opened = publisher.connect(sub.connection, application_name=sub.name, must_use_password=password)
-        source = stack.enter_context(contextlib.closing(opened))
+        source = stack.enter_context(contextlib.closing(verified_publisher.connect(session, sub)))
         point, snapshot = _tried(
             sub,
             lambda: Attempt(session, source, sub, deadline, seconds, check),
@@ -74,8 +73,7 @@ def while_standing(
     :param work: must take the barrier away, in the transaction in which it writes; None where it was gone.
     """
     password = must_use_password(session, sub)
-    opened = publisher.connect(sub.connection, application_name=sub.name, must_use_password=password)
-    with contextlib.closing(opened) as source:
+    with contextlib.closing(verified_publisher.connect(session, sub)) as source:
         return _tried(
             sub,
             lambda: Attempt(session, source, sub, deadline, seconds, check),

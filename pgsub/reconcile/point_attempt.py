@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.query import scalar
@@ -209,6 +210,7 @@ class Attempt:
                 self._sub.connection,
                 name,
                 self._sub.name,
+                verify=lambda replication: verified_publisher.verify(self._session, replication, self._sub.subid),
                 must_use_password=password,
                 report=report,
                 temporary=True,

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
@@ -19,6 +20,7 @@ from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import slot_names
+from pgsub.publisher.connect import Connection
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
@@ -174,6 +176,7 @@ class TableSync:
             slot,
             slot,
             self._sub.failover,
+            verify=lambda replication: self._verify(session, replication),
             must_use_password=must_use_password(session, self._sub),
             report=lambda message, detail, hint: self._context.log("LOG", log_text(message, detail=detail, hint=hint)),
             stop=self._context.stopping,
@@ -195,6 +198,10 @@ class TableSync:
             if prepared.resumed is not None:
                 self._run(session, snapshot, preparation.rest(session, self._sub, prepared.resumed), width)
         self._finish_chunked(session, prepared, attempts)
+
+    def _verify(self, session: psycopg.Connection, replication: Connection) -> None:
+        """Let a slot be made only where the publisher is, and record a timeline that it moved to."""
+        verified_publisher.verify(session, replication, self._sub.subid, list(self._claims.values()))
 
     def _run(self, session: psycopg.Connection, snapshot: SlotSnapshot, pieces: Sequence[Piece], width: int) -> None:
         pool = CopyPool(self._context, session, snapshot, pieces, width)

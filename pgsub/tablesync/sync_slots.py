@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import slot_names, slots
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
@@ -65,8 +65,9 @@ def _naming(session: psycopg.Connection, sub: Subscription, slot: str, lock: str
     return {relid for (relid,) in session.execute(f"{query} {lock}".encode(), (sub.subid, slot))}
 
 
-def _drop(sub: Subscription, slot: str) -> None:
-    with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
+def _drop(session: psycopg.Connection, sub: Subscription, slot: str) -> None:
+    """Drop a slot where it was made: on another server it is missing, and the one that keeps WAL would be forgotten."""
+    with contextlib.closing(verified_publisher.connect(session, sub, slot)) as source:
         slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
 
 
@@ -81,7 +82,7 @@ def release_slot(
         naming = _naming(session, sub, slot, _LOCKED)
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
-            _drop(sub, slot)
+            _drop(session, sub, slot)
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
@@ -106,7 +107,7 @@ def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, reli
         # an attempt that would name it waits
         states.lock_tables(session, sub.subid, relids)
         if not _naming(session, sub, slot, _LOCKED):
-            _drop(sub, slot)
+            _drop(session, sub, slot)
 
 
 def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
@@ -121,24 +122,33 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
     shared = state.sync_slot
     if shared is None:
         raise SlotLost(f'the ledger names no replication slot for table "{state.schemaname}.{state.relname}"')
-    _name(session, claim, needed=shared, spare=own)
+    with durable(session):
+        worker_takeover.fence(session, claim)
+        _name(session, claim, needed=shared, spare=own)
     failpoints.point("sync.before_separation")
-    with contextlib.closing(publisher.connect(sub.connection, application_name=own)) as source:
-        slots.drop_slot(source, own)
-        slots.copy_slot(source, shared, own)
-        version = source.info.server_version
-    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy is none, whatever the slot is
-        with contextlib.closing(publisher.connect(sub.connection, application_name=own, replication=True)) as sender:
-            slots.alter_slot(sender, own, failover=True)
-    failpoints.point("sync.after_separation")
-    _name(session, claim, needed=own, spare=shared)
+    with durable(session):
+        # guard: a slot is made anew only by the attempt that will stream it
+        worker_takeover.fence(session, claim)
+        states.lock_tables(session, sub.subid, [claim.worker])
+        _copy(session, sub, shared, own)
+        failpoints.point("sync.after_separation")
+        _name(session, claim, needed=own, spare=shared)
     release_slot(session, sub, shared, [claim.worker], claims=[claim])
 
 
+def _copy(session: psycopg.Connection, sub: Subscription, shared: str, own: str) -> None:
+    with contextlib.closing(verified_publisher.connect(session, sub, own)) as source:
+        slots.drop_slot(source, own, timeout=_PATIENCE)
+        slots.copy_slot(source, shared, own)
+        version = source.info.server_version
+    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy is none, whatever the slot is
+        sender = verified_publisher.connect(session, sub, own, replication=True)
+        with contextlib.closing(sender):
+            slots.alter_slot(sender, own, failover=True)
+
+
 def _name(session: psycopg.Connection, claim: Claim, *, needed: str, spare: str) -> None:
-    with durable(session):
-        worker_takeover.fence(session, claim)
-        session.execute(
-            "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
-            (needed, spare, claim.subid, claim.worker),
-        )
+    session.execute(
+        "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
+        (needed, spare, claim.subid, claim.worker),
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from fix_program import nothing_created, one_error
+from fix_servers import Database
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 
@@ -99,6 +101,23 @@ def test_an_unreachable_publisher_keeps_the_subscription_and_the_hint_drops_it_w
     services()
     assert created("drop", "s", "--yes").returncode == 0
     nothing_created(created, *tables)
+
+
+def test_no_slot_is_dropped_on_another_server_and_the_hint_drops_the_rest(services, created, tables):
+    there = tables[0]
+    other = Database(there.server, f"{there.name}_other")
+    file = Path(created.environment["PGSERVICEFILE"])
+    before = file.read_text()
+    file.write_text(before.replace(f"dbname={there.name}\n", f"dbname={other.name}\n"))
+    for _ in range(2):
+        said = one_error(created("drop", "s", "--yes"), 7, "the publisher's database is another one")
+    assert there.rows(_SLOTS) == [("s",)] and created.status()["subenabled"] is True
+    ended = created(*said.splitlines()[-1].split()[1:])
+    assert ended.returncode == 0, ended.stderr
+    assert there.rows(_SLOTS) == [("s",)]
+    there.execute("SELECT pg_drop_replication_slot('s')")
+    nothing_created(created, *tables)
+    other.drop()
 
 
 def test_an_unreachable_target_keeps_the_subscription(services, created, tables):

@@ -11,6 +11,7 @@ import pytest
 
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, UsageError
 from pgsub.publisher.connect import connect
+from pgsub.publisher.identity import identify
 from pgsub.publisher.slot_names import sync_slot_name, valid_slot_name
 from pgsub.publisher.slots import create_slot, drop_slot, free_slots, slot_state
 from pgsub.publisher.snapshot import SlotSnapshot, use_snapshot
@@ -161,7 +162,7 @@ def test_room_for_slots_and_walsenders_is_counted(pubdb):
 
 def test_the_snapshot_is_exactly_what_the_slot_will_not_send(pubdb):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)")
-    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync") as snapshot:
+    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify) as snapshot:
         pubdb.execute("INSERT INTO t VALUES (2)")
         assert snapshot.connection.execute("SELECT n FROM public.t").fetchall() == [(1,)]
         assert slot_state(pubdb.connection, pubdb.name).confirmed_flush_lsn == snapshot.consistent_point
@@ -170,7 +171,7 @@ def test_the_snapshot_is_exactly_what_the_slot_will_not_send(pubdb):
 
 def test_any_number_of_sessions_read_the_snapshot_and_keep_it_when_the_holder_goes(pubdb):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)")
-    snapshot = SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync")
+    snapshot = SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify)
     pubdb.execute("INSERT INTO t VALUES (2)")
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(session(pubdb, replication=False)) for _ in range(3)]
@@ -182,7 +183,7 @@ def test_any_number_of_sessions_read_the_snapshot_and_keep_it_when_the_holder_go
 
 
 def test_a_snapshot_whose_holder_is_gone_fails_the_attempt_and_is_worth_a_new_one(pubdb):
-    snapshot = SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync")
+    snapshot = SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify)
     pubdb.execute("SELECT pg_terminate_backend(%s, 5000)", snapshot.connection.info.backend_pid)
     assert not snapshot.alive()
     with session(pubdb, replication=False) as reader:
@@ -192,7 +193,7 @@ def test_a_snapshot_whose_holder_is_gone_fails_the_attempt_and_is_worth_a_new_on
 
 
 def test_an_error_in_the_snapshots_transaction_ends_it(pubdb):
-    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync") as snapshot:
+    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify) as snapshot:
         with pytest.raises(Exception, match="no_such_table"):
             snapshot.connection.execute("SELECT * FROM no_such_table")
         assert not snapshot.alive()
@@ -200,7 +201,7 @@ def test_an_error_in_the_snapshots_transaction_ends_it(pubdb):
 
 def test_the_holder_survives_the_idle_timeouts_of_its_database(pubdb):
     pubdb.execute(f"ALTER DATABASE {pubdb.name} SET idle_in_transaction_session_timeout = '100ms'")
-    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync") as snapshot:
+    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify) as snapshot:
         time.sleep(0.4)
         assert snapshot.alive()
 
@@ -208,5 +209,5 @@ def test_the_holder_survives_the_idle_timeouts_of_its_database(pubdb):
 def test_a_snapshot_on_a_taken_slot_name_leaves_no_session_behind(pubdb):
     pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", pubdb.name)
     with pytest.raises(StateForbids, match="already exists"):
-        SlotSnapshot.open(pubdb.conninfo, pubdb.name, "lonely_sync")
+        SlotSnapshot.open(pubdb.conninfo, pubdb.name, "lonely_sync", verify=identify)
     pubdb.wait("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lonely_sync'", value=0)

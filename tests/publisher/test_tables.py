@@ -229,7 +229,7 @@ def test_a_table_that_is_gone_is_a_fault_that_names_it(asking):
 
 def test_a_table_described_in_a_snapshot_is_readable_there(pubdb):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)")
-    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync") as snapshot:
+    with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync", verify=identify) as snapshot:
         pubdb.execute("INSERT INTO t VALUES (2)")
         table = describe_table(snapshot.connection, "public", "t", ["everything"])
         assert copied(snapshot.connection, copy_statement(table)) == ["1"]

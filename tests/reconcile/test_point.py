@@ -14,12 +14,12 @@ import psycopg
 import pytest
 from fix_engine import Task
 from fix_failpoints import At
-from fix_pair import MakePair, Pair
+from fix_pair import MakePair, Pair, elsewhere
 from fix_transaction_kinds import KINDS
-from verified import point_of
+from verified import point_of, repaired, results
 
 from pgsub.apply.worker import held_release
-from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired
+from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired, WrongSystem
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
 from pgsub.reconcile import point_attempt
@@ -452,4 +452,24 @@ def test_a_snapshot_behind_the_barrier_is_not_taken(pair: MakePair, monkeypatch:
         pass
     assert "The snapshot is of" in str(raised.value.detail) and len(seen) == 3
     assert all(one.connection.closed for one in seen)
+    p.stop(task)
+
+
+def test_no_row_is_repaired_by_what_another_publisher_has(pair: MakePair) -> None:
+    p = pair(TABLE)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'ours'), (2, 'ours')")
+    p.until("SELECT count(*) = 2 FROM t", task=task)
+    p.subdb.execute("UPDATE t SET v = 'differs' WHERE id = 1")
+    found = list(results(p, [("public", "t")]))
+    with elsewhere(p, f"{TABLE}; INSERT INTO t VALUES (1, 'theirs')") as there:
+        with pytest.raises(WrongSystem):
+            repaired(p, found)
+        with pytest.raises(WrongSystem), point_of(p):
+            pass
+        assert there.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+    assert p.subdb.rows("SELECT * FROM t ORDER BY id") == [(1, "differs"), (2, "ours")]
+    assert p.subdb.value("SELECT count(*) FROM pgsub.barrier") == 0
+    repaired(p, found)
+    p.same("t")
     p.stop(task)

@@ -7,11 +7,18 @@ confirmed is not sent again.
 from __future__ import annotations
 
 import itertools
+import shutil
+import subprocess
 
 import pytest
 from fix_clusters import copied, replayed
+from fix_pair import Pair
 from fix_program import until
 from fix_servers import Database
+
+from pgsub.apply.worker import feedback
+from pgsub.common.errors import TargetUnavailable, WrongSystem
+from pgsub.target.ledger import worker_takeover
 
 _GAP = "is past the subscription's position"
 _names = (f"f{number}" for number in itertools.count(1))
@@ -141,3 +148,103 @@ def test_a_standby_of_the_target_that_lost_commits_is_not_followed_over_the_gap(
     moved(launcher, served, standby)
     stopped(launcher, served, "ReplicationBroken", _GAP)
     assert standby.rows(f"SELECT v FROM {served}") == [("first",)]
+
+
+@pytest.fixture
+def followed(make_server, subdb, monkeypatch):
+    """A subscription whose publisher has a server of its own, to tables ``t``, not copied yet, and ``u``."""
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
+    source = Database(make_server(), "followed")
+    for database in (source, subdb):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
+    source.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION p FOR ALL TABLES")
+    p = Pair(source, subdb).subscribe("i", None)
+    p.sync("u")
+    p.apply("INSERT INTO u VALUES (1, 'first')")
+    yield p
+    p.close()
+    source.close()
+
+
+def stopped_at(p):
+    """The publisher is stopped; what a standby has that has received everything until now."""
+    p.pubdb.close()
+    p.pubdb.server.stop()
+    return p.pubdb.server.data
+
+
+def promoted(p):
+    """A standby that has all that the publisher's files have takes its place, slots and address."""
+    (p.pubdb.server.data / "standby.signal").touch()
+    p.pubdb.server.start()
+    p.pubdb.server.query("SELECT pg_promote()")
+    p.pubdb.wait("SELECT NOT pg_is_in_recovery()")
+
+
+def timeline(p):
+    """The one that the ledger has."""
+    return p.subdb.value("SELECT timeline FROM pgsub.subscription WHERE subid = %s", p.subid)
+
+
+@pytest.mark.parametrize("first", ["apply", "sync"])
+def test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first(followed, at, first):
+    p = followed
+    at("sync.after_f=error")
+    with pytest.raises(TargetUnavailable):
+        p.sync("t")
+    p.apply("INSERT INTO u VALUES (2, 'apply is beyond the slot of t')")
+    data = stopped_at(p)
+    copy = data.with_name("lagging")
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    p.pubdb.server.start()
+    p.apply(*[f"INSERT INTO u VALUES ({n}, 'the standby lacks this')" for n in range(100, 300)])
+    stopped_at(p)
+    shutil.rmtree(data)
+    copy.rename(data)
+    promoted(p)
+    p.pubdb.execute("INSERT INTO u VALUES (3, 'only there'), (4, 'and this')")
+    p.pubdb.execute("SELECT pg_switch_wal()")  # past where apply is
+    p.pubdb.execute("INSERT INTO t VALUES (3, 'only there')")
+    workers = [lambda: p.sync("t"), p.catch_up]
+    for work in workers if first == "sync" else reversed(workers):
+        with pytest.raises(WrongSystem, match="branched off before") as refused:
+            work()
+        assert refused.value.diverged and refused.value.exit_code == 7
+    assert timeline(p) == 1 and p.state("t") == "f"
+
+
+def test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it(followed, at):
+    p = followed
+    at("sync.after_f=error")
+    data = stopped_at(p)
+    copy = data.with_name("lagging")
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    p.pubdb.server.start()
+    p.pubdb.execute("INSERT INTO t VALUES (2, 'copied, and the standby lacks it')")
+    with pytest.raises(TargetUnavailable):
+        p.sync("t")
+    stopped_at(p)
+    shutil.rmtree(data)
+    copy.rename(data)
+    promoted(p)
+    p.pubdb.execute("SELECT pg_switch_wal()")
+    with pytest.raises(WrongSystem, match="branched off before"):
+        p.catch_up()
+
+
+@pytest.mark.parametrize("first", ["sync", "apply"])
+def test_a_standby_that_had_everything_is_gone_over_to_whoever_of_the_workers_comes_first(followed, first):
+    p = followed
+    stopped_at(p)
+    promoted(p)
+    p.pubdb.execute("INSERT INTO t VALUES (2, 'after'); INSERT INTO u VALUES (2, 'after')")
+    if first == "apply":
+        p.apply()
+        p.same("u")
+    # a worker whose session with the old server has outlived it
+    before = p.take_over()
+    p.sync("t")
+    assert timeline(p) == 2
+    assert bool(worker_takeover.taken_over(p.session, [before])) == (first == "sync")
+    p.apply("INSERT INTO t VALUES (3, 'streamed'); INSERT INTO u VALUES (3, 'streamed')")
+    p.same("t", "u")

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from fix_failpoints import At
-from fix_pair import MakePair, Pair
+from fix_pair import MakePair, Pair, elsewhere
+from fix_servers import Database
+from psycopg.conninfo import conninfo_to_dict
 
 from pgsub.apply.worker import worker
-from pgsub.common.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable
+from pgsub.common.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable, WrongSystem
 from pgsub.tablesync import copy_pool, sync_slots, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
@@ -23,6 +25,7 @@ from pgsub.target.ledger.tables import subscription_tables
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
+ELSEWHERE = f"{TABLE}; INSERT INTO t SELECT -g, 'theirs' FROM generate_series(1, 3000) g"
 #: More than comes in the first burst: the sync worker looks before it has caught up, and claims.
 MUCH = "UPDATE t SET v = v || 'x'"
 
@@ -56,6 +59,64 @@ def _ends_well(p: Pair, rows: str = "t") -> None:
 def _breaks(p: Pair, error: type[PgsubError] = TargetUnavailable) -> None:
     with pytest.raises(error):
         p.sync("t")
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_no_row_of_another_publisher_is_copied_and_no_slot_made_there(pair: MakePair, adopt: bool) -> None:
+    p = pair(TABLE, pub=ROWS, state="i")
+    if adopt:
+        p.subdb.execute("INSERT INTO t SELECT g, 'ours' FROM generate_series(1, 10) g")
+        p.subdb.execute("UPDATE pgsub.subscription_rel SET adopt = true")
+    before = p.subdb.rows("SELECT * FROM t")
+    with elsewhere(p, ELSEWHERE) as there:
+        _breaks(p, WrongSystem)
+        assert p.state("t") in "id" and p.subdb.rows("SELECT * FROM t") == before
+        assert there.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+    _ends_well(p)
+
+
+def _service(file: Path, database: Database) -> None:
+    words = conninfo_to_dict(database.conninfo)
+    file.write_text("[there]\n" + "".join(f"{key}={value}\n" for key, value in words.items()))
+
+
+@pytest.mark.parametrize(
+    ("paused", "more"), [("sync.after_slot", ""), ("copy.before_commit", "copy.after_commit=error@1")]
+)
+def test_a_copy_whose_address_leads_elsewhere_meanwhile_reads_nothing_there(
+    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: str, more: str
+) -> None:
+    p, services, go_on = pair(TABLE, pub=ROWS, state="i", copy_workers=1), tmp_path / "services", tmp_path / "go on"
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    _service(services, p.pubdb)
+    at(f"{paused}=pause:{go_on}@1;{more}")
+    with elsewhere(p, ELSEWHERE) as there:
+        p.set(connection="service=there")
+        sync = p.submit("sync", lambda name: p.sync(name), ["t"])
+        p.until("SELECT count(*) > 0 FROM pgsub.progress WHERE worker <> 0")
+        if paused == "copy.before_commit":
+            p.until(
+                "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ ' copy:' AND state ~ '^idle in'"
+            )
+        _service(services, there)
+        go_on.touch()
+        with pytest.raises(WrongSystem):
+            sync.result()
+    assert p.state("t") == "d" and p.subdb.value("SELECT count(*) FROM t WHERE v = 'theirs'") == 0
+    _ends_well(p)
+
+
+def test_a_slot_is_not_taken_for_dropped_on_another_server(pair: MakePair, at: At) -> None:
+    p = pair(TABLE, pub=ROWS, state="i")
+    at("sync.after_s=error@1")
+    _breaks(p)
+    named = "SELECT sync_slot FROM pgsub.subscription_rel WHERE relname = 't'"
+    slot = p.subdb.value(named)
+    assert p.state("t") == "s" and slot is not None
+    with elsewhere(p, ELSEWHERE):
+        _breaks(p, WrongSystem)
+        assert p.subdb.value(named) == slot and _slots(p) == 1
+    _ends_well(p)
 
 
 @pytest.mark.parametrize("point", ["copy.middle", "copy.before_commit", "copy.after_commit"])

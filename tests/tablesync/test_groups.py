@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,34 @@ def test_a_separation_that_was_interrupted_is_finished(
     with pytest.raises(TargetUnavailable):
         p.sync(name)
     p.apply("INSERT INTO a VALUES (1002, 'a'); INSERT INTO b VALUES (1002, 'b')")
+    _ends_well(p)
+
+
+def test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_ones(
+    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.0)
+    p, go_on, submit = pair(TABLES, pub=ROWS, state="i"), tmp_path / "go on", Pair.submit
+    at("sync.after_f=error")
+    with pytest.raises(TargetUnavailable):
+        _together(p)
+    p.apply("INSERT INTO a VALUES (1001, 'a'); INSERT INTO b VALUES (1001, 'b')")
+    for name in ("b", "c", "d"):  # the shared slot goes with the last table
+        p.sync(name)
+    at(f"sync.before_separation=pause:{go_on}@1")
+    first = p.submit("sync", lambda _: p.sync("a"), [None])
+    p.until("SELECT spare_slot IS NOT NULL FROM pgsub.subscription_rel WHERE relname = 'a'")
+
+    def after_the_first(name: str, *rest: Any) -> Task:
+        go_on.touch()
+        with pytest.raises(Fenced):
+            first.result()
+        return submit(p, name, *rest)
+
+    p.submit = after_the_first  # type: ignore[method-assign]
+    p.sync("a")
+    assert p.state("a") == "s"
+    p.submit = partial(submit, p)  # type: ignore[method-assign]
     _ends_well(p)
 
 

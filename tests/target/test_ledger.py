@@ -11,7 +11,7 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger import publisher_record, subscriptions, worker_takeover
 from pgsub.target.ledger.schema import installation, versions
 from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
@@ -67,13 +67,41 @@ def test_identity_is_what_was_learnt_of_the_publisher(session: psycopg.Connectio
     assert (known.slot_name, known.system_identifier) == ("slot", None)
     assert session.execute("SELECT slot_intent FROM pgsub.subscription").fetchone() == (True,)
     subscriptions.slot_created(session, SUBID, subscriptions.Publisher("123", "db", 5, 2), position=0x16_0000_00FF)
-    subscriptions.set_timeline(session, SUBID, 3)
+    publisher_record.follow(session, [worker_takeover.take_over(session, SUBID, APPLY)], 3)
     known = subscriptions.identity(session, SUBID)
     assert (known.system_identifier, known.publisher_dbname, known.publisher_dboid) == ("123", "db", 5)
     assert (known.timeline, known.consistent_point) == (3, 0x16_0000_00FF)
     assert session.execute("SELECT reported_lsn = '16/FF' FROM pgsub.progress").fetchone() == (True,)
     with pytest.raises(StateForbids, match="does not know this subscription"):
         subscriptions.identity(session, SUBID + 1)
+
+
+def test_a_timeline_is_recorded_only_while_no_other_worker_was_started(session: psycopg.Connection) -> None:
+    apply = worker_takeover.take_over(session, SUBID, APPLY)
+    claim = worker_takeover.take_over(session, SUBID, _relid(session))
+    others = worker_takeover.take_over_others(session, [claim])
+    assert [one.worker for one in others] == [APPLY] and others != [apply]
+    with pytest.raises(Fenced):
+        worker_takeover.take_over_others(session, [apply])
+    another = worker_takeover.take_over(session, SUBID, _relid(session, "b"))
+    with pytest.raises(Fenced, match="another worker was started meanwhile"):
+        publisher_record.follow(session, [claim, *others], 3)
+    publisher_record.follow(session, [claim, another, *others], 3)
+    assert subscriptions.identity(session, SUBID).timeline == 3
+
+
+def test_the_furthest_position_is_that_of_any_worker(session: psycopg.Connection) -> None:
+    _apply_at(session, "0/10")
+    assert publisher_record.furthest(session, SUBID) == 0x10
+    relid = _relid(session)
+    claim = worker_takeover.take_over(session, SUBID, relid)
+    states.start_copy(session, [claim], "slot_a")
+    states.slot_position(session, [claim], 0x50)
+    assert publisher_record.furthest(session, SUBID) == 0x10  # what is copied is compared with another snapshot
+    _copied(session, 0x30)
+    assert publisher_record.furthest(session, SUBID) == 0x30
+    session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = '0/40'")
+    assert publisher_record.furthest(session, SUBID) == 0x40
 
 
 @pytest.mark.parametrize("replica", [False, True])

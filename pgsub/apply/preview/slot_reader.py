@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgsub.apply.rows.worker_sessions import recorded_publisher
+from pgsub.apply.rows.verified_publisher import recorded
 from pgsub.apply.stream.receiver import now
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.subscription import Subscription
@@ -145,7 +145,7 @@ def reading(
             sub.connection, application_name=sub.name, replication=True, must_use_password=must_use_password
         )
     ) as replication:
-        expected = recorded_publisher(known)
+        expected = recorded(known)
         actual = identity.verify_publisher(replication, expected, remote_lsn=start)
         state = slots.slot_state(replication, sub.slot_name)
         identity.check_slot(state, MAX_LSN, sub.slot_name, expected.dbname)

@@ -12,10 +12,8 @@ from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.stream.walsender import WalSender
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscriptions import Identity
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
@@ -46,12 +44,6 @@ class WorkerStreams:
     writers: int = 1  #: sessions that apply what was committed, this one included; AUTO for as many as pay
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
-
-
-def recorded_publisher(known: Identity) -> PublisherIdentity:
-    """Return the publisher that the ledger knows, to be compared with the one that answers."""
-    dbname, dboid = known.publisher_dbname or "", known.publisher_dboid or 0
-    return PublisherIdentity(known.system_identifier or "", dbname, dboid, known.timeline or 0, 0, 0)
 
 
 def target_session(

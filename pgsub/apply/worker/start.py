@@ -12,7 +12,8 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams, recorded_publisher, target_session
+from pgsub.apply.rows import verified_publisher
+from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import Spool
@@ -28,7 +29,6 @@ from pgsub.publisher.faults import translate
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger import events, reconciliation, right_to_write, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscriptions import Identity, Publisher
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
@@ -223,33 +223,16 @@ def _timing(session: psycopg.Connection, replication: publisher.Connection, sub:
 def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
-    known = subscriptions.identity(session, spec.subscription.subid)
     right_to_write.check(session, spec.subscription.subid, spec.subscription.name)
     if spec.applies:
         # guard: apply does not start while its slot is replaced
-        reconciliation.check_not_under_way(known)
-    if known.system_identifier is None:
-        known = _adopt_publisher(session, replication, spec)
-    expected = recorded_publisher(known)
-    furthest = max(progress.remote_lsn, progress.reported_lsn)
-    # apply leaves out what a table's srsublsn covers, so a publisher behind it would be read too late
-    handed_over = two_phase.behind(session, spec.claim.subid) if spec.applies else 0
-    actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, handed_over))
+        reconciliation.check_not_under_way(subscriptions.identity(session, spec.subscription.subid))
+    actual = verified_publisher.verify(session, replication, spec.subscription.subid, [spec.claim])
     state = _slot(replication, spec.slot_name)
-    if not furthest and spec.applies and state is not None:
-        _adopt_slot(session, spec, progress, state, expected.dbname)
-    identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
-    if actual.timeline != known.timeline:
-        subscriptions.set_timeline(session, spec.subscription.subid, actual.timeline)
+    if not max(progress.remote_lsn, progress.reported_lsn) and spec.applies and state is not None:
+        _adopt_slot(session, spec, progress, state, actual.dbname)
+    identity.check_slot(state, progress.reported_lsn, spec.slot_name, actual.dbname)
     return state
-
-
-def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
-    """Record the publisher after ``create --no-connect``: the first one that answers is the publisher from now on."""
-    who = identity.identify(replication)
-    known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
-    subscriptions.adopt_publisher(session, spec.claim, known)
-    return subscriptions.identity(session, spec.subscription.subid)
 
 
 def _adopt_slot(

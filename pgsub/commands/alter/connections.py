@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.preflight import databases, findings, servers
 from pgsub.commands.reporter import Reporter
@@ -102,7 +103,7 @@ def check(
     if options.connection is not None:
         _new_publisher(session, replace(sub, **fields), connection, reporter)
     if "failover" in fields:
-        _alter_slot(connection, sub, fields["failover"])
+        _alter_slot(session, connection, sub, fields["failover"])
 
 
 def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
@@ -166,9 +167,10 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
         )
 
 
-def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
+def _alter_slot(session: psycopg.Connection, connection: str, sub: Subscription, failover: bool) -> None:
     assert sub.slot_name is not None
-    with connect_publisher(sub, connection, replication=True) as replication:
+    expected = recorded_database(session, sub.subid)
+    with connect_publisher(sub, connection, expected=expected, replication=True) as replication:
         if replication.info.server_version < slots.FAILOVER_VERSION:
             detail = "Failover slots require PostgreSQL 17 or newer."
             raise StateForbids("the publisher does not support failover slots", detail=detail, sqlstate="0A000")

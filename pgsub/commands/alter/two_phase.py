@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.catalog.locks import subscription_lock
 from pgsub.commands.preflight import findings, servers
 from pgsub.commands.reporter import Reporter
@@ -88,14 +89,15 @@ def _disable(session: psycopg.Connection, sub: Subscription, connection: str) ->
     with transactions.durable(session):
         two_phase.check_disable(session, sub.subid)
     if state == two_phase.ENABLED and sub.slot_name is not None:
-        _alter_slot(sub, connection)
+        _alter_slot(session, sub, connection)
     failpoints.point("alter.after_slot")
     two_phase.disable(session, sub.subid)
 
 
-def _alter_slot(sub: Subscription, connection: str) -> None:
+def _alter_slot(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
     assert sub.slot_name is not None
-    with connect_publisher(sub, connection, replication=True) as replication:
+    expected = recorded_database(session, sub.subid)
+    with connect_publisher(sub, connection, expected=expected, replication=True) as replication:
         found = slots.slot_state(replication, sub.slot_name)
         if found is None or not found.two_phase:
             return  # enabled in the ledger, and never started since

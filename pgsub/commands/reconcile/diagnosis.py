@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.rows.worker_sessions import recorded_publisher
+from pgsub.apply.rows import verified_publisher
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -20,7 +20,7 @@ from pgsub.publisher.faults import translating
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.slots import SlotState
 from pgsub.switchover import journal
-from pgsub.target.ledger import origin_advance, subscriptions, two_phase
+from pgsub.target.ledger import origin_advance, subscriptions
 from pgsub.target.ledger.origin_advance import Position
 from pgsub.target.ledger.subscriptions import Identity
 
@@ -82,7 +82,7 @@ def diagnose(
     """
     known = subscriptions.identity(session, sub.subid)
     _check_takes_part(session, known, sub)
-    actual, trouble = _publisher(session, replication, known)
+    actual, trouble = _publisher(session, replication, sub.subid)
     position = origin_advance.position(session, sub.subid)
     # never a name of the ledger: its owner does not decide which slots of the publisher are dropped
     wanted = slot_name or sub.slot_name
@@ -124,16 +124,14 @@ def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscri
 
 
 def _publisher(
-    session: psycopg.Connection, replication: publisher.Connection, known: Identity
+    session: psycopg.Connection, replication: publisher.Connection, subid: int
 ) -> tuple[PublisherIdentity, PgsubError | None]:
     """Identify the publisher; one that went back in time is the trouble.
 
     :raises WrongSystem: another system or database.
     """
-    expected = recorded_publisher(known)
-    furthest = max(two_phase.behind(session, known.subid), origin_advance.position(session, known.subid).furthest)
     try:
-        return identity.verify_publisher(replication, expected, remote_lsn=furthest), None
+        return verified_publisher.verify(session, replication, subid), None
     except WrongSystem as error:
         # guard: tables are not compared with another publisher
         if not error.diverged:

@@ -248,7 +248,8 @@ def _make_slot(
     """
     sub, name = found.plan.sub, found.diagnosis.slot_name
     must = must_use_password(session, sub)
-    with connect_publisher(sub, replication=True, must_use_password=must) as replication:
+    expected = found.diagnosis.publisher.database  # that was looked at before the operator agreed
+    with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
         who = identity.identify(replication)
         for old in {name: None, sub.slot_name or name: None}:
             state = slots.slot_state(replication, old)

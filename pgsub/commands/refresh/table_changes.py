@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
@@ -131,7 +132,8 @@ class _Attempt:
         names = sync_slots.own_slots(self._session, sub, relids)
         self._slots.update(names)
         if names:
-            with connect_publisher(sub) as source:
+            expected = recorded_database(self._session, sub.subid)
+            with connect_publisher(sub, expected=expected) as source:
                 slots.end_walsenders(source, names)
 
     def _drop_slots(self, again: Sequence[Claim]) -> None:

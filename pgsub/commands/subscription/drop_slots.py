@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
-from pgsub.common.errors import PublisherUnavailable, SlotLost
+from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids, WrongSystem
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
+from pgsub.publisher.database import Database
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
@@ -31,6 +33,7 @@ def drop_slots(
     :param session: on the target, None where no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
     :raises SlotLost: the main slot is missing, and neither is known to be lost nor was dropped by an earlier command.
+    :raises WrongSystem: the server that answers is not the one that they were made on.
     """
     leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
     if sub.slot_name is None and tables is not None and not leftover:
@@ -38,7 +41,11 @@ def drop_slots(
     hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
     first = sub.slot_name or next(iter(leftover), "pgsub_*")
     try:
-        opened = connect_publisher(sub)
+        opened = connect_publisher(sub, expected=_made_on(session, sub.subid))
+    except WrongSystem as error:
+        # slots of these names are there others', and those of the subscription would keep WAL for ever
+        error.hint = f"{error.hint}\n{hint}"
+        raise
     except PublisherUnavailable as error:
         raise PublisherUnavailable(
             f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
@@ -78,3 +85,13 @@ def _begun(session: psycopg.Connection | None, subid: int) -> Iterator[bool]:
     except SlotLost:
         subscriptions.registered(session, subid)  # or the next drop would take it for its own work
         raise
+
+
+def _made_on(session: psycopg.Connection | None, subid: int) -> Database | None:
+    """Return the database that has the slots, as far as a ledger knows it."""
+    if session is None:
+        return None
+    try:
+        return recorded_database(session, subid)
+    except StateForbids:  # the ledger has no such subscription
+        return None

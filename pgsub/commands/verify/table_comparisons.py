@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference
@@ -18,7 +19,6 @@ from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.events import conflict_of
 from pgsub.publisher import faults, publication
-from pgsub.publisher.connect import connect
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
@@ -30,7 +30,7 @@ from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
 from pgsub.target.catalog.table_names import name_of, names_below
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.session.connect import SessionName, must_use_password, translate
+from pgsub.target.session.connect import SessionName, translate
 from pgsub.target.session.connect import connect as connect_to_target
 
 _EVENTS = """
@@ -48,11 +48,7 @@ def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str
 
     :param session: on the target.
     """
-    password = must_use_password(session, sub)
-
-    def publisher() -> psycopg.Connection:
-        return connect(sub.connection, application_name=sub.name, must_use_password=password)
-
+    publisher = verified_publisher.opener(session, sub)
     return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import (
     Directive,
@@ -29,10 +30,10 @@ from pgsub.launcher.error_reporting import SEQUENCES, ErrorReporter
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import database
 from pgsub.publisher.faults import translating
 from pgsub.sequences import reading
 from pgsub.sequences.synchronization import Outcome, bring, failure, kept, look
-from pgsub.target.ledger import subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
@@ -44,11 +45,6 @@ FACTOR = 10
 LASTING_ATTEMPTS, LASTING_SECONDS = 5, 60.0
 #: Sessions of the target that draw values must not wait long for an attempt that has another one soon.
 _LOCK_TIMEOUT = "100ms"
-
-_IDENTITY = """
-SELECT s.system_identifier::text, d.oid::bigint FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
- WHERE d.datname = pg_catalog.current_database()
-"""
 
 
 class SequenceWorker:
@@ -194,11 +190,10 @@ class SequenceWorker:
 
         :raises PublisherUnavailable: another one answers, which apply says with more words; or none is known yet.
         """
-        known = subscriptions.identity(session, self._sub.subid)
+        known = verified_publisher.recorded_database(session, self._sub.subid)
         with translating(source, "identify the publisher"):
             reading.prepare(source)
-            found = source.execute(_IDENTITY.encode()).fetchone()
-        if known.system_identifier is None or found != (known.system_identifier, known.publisher_dboid):
+        if known is None or database.database(source)[:2] != known[:2]:
             raise PublisherUnavailable(
                 "sequences were not synchronized: the server that answers is not known as the publisher"
             )

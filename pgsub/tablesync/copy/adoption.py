@@ -20,7 +20,6 @@ import psycopg
 
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable
@@ -53,7 +52,7 @@ class Adopter:
     :ivar in_utf8: whether the databases have different encodings.
     :param session: on the target, to ask about it.
     :param snapshot: of the slot.
-    :param name: of the sessions on the target; ``application_name`` of those on the publisher.
+    :param there: opens sessions on the publisher, ``name`` is that of those on the target.
     """
 
     def __init__(
@@ -62,17 +61,10 @@ class Adopter:
         sub: Subscription,
         snapshot: str,
         *,
+        there: Callable[[], psycopg.Connection],
         name: SessionName,
-        application_name: str,
-        must_use_password: bool,
     ) -> None:
         order = date_order(session)
-        there = partial(
-            publisher.connect,
-            sub.connection,
-            application_name=application_name,
-            must_use_password=must_use_password,
-        )
         here = partial(target.connect, sub.target, name, views=False)
         self._publisher = Side("publisher", there, snapshot, publisher_fault, order)
         self._target = Side("target", here, "", target.translate, order)

@@ -18,17 +18,17 @@ from psycopg import sql
 
 from pgsub.apply.conflicts import conflict_record
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.apply.rows import verified_publisher
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher.snapshot import use_snapshot
 from pgsub.tablesync.copy import row_by_row
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName, must_use_password
+from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import conflict_search
 
 _log = logging.getLogger(__name__)
@@ -90,8 +90,6 @@ class _Search:
 
         Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
         """
-        sub = self.sub
-        must = must_use_password(self.session, sub)
         names = {column.name: sql.Identifier(column.name) for column in self.table.relation.columns}
         columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
         parts = [
@@ -109,9 +107,7 @@ class _Search:
             sql.SQL(" AND ").join(parts),
             sql.Literal(1 if len(parts) == len(keys) else _CANDIDATES),
         )
-        with contextlib.closing(
-            publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
-        ) as source:
+        with contextlib.closing(verified_publisher.connect(self.session, self.sub)) as source:
             use_snapshot(source, snapshot)
             source.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(conflict_search.TIMEOUT)))
             try:

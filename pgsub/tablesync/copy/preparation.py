@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.tables import DescribedTables, RemoteColumn, RemoteTable, describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
@@ -33,7 +33,6 @@ from pgsub.target.ledger.tables.chunks import ChunkKey, Part
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import roles
-from pgsub.target.session.connect import must_use_password
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql import resync_truncate
 
@@ -92,10 +91,7 @@ def prepare(
     :param resume: those whose copy may go on with what it has brought.
     """
     prepared = Prepared()
-    must = must_use_password(session, sub)
-    with contextlib.closing(
-        publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
-    ) as source:
+    with contextlib.closing(verified_publisher.connect(session, sub)) as source:
         names = [(relation.schema, relation.name) for relation in targets.values()]
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version

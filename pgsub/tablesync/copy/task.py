@@ -13,6 +13,7 @@ from typing import LiteralString
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common import failpoints, server_words
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
@@ -33,7 +34,7 @@ from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins, roles
-from pgsub.target.session.connect import SessionName, must_use_password
+from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import copy_from, resync_truncate
 
 #: What a table that is copied together with others may wait for a lock, on either side.
@@ -127,8 +128,7 @@ class _CopySessions:
                 ledger_privileges.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
                 tagged = origins.attach(session, sub, spare=spec.spare) is not None
-                must, name_there = must_use_password(session, sub), spec.application_name
-                source = publisher.connect(sub.connection, application_name=name_there, must_use_password=must)
+                source = verified_publisher.connect(session, sub, spec.application_name)
                 stack.enter_context(contextlib.closing(source))
                 sessions = cls(spec, session, source, tagged=tagged)
                 stack.callback(sessions._close)
@@ -266,15 +266,10 @@ class _CopySessions:
     def _comparing(self, key: ChunkKey) -> Adopter:
         """Return the sessions that compare."""
         if self._adopter is None:
-            sub, name = self._spec.subscription, self._spec.application_name
-            self._adopter = Adopter(
-                self._session,
-                sub,
-                self._spec.snapshot,
-                name=SessionName(sub.subid, f"copy:{key.claim.worker}", key.claim.epoch),
-                application_name=name,
-                must_use_password=must_use_password(self._session, sub),
-            )
+            sub = self._spec.subscription
+            name = SessionName(sub.subid, f"copy:{key.claim.worker}", key.claim.epoch)
+            there = verified_publisher.opener(self._session, sub, self._spec.application_name)
+            self._adopter = Adopter(self._session, sub, self._spec.snapshot, there=there, name=name)
         return self._adopter
 
     def _resolving(self, key: ChunkKey) -> row_by_row.Writer:

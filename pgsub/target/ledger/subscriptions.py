@@ -141,11 +141,6 @@ def registered(connection: psycopg.Connection, subid: int) -> None:
     _set(connection, subid, slot_intent=False)
 
 
-def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> None:
-    """Record the timeline that the publisher moved to, whose history was checked."""
-    _set(connection, subid, timeline=timeline)
-
-
 def identity(connection: psycopg.Connection, subid: int) -> Identity:
     """Read a subscription's identity.
 

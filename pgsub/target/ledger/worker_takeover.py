@@ -106,10 +106,35 @@ def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
     return take_over_many(connection, subid, [worker])[worker]
 
 
-def take_over_many(connection: psycopg.Connection, subid: int, workers: Collection[int]) -> dict[int, Claim]:
-    """Take over several workers in one commit; return their claims by worker."""
+def take_over_others(connection: psycopg.Connection, claims: Sequence[Claim]) -> list[Claim]:
+    """Take over all workers of a subscription but those that ask for it; return the claims of these others.
+
+    :raises Fenced: one of those that ask was taken over: of two who do it at once only the first goes on.
+    """
+    subid = claims[0].subid
+    others = started(connection, subid) - set(numbers(claims))
+    return list(take_over_many(connection, subid, others, under=claims).values())
+
+
+def started(connection: psycopg.Connection, subid: int) -> set[int]:
+    """Return the workers of a subscription that were ever started."""
+    rows = connection.execute("SELECT worker::bigint FROM pgsub.control WHERE subid = %s", (subid,))
+    return {worker for (worker,) in rows}
+
+
+def take_over_many(
+    connection: psycopg.Connection, subid: int, workers: Collection[int], *, under: Sequence[Claim] = ()
+) -> dict[int, Claim]:
+    """Take over several workers in one commit; return their claims by worker.
+
+    :param under: claims of other workers, which must stand.
+    :raises Fenced: one of them was taken over.
+    """
     token = uuid.uuid4()
     with durable(connection):
+        if under:  # one at a time: each holds its own rows and wants those of the other
+            connection.execute("SELECT FROM pgsub.subscription WHERE subid = %s FOR NO KEY UPDATE", (subid,))
+            fence(connection, *under)
         rows = connection.execute(
             "INSERT INTO pgsub.control AS c (subid, worker, epoch, token)"
             " SELECT %s, w, 1, %s FROM pg_catalog.unnest(%s::oid[]) AS w ORDER BY w"

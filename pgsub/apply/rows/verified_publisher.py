@@ -1,0 +1,130 @@
+"""Who a server is: verified on the very session that is used, before anything is made, read or dropped there.
+
+The one place where the publisher that answers meets the one of the ledger. Mirrors nothing: the server's own subscriber
+asks nobody, and so loses changes silently after a restore or a fail-over.
+
+NOTES
+:func:`connect` compares system and database, which is enough to read under a snapshot or to drop a slot that the ledger
+names. Where a position begins or goes on (START_REPLICATION, CREATE_REPLICATION_SLOT), :func:`verify` compares the
+history, too, and with the furthest position of the whole subscription: that of one worker says nothing of the others.
+A new timeline is recorded before anything is made or read there, so no position of it gets into the ledger before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import psycopg
+
+from pgsub.common.errors import WrongSystem
+from pgsub.common.quoting import named
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import database, identity
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.database import Database
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.target.ledger import publisher_record, subscriptions, worker_takeover
+from pgsub.target.ledger.subscriptions import Identity, Publisher
+from pgsub.target.ledger.worker_takeover import Claim
+from pgsub.target.session.connect import must_use_password
+
+
+def recorded(known: Identity) -> PublisherIdentity:
+    """Return the publisher that the ledger knows, to be compared with the one that answers."""
+    dbname, dboid = known.publisher_dbname or "", known.publisher_dboid or 0
+    return PublisherIdentity(known.system_identifier or "", dbname, dboid, known.timeline or 0, 0, 0)
+
+
+def recorded_database(session: psycopg.Connection, subid: int) -> Database | None:
+    """Return the database that the ledger knows as the publisher; None where nobody has answered yet.
+
+    :param session: on the target.
+    """
+    known = subscriptions.identity(session, subid)
+    return None if known.system_identifier is None else recorded(known).database
+
+
+def opener(
+    session: psycopg.Connection, sub: Subscription, application_name: str | None = None, *, replication: bool = False
+) -> Callable[[], Connection]:
+    """Return what opens sessions with the publisher that the ledger knows, for any thread: the target is asked now.
+
+    :param session: on the target.
+    :param application_name: that of the subscription by default.
+    """
+    expected, must = recorded_database(session, sub.subid), must_use_password(session, sub)
+
+    def opened() -> Connection:
+        with _naming(sub.name):
+            return database.open_session(
+                sub.connection,
+                expected,
+                application_name=application_name or sub.name,
+                replication=replication,
+                must_use_password=must,
+            )
+
+    return opened
+
+
+def connect(
+    session: psycopg.Connection, sub: Subscription, application_name: str | None = None, *, replication: bool = False
+) -> Connection:
+    """Open one; parameters as of :func:`opener`.
+
+    :raises WrongSystem: another server, or another database, answers.
+    """
+    return opener(session, sub, application_name, replication=replication)()
+
+
+def verify(
+    session: psycopg.Connection, replication: Connection, subid: int, claims: Sequence[Claim] = ()
+) -> PublisherIdentity:
+    """Verify the publisher and its history.
+
+    :param session: on the target.
+    :param replication: the replication connection that is to be used.
+    :param claims: of the workers that this is done for. With them a new timeline is recorded, and the first publisher
+        that answers after ``create --no-connect``.
+    :raises WrongSystem: another system, database or history.
+    :raises Fenced: another worker took over.
+    """
+    known = subscriptions.identity(session, subid)
+    if known.system_identifier is None:
+        if not claims:
+            return identity.identify(replication)
+        known = _adopt(session, replication, claims[0])
+    actual = _compared(session, replication, known)
+    if not claims or actual.timeline == known.timeline:
+        return actual
+    others = worker_takeover.take_over_others(session, claims)
+    actual = _compared(session, replication, known)
+    # guard: a timeline is recorded before a position of it
+    publisher_record.follow(session, [*claims, *others], actual.timeline)
+    return actual
+
+
+def _compared(session: psycopg.Connection, replication: Connection, known: Identity) -> PublisherIdentity:
+    # read first: who applies meanwhile gets to what the publisher has flushed by then
+    furthest = publisher_record.furthest(session, known.subid)
+    with _naming(known.subname):
+        return identity.verify_publisher(replication, recorded(known), remote_lsn=furthest)
+
+
+@contextlib.contextmanager
+def _naming(subname: str) -> Iterator[None]:
+    """Let the commands of a hint name the subscription."""
+    try:
+        yield
+    except WrongSystem as error:
+        error.hint = named(error.hint, subname)
+        raise
+
+
+def _adopt(session: psycopg.Connection, replication: Connection, claim: Claim) -> Identity:
+    """Record the publisher after ``create --no-connect``: the first one that answers is the publisher from now on."""
+    who = identity.identify(replication)
+    known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
+    subscriptions.adopt_publisher(session, claim, known)
+    return subscriptions.identity(session, claim.subid)

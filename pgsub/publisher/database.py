@@ -1,0 +1,90 @@
+"""Sessions with one database of one system, and no other: who answers is asked on the very session that is used.
+
+The server asks nobody: whatever answers at the address is its publisher. But a name, a list of hosts or a virtual
+address may lead elsewhere from one connection to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from pgsub.common.errors import WrongSystem
+from pgsub.publisher.connect import Connection, connect
+from pgsub.publisher.faults import translating
+
+_DATABASE = """
+SELECT s.system_identifier::text, d.oid::bigint, d.datname::text
+  FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+
+
+class Database(NamedTuple):
+    """A database of a system; the one that a standby or a physical copy of it has is the same."""
+
+    system_identifier: str
+    oid: int
+    name: str
+
+
+def open_session(
+    conninfo: str,
+    expected: Database | None,
+    *,
+    application_name: str,
+    replication: bool = False,
+    must_use_password: bool = False,
+) -> Connection:
+    """Open a session with the recorded database.
+
+    :param expected: None where no publisher is recorded yet.
+    :raises WrongSystem: another server, or another database, answers.
+    :raises PgsubError: as of :func:`~pgsub.publisher.connect.connect`.
+    """
+    with contextlib.ExitStack() as stack:
+        connection = connect(
+            conninfo, application_name=application_name, replication=replication, must_use_password=must_use_password
+        )
+        stack.callback(connection.close)
+        # guard: a session with another server is not used
+        if expected is not None:
+            check_database(expected, database(connection))
+        stack.pop_all()
+    return connection
+
+
+def database(connection: Connection) -> Database:
+    """Ask whose database a session is with; a session of any kind can.
+
+    :raises PgsubError: translated.
+    """
+    with translating(connection, "identify the publisher"):
+        row = connection.execute(_DATABASE.encode()).fetchone()
+    assert row is not None
+    return Database(*row)
+
+
+def check_database(expected: Database, actual: Database) -> None:
+    """Compare a database with the one that was recorded; its name may change.
+
+    :raises WrongSystem: with what differs and what it means.
+    """
+    if actual.system_identifier != expected.system_identifier:
+        raise WrongSystem(
+            "the publisher is another database system",
+            detail=f"The subscription was created for system identifier {expected.system_identifier}, "
+            f"this server has {actual.system_identifier}.",
+            hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
+            "the publisher create the subscription anew, with --adopt; after pg_upgrade, which takes slots along from "
+            "17 on:\n"
+            "pgsub alter NAME --publisher-upgraded",
+        )
+    if actual.oid != expected.oid:
+        raise WrongSystem(
+            "the publisher's database is another one",
+            detail=f'The subscription was created for database "{expected.name}" (OID {expected.oid}), '
+            f'this is "{actual.name}" (OID {actual.oid}).',
+            hint="Check dbname in the subscription's connection. "
+            "A database that was dropped and created again has lost its slots: create the subscription anew, with "
+            "--adopt.",
+        )

@@ -1,0 +1,61 @@
+"""The publisher as the ledger has it: its database, its timeline, and the positions that the timeline is followed with.
+
+NOTES
+A publisher whose timeline branched off before a position of the ledger has lost what the target has. Once the new
+timeline is recorded nobody compares positions with the branch any more. So all of them are compared before, and no
+worker may go on that began on the old one: the old server may live on, and its sessions with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub.common.errors import Fenced
+from pgsub.common.query import scalar
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
+from pgsub.target.session import transactions
+
+# The rows of a table that is copied still are compared with the next snapshot, or removed.
+_FURTHEST = """
+SELECT greatest(p.remote_lsn, p.reported_lsn,
+                (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid),
+                (SELECT max(greatest(own.remote_lsn, own.reported_lsn)) FROM pgsub.progress own
+                   JOIN pgsub.subscription_rel r ON r.subid = own.subid AND r.srrelid = own.worker
+                  WHERE own.subid = p.subid AND r.srsubstate = 'f'))::text
+  FROM pgsub.progress p WHERE p.subid = %s AND p.worker = 0
+"""
+
+
+def furthest(connection: psycopg.Connection, subid: int) -> int:
+    """Return the furthest position of the publisher that the target has changes up to.
+
+    It is apply's own, where a table changed hands, or where a table is that catches up.
+
+    :raises Fenced: the subscription is gone.
+    """
+    position = scalar(connection, _FURTHEST, (subid,))
+    if position is None:
+        raise Fenced("the subscription was removed from the ledger")
+    return parse_lsn(position)
+
+
+def follow(connection: psycopg.Connection, claims: Sequence[Claim], timeline: int) -> None:
+    """Record the timeline that the publisher moved to, whose history was checked.
+
+    :param claims: of all workers, made before the positions were read that its history was checked with.
+    :raises Fenced: another worker was started since.
+    """
+    subid = claims[0].subid
+    with transactions.durable(connection):
+        transactions.lock_timeout(connection)
+        # no worker is started meanwhile
+        connection.execute("LOCK TABLE pgsub.control IN SHARE ROW EXCLUSIVE MODE")
+        worker_takeover.fence(connection, *claims)
+        # guard: no worker goes on along a timeline that was left
+        if worker_takeover.started(connection, subid) != set(worker_takeover.numbers(claims)):
+            raise Fenced("another worker was started meanwhile")
+        connection.execute("UPDATE pgsub.subscription SET timeline = %s WHERE subid = %s", (timeline, subid))
