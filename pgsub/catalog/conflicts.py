@@ -176,18 +176,24 @@ class ConflictCatalog(ViewsCatalog):
         return Added(self._database.run(_CONFLICT.insert, *values, number or None), new=number == 0)
 
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
-        """Return the row of the same event, or of the same stop."""
+        """Return the row of the same event, or of the same stop.
+
+        The number alone says nothing: a target that lost its last commits gives numbers of events again.
+        """
         if row.event is None:
             return self._stop(row, (*_SAME_CHANGE, "worker"))
-        return next(iter(self._select("subid = ? AND event = ?", row.subid, row.event)), None)
+        return self._same("event = ?", row, (*_SAME_CHANGE, "conflict_type"), row.event)
 
     def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
         """Return the stop that is the same in these columns."""
         # few are found by an index; a transaction may have a million conflicts, all of one row
+        return self._same("event IS NULL AND action = 'stopped'", row, columns)
+
+    def _same(self, where: str, row: ConflictRow, columns: Sequence[str], *params: object) -> ConflictRow | None:
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
         same = "".join(f' AND "{column}" IS ?' for column in columns)
-        where = f"subid = ? AND event IS NULL AND action = 'stopped'{same}"
-        return next(iter(self._select(where, row.subid, *(values[column] for column in columns))), None)
+        params = (row.subid, *params, *(values[column] for column in columns))
+        return next(iter(self._select(f"subid = ? AND {where}{same}", *params)), None)
 
     def _bound(self, subid: int) -> None:
         self._database.run(_EXCESS.format("subid = ?"), subid, KEEP)

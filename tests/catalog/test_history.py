@@ -70,6 +70,20 @@ def test_what_stopped_apply_and_was_left_out_is_skipped_even_where_apply_was_see
     assert {row.id: row.action for row in store.conflicts(5)} == {stopped: "skipped", event: "applied"}
 
 
+def test_an_event_whose_number_the_target_gives_again_after_a_crash_is_recorded(store: StateStore) -> None:
+    event = replace(CONFLICT, conflict_type="update_missing", action="skipped", event=10)
+    others = [
+        replace(event, finish_lsn=0x200),
+        replace(event, conflict_type="delete_missing"),
+        replace(event, relname="u"),
+        replace(event, key="(a)=(2)"),
+        replace(event, key=None),
+    ]
+    first, *added = store.add_conflicts([event, *others])
+    assert first.new and all(one.new for one in added)
+    assert [one.new for one in store.add_conflicts([event, *others])] == [False] * 6
+
+
 def test_an_event_of_the_ledger_is_recorded_once_and_events_that_look_alike_are_several(store: StateStore) -> None:
     event = replace(CONFLICT, conflict_type="update_missing", action="skipped", event=10)
     first, same, other = store.add_conflicts([event, event, replace(event, event=11)])
