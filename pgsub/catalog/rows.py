@@ -231,7 +231,7 @@ class ConflictRow:
     last_at: Time | None = None
     context: str | None = None
     replica_identity: Json | None = None
-    local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
+    local_conflicts: Rows | None = None  #: one an index: index, key, key_columns, row, xid, commit_ts, …
     worker: str | None = None  #: that it stopped, as in ErrorRow
     event: int | None = None  #: its id in the ledger, where it came from there
     skipped_ref: str | None = None  #: ref of the row of pgsub.skipped_change, where it was kept by itself

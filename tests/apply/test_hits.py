@@ -107,3 +107,23 @@ def test_a_deferrable_constraint_is_no_conflict_in_the_servers_sense(pair: MakeP
     with pytest.raises(ApplyError, match="duplicate key value violates unique constraint") as caught:
         p.catch_up()
     assert (caught.value.conflict, caught.value.record, caught.value.sqlstate) == (None, None, "23505")
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        ("(v)", ["v"]),
+        ("(id, v)", ["id", "v"]),
+        ("(v) WHERE id > 0", None),
+        ("(lower(v))", None),
+        ("(v, length(v))", None),
+    ],
+)
+def test_columns_of_a_key_are_named_only_where_they_find_one_row(
+    pair: MakePair, index: str, expected: list[str] | None
+) -> None:
+    value = 'x"status")=('
+    p = pair("CREATE TABLE t (id int, v text, status text)", sub=f"CREATE UNIQUE INDEX i ON t {index}")
+    p.subdb.execute("INSERT INTO t VALUES (1, %s, 'active')", value)
+    error = _stopped(p, f"INSERT INTO t VALUES (1, '{value}', 'new')")
+    assert [one["key_columns"] for one in error.record.local_conflicts] == [expected]

@@ -17,8 +17,13 @@ CONFLICT = ConflictRow(
     key="(id)=(1)",
     finish_lsn=0x14C0378,
     local_conflicts=[
-        {"index": "t_pkey", "key": '(id, "Day")=(1, O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
-        {"index": "t_day", "key": '("Day")=(O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
+        {
+            "index": "t_pkey",
+            "key": '(id, "Day")=(1, O\'Hara)',
+            "key_columns": ["id", "Day"],
+            "row": {"id": "1", "Day": "O'Hara", "v": None},
+        },
+        {"index": "t_day", "key": "…", "key_columns": ["Day"], "row": {"id": "1", "Day": "O'Hara", "v": None}},
         {"index": "t_lower", "key": "(lower(v))=(x)", "row": {"id": "2", "Day": "y", "v": "X"}},
     ],
 )
@@ -185,3 +190,23 @@ def test_without_trouble_there_is_nothing_to_do_and_the_runbook_is_of_one_subscr
     assert pgsub("status", "orders", "--runbook").stdout == 'Nothing is to be done: subscription "orders" is running.\n'
     assert pgsub("status", "--runbook").returncode == 2
     assert pgsub("status", "orders", "--runbook", "--check").returncode == 2
+
+
+def test_no_value_of_a_key_chooses_the_columns_of_a_statement_to_paste(store, served, failed, pgsub, valid):
+    there = {"index": "t_v", "key": '(v)=(x"status")=()', "row": {"id": "1", "v": 'x"status")=(', "status": "active"}}
+    failed(_conflict(), 3)
+    store.add_conflict(replace(CONFLICT, local_conflicts=[there]))
+    assert [statements for *_, statements in _steps(pgsub, valid) if statements] == []
+    store.add_conflict(replace(CONFLICT, local_conflicts=[{**there, "key_columns": ["v"]}]))
+    pasted = """DELETE FROM "My.s"."t" WHERE "v" = 'x"status")=(';"""
+    assert [statements for *_, statements in _steps(pgsub, valid) if statements] == [[pasted]]
+
+
+def test_no_row_in_the_way_of_a_copy_is_named_by_the_text_of_an_error(store, failed, pgsub, valid):
+    worker = f"table synchronization {store.relations(5)[0].srrelid}"
+    detail = 'Key (v)=(x) already exists. Key ("status")=(active) already exists.'
+    failed(ApplyError("duplicate key", detail=detail, sqlstate="23505"), worker=worker)
+    assert [statements for *_, statements in _steps(pgsub, valid) if statements] == []
+    store.add_conflict(replace(CONFLICT, finish_lsn=0, worker=worker))
+    pasted = """DELETE FROM "My.s"."t" WHERE "id" = '1' AND "Day" = 'O''Hara';"""
+    assert [statements for *_, statements in _steps(pgsub, valid) if statements] == [[pasted]]

@@ -438,7 +438,7 @@ def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(
 
 def test_the_runbook_names_the_session_that_apply_waits_for_and_ends_it(pgsub, store, served):
     """It said that nothing is to be done, beside a status that named the holder of the lock."""
-    lock = "a lock on table public.a that PID 7 (app, psql, idle in transaction) holds: LOCK TABLE public.a"
+    lock = 'a lock that PID 7 holds on table "x that PID 8 y" (app, psql, idle in transaction): LOCK TABLE public.a'
     store.put_workers(5, [replace(_apply_worker(0x20, 0x20), silent_since=ago(6), waits_for=lock)])
     shown = pgsub("status", "orders", "--runbook").stdout
     assert f" for {lock}." in shown and "SELECT pg_terminate_backend(7);" in shown
@@ -538,7 +538,9 @@ def test_views_of_the_publisher_are_read_live_with_the_newest_columns(pgsub, sto
 
 def test_watch_on_a_terminal_is_a_screen_of_80_columns(environment, store, served):
     worker = _apply_worker(0x120, 0x10, seconds_ago=30)
-    store.put_workers(5, [replace(worker, silent_since=ago(6), waits_for="a lock on table public.a that PID 7 holds")])
+    store.put_workers(
+        5, [replace(worker, silent_since=ago(6), waits_for="a lock that PID 7 holds on table public.a (app)")]
+    )
     store.put_slot(5, SlotRow("orders", wal_status="reserved", retained_bytes=520, confirmed_flush_lsn=0x10))
     copy = CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120, bytes_per_second=10)
     store.put_copy_progress(5, [copy])

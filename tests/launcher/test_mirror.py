@@ -526,11 +526,11 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         _refresh(mirrored)
         [row] = mirrored.store.workers(mirrored.subid)
         assert row.received_lsn == 9 and row.silent_since is not None
-        wanted = f"a lock on table public.a that PID {holder.execute(pid).fetchone()[0]} (postgres, psql, idle"
+        wanted = f"a lock that PID {holder.execute(pid).fetchone()[0]} holds on table public.a (postgres, psql, idle"
         assert row.waits_for.startswith(wanted) and row.waits_for.endswith("LOCK TABLE public.a")
         since = row.silent_since
         _refresh(mirrored)
         assert mirrored.store.workers(mirrored.subid)[0].silent_since == since
-        assert _seen_by_an_ordinary_role(mirrored)["apply"].endswith(" (postgres, psql) holds")
+        assert _seen_by_an_ordinary_role(mirrored)["apply"].endswith(" holds on table a (postgres, psql)")
         holder.execute("ROLLBACK")
         waiting.join()

@@ -37,7 +37,7 @@ class ConflictRecord:
     index_name: str | None = None  #: all of them, where there are several
     remote_tuple: dict[str, str | None] | None = None
     replica_identity: dict[str, str | None] | None = None
-    #: what stands in the way, one an index: index, key, row, xid, commit_ts, origin, identical
+    #: what stands in the way, one an index: fields of ConflictingRow
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
     identical: bool = False  #: what is there is what was to be written
     action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does

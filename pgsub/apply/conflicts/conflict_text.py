@@ -163,8 +163,13 @@ def kept(text: str | None) -> str | None:
 
 
 def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
-    """Return the rows in the way, for a record."""
-    return [{**hit.as_record(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
+    """Return the rows in the way, for a record; where a value of its key is cut, nothing is said of its columns."""
+    found = []
+    for hit in hits:
+        row = None if hit.row is None else kept_row(hit.row)
+        whole = all((row or {}).get(name) == (hit.row or {}).get(name) for name in hit.key_columns or ())
+        found.append({**hit.as_record(), "row": row, "key_columns": hit.key_columns if whole else None})
+    return found
 
 
 def kept_row(row: Row) -> dict[str, str | None]:

@@ -21,11 +21,8 @@ from pgsub.common.quoting import named, word
 from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
-_PID = re.compile(r" that PID (\d+) ")  #: the holder of a lock (pgsub.launcher.mirror.lock_waits)
-_KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
-#: `Key (a)=(1) already exists.`, in any language
-_KEY_VALUE = re.compile(r"\S+ \((.*?)\)=\((.*)\) \S", re.DOTALL)
-_NAME = re.compile(r'"((?:[^"]|"")+)"|([^",]+?)(?:, |$)')
+#: The holder of a lock (pgsub.launcher.mirror.lock_waits), before any text that others chose.
+_PID = re.compile(r"a lock that PID ([0-9]+) holds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
 def _held_up(waits: Row) -> Iterator[Step]:
     """Yield the steps where apply waits for something on the target, which goes on by itself once that is there."""
     yield Step(f"Apply waits since {readable(waits['since'])} for {waits['for']}.")
-    holder = _PID.search(waits["for"])
+    holder = _PID.match(waits["for"])
     if holder is not None:
         pid = int(holder[1])
         text = "Let that session end its transaction, or end the session on the target; apply goes on by itself."
@@ -169,14 +166,12 @@ def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
 def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
     """Yield the steps where a row of the target is in the way of a copy, which is all or nothing."""
     names = table["schemaname"], table["relname"]
-    found = _KEY_VALUE.match(row.detail or "")
-    columns = _columns(found[1]) if found else []
+    found = next((c for c in one.stopped_by if c.worker == row.worker), None)
+    statements = tuple(_statements(found)) if found is not None else ()
     when = "once the subscription is enabled" if one.state == "disabled" else "by itself"
-    if found and len(columns) == 1:
-        yield Step(
-            f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}.",
-            statements=(_delete(*names, {columns[0]: found[2]}),),
-        )
+    if statements:
+        text = f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}."
+        yield Step(text, statements=statements)
     yield Step(
         "Or empty the table on the target and copy it again.",
         (f"pgsub refresh {word(one.definition.name)} --resync {word('.'.join(names))}",),
@@ -244,16 +239,18 @@ def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:
-    """Yield a DELETE by key for each row that is in the way."""
+    """Yield a DELETE for each row that is in the way, if the record names the columns that no other row equals it in.
+
+    The text of a key does not: who chooses values would choose columns, and a partial index has other rows beside it.
+    """
     named = []
     for local in row.local_conflicts or ():
-        if local.get("row") in named:
-            continue  # one row in the way of several indexes
-        named.append(local.get("row"))
-        found, key = local.get("row"), _KEY.match(local.get("key") or "")
-        columns = _columns(key[1]) if key is not None else []
-        if not found or not columns or any(found.get(column) is None for column in columns):
-            continue  # the key is of expressions, or of NULLs that are equal
+        found, columns = local.get("row"), local.get("key_columns")
+        if not found or not columns or found in named:
+            continue  # one row can be in the way of several indexes
+        if any(found.get(column) is None for column in columns):
+            continue
+        named.append(found)
         yield _delete(row.schemaname or "", row.relname or "", {column: found[column] for column in columns})
 
 
@@ -261,8 +258,3 @@ def _delete(schema: str, name: str, key: dict[str, str]) -> str:
     conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), quoting.value(value)) for c, value in key.items()]
     text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
     return quoting.statement(text)
-
-
-def _columns(names: str) -> list[str]:
-    """Split names of columns in SQL, separated by commas; an expression is no column of a row."""
-    return [quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in _NAME.findall(names)]

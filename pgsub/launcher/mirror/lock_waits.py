@@ -39,10 +39,10 @@ def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
     rows = session.execute(_LOCKS.encode(), (f"pgsub {subid} ",)).fetchall()
     found: dict[str, str] = {}
     for role, table, pid, user, name, state, query in rows:
-        lock = "a lock" if table is None else f"a lock on table {table}"
+        lock = "" if table is None else f" on table {table}"
         who = ", ".join(filter(None, (user, name or "no name", state)))
         does = f": {query}" if state is not None else ""  # None: only pg_read_all_stats may see that
-        found.setdefault(role, f"{lock} that PID {pid} ({who}) holds{does}")
+        found.setdefault(role, f"a lock that PID {pid} holds{lock} ({who}){does}")
     for role, names in session.execute(_STANDBY.encode(), (f"pgsub {subid} ",)).fetchall():
         found[role] = f"a synchronous standby of the target to confirm a commit (synchronous_standby_names = '{names}')"
     return found

@@ -57,6 +57,7 @@ class ConflictingRow:
     identical: bool = False  #: no column that came from the publisher differs
     ctid: str | None = None  #: where it is
     at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
+    key_columns: list[str] | None = None  #: whose values in ``row`` no other row of the table has; None: not known
 
     def as_record(self) -> dict[str, Any]:
         """Return its fields for a record, without what is of use only for a moment."""
@@ -144,9 +145,32 @@ class TableSearch:
         key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
         key, values = f"({', '.join(index.keys)})=({key_values})", self._row(found[2 + width])
         hit = ConflictingRow(
-            index.name, key, values, int(found[0] or 0), identical=found[1] == "t", ctid=found[3 + width]
+            index.name,
+            key,
+            values,
+            int(found[0] or 0),
+            identical=found[1] == "t",
+            ctid=found[3 + width],
+            key_columns=self._key_columns(index, values, found[2 : 2 + width]),
         )
         return written(self._connection, hit) if self._tracked else hit
+
+    def _key_columns(
+        self, index: UniqueIndex, row: dict[str, str | None], key: Sequence[str | None]
+    ) -> list[str] | None:
+        """Return the columns of an index, where a comparison with ``=`` of all of them finds this row alone."""
+        by_name = {column.quoted: column for column in self.table.columns}
+        columns = [by_name.get(text) for text in index.keys]
+        if index.predicate is not None:
+            return None
+        names = []
+        for column, operator, value in zip(columns, index.operators, key, strict=True):
+            if column is None or column.equality != operator or not column.deterministic:
+                return None
+            if value is None or row.get(column.name) != value:  # what is large is only told of
+                return None
+            names.append(column.name)
+        return names
 
     def _row(self, values: str | None) -> dict[str, str | None]:
         read = dict(zip((c.name for c in stored(self.table)), json.loads(values or "[]"), strict=True))
