@@ -27,6 +27,7 @@ from pgsub.publisher.stream.walsender import quote_identifier
 FAILOVER_VERSION = 170000
 #: The first version that sends PREPARE TRANSACTION as such, and the first where that can be ended for a slot.
 TWO_PHASE_VERSION, ALTER_TWO_PHASE_VERSION = 150000, 180000
+_WAL_STATUSES = frozenset(("reserved", "extended", "unreserved", "lost"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _state(row: dict[str, Any]) -> SlotState:
     known |= {field.name: row[field.name] for field in fields(SlotState) if field.name in row}
     for position in ("restart_lsn", "confirmed_flush_lsn", "current_lsn"):
         known[position] = lsn_or_none(row[position])
+    if known["wal_status"] not in _WAL_STATUSES:  # a word that is shown wherever a slot is
+        known["wal_status"] = None
     if known["invalidation_reason"] is None and known["wal_status"] == "lost":
         known["invalidation_reason"] = "wal_removed"  # before 17, for want of WAL on a primary
     return SlotState(**{**known, "current_lsn": known["current_lsn"] or 0})

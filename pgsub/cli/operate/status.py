@@ -293,7 +293,7 @@ def _watch(seconds: float, look: Shown) -> None:
             if not states.status(current.state_dir, look.name):  # a mistyped folder would be told of again and again
                 raise _nothing()
             if terminal and not look.as_json:
-                emit("\x1b[H\x1b[2J" + time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+                emit(time.strftime("%Y-%m-%d %H:%M:%S %Z"), clear=True)
             _show(look)
             time.sleep(seconds)
     except KeyboardInterrupt:

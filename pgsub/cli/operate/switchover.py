@@ -241,11 +241,11 @@ def _print(found: Outcome) -> None:
         emit(console.line(f"{one['severity']}{where}: {one['message']}"))
         for label, text in (("DETAIL", one["detail"]), ("HINT", one["hint"])):
             if text:
-                emit(f"  {label}:  " + "\n  ".join(console.pasted(text).splitlines()))
+                emit(f"  {label}:  " + console.pasted(console.printable(text)).replace("\n", "\n  "))
     emit(console.line(_verdict(found)))
     for choice in found.choices:
         emit(console.line(f"To {choice.what}:"))
-        emit(f"  {console.pasted(choice.command)}")
+        emit(f"  {console.pasted(console.line(choice.command))}")
 
 
 def _verdict(found: Outcome) -> str:

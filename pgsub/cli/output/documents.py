@@ -12,7 +12,7 @@ from typing import Any
 
 from pgsub.cli.output.console import pasted
 from pgsub.common.errors import PgsubError
-from pgsub.common.text import CONTROLS
+from pgsub.common.text import CONTROLS, printable
 
 SCHEMA_VERSION = 1
 _TO_PASTE = frozenset({"hint", "next", "commands"})  #: what holds commands, in every document
@@ -22,16 +22,20 @@ class StdoutClosed(Exception):
     """The end of a program whose stdout nobody reads any more."""
 
 
-def emit(text: str) -> None:
-    """Write a result to stdout.
+_CLEAR = "\x1b[H\x1b[2J"
 
+
+def emit(text: str, *, clear: bool = False) -> None:
+    """Write a result to stdout; nothing that others chose in it controls a terminal.
+
+    :param clear: it is the first of a screen that is drawn anew.
     :raises StdoutClosed: if its reader has gone.
     :raises PgsubError: if it cannot be written, as on a full disk.
     """
     if sys.stdout is None:
         return
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(f"{_CLEAR if clear else ''}{printable(text)}\n")
         sys.stdout.flush()
     except OSError as error:
         # what is still buffered has nowhere to go: the interpreter must not try again at its end

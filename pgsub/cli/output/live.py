@@ -32,6 +32,11 @@ _AT_MOST = 5  #: copies that are shown of each subscription
 _COLOURS = {"running": "green", "waiting": "yellow", "stopped": "yellow", "disabled": "yellow"}
 
 
+def _text(text: str, **look: Any) -> Text:
+    """Make a line of the screen, on which servers write words, too."""
+    return Text(console.line(text), **look)
+
+
 class Screen:
     """The screen; a context manager that restores the terminal."""
 
@@ -48,31 +53,31 @@ class Screen:
 
     def show(self, found: Sequence[SubscriptionStatus], unwritten: Sequence[str] = ()) -> None:
         """Draw the present state."""
-        head = Text(f"pgsub status    {time.strftime('%Y-%m-%d %H:%M:%S %Z')}    Ctrl-C ends", style="bold")
-        warnings = [Text(console.printable(text), style="bold red", overflow="ellipsis") for text in unwritten]
+        head = _text(f"pgsub status    {time.strftime('%Y-%m-%d %H:%M:%S %Z')}    Ctrl-C ends", style="bold")
+        warnings = [_text(text, style="bold red", overflow="ellipsis") for text in unwritten]
         parts = [part for one in found for part in self._subscription(one)]
-        self._live.update(Group(head, *warnings, *(parts or [Text("no subscription exists")])), refresh=True)
+        self._live.update(Group(head, *warnings, *(parts or [_text("no subscription exists")])), refresh=True)
 
     def _subscription(self, one: SubscriptionStatus) -> Iterator[Any]:
         applied = parse_lsn(one.applied_lsn) if one.applied_lsn else 0
         looks = self._looks.setdefault(one.definition.subid, deque(maxlen=1000))
         looks.append((time.monotonic(), applied, one.lag))
         line = Text("\n")
-        line.append(console.line(one.definition.name), style="bold").append("  ")
-        line.append(one.state, style=f"bold {_COLOURS.get(one.state, 'red')}")
-        line.append(f"  applied {one.applied_lsn or 'nothing'}, {size(_rate(looks))}/s")
+        line.append(_text(one.definition.name, style="bold")).append("  ")
+        line.append(_text(one.state, style=f"bold {_COLOURS.get(one.state, 'red')}"))
+        line.append(_text(f"  applied {one.applied_lsn or 'nothing'}, {size(_rate(looks))}/s"))
         yield line
         lag = "unknown" if one.lag is None else f"{one.lag:.1f} s"
-        yield Text(f"  lag {lag:<10} {sparkline([lag for _, _, lag in looks])}", no_wrap=True)
-        yield Text(f"  {', '.join(_facts(one))}", overflow="ellipsis", no_wrap=True)
+        yield _text(f"  lag {lag:<10} {sparkline([lag for _, _, lag in looks])}", no_wrap=True)
+        yield _text(f"  {', '.join(_facts(one))}", overflow="ellipsis", no_wrap=True)
         if one.copies:
             yield _copies(one.copies)
         if waits := _waits(one):
-            yield Text(f"  waits for {console.line(waits)}", style="yellow", overflow="ellipsis", no_wrap=True)
+            yield _text(f"  waits for {waits}", style="yellow", overflow="ellipsis", no_wrap=True)
         if one.errors:
-            yield Text(f"  {console.line(one.errors[0].message)}", style="red", overflow="ellipsis", no_wrap=True)
+            yield _text(f"  {one.errors[0].message}", style="red", overflow="ellipsis", no_wrap=True)
         if one.next:
-            yield Text(f"  next: {console.pasted(one.next)}", style="bold")
+            yield _text(f"  next: {console.pasted(one.next)}", style="bold")
 
 
 def _waits(one: SubscriptionStatus) -> str | None:
@@ -121,6 +126,6 @@ def _copies(rows: Sequence[dict[str, Any]]) -> Table:
         left = "" if row["seconds_left"] is None else f", {duration(row['seconds_left'])} left"
         rate = "" if row["bytes_per_second"] is None else f"{size(row['bytes_per_second'])}/s{left}"
         bar = ProgressBar(total=total or None, completed=min(done, total * 0.99), width=20, pulse=False)
-        name = console.line(f"  {row['schemaname']}.{row['relname']}")
-        table.add_row(Text(name), bar, f"{min(done / total, 0.99):.0%}" if total else "", rate)
+        name = f"  {row['schemaname']}.{row['relname']}"
+        table.add_row(_text(name), bar, f"{min(done / total, 0.99):.0%}" if total else "", _text(rate))
     return table
