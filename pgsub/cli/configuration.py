@@ -11,12 +11,14 @@ import os
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pgsub.common.errors import StateForbids
+
+_MOST_LINKS = 40  #: as many as Linux follows
 
 
 @dataclass(frozen=True)
@@ -116,20 +118,42 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check(path: Path, status: os.stat_result) -> None:
     """Refuse what another user wrote, or could write or exchange: the file names servers and the options of Spark."""
-    folder = path.resolve().parent
-    found = folder.stat()
-    hint = None
+    problem = hint = None
     if status.st_uid not in (0, os.geteuid()):
         problem = f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}."
     elif status.st_mode & 0o022 and not stat.S_ISCHR(status.st_mode):  # /dev/null
         problem, hint = "Group or others may write to it.", f"chmod go-w {shlex.quote(str(path))}"
-    elif found.st_uid not in (0, os.geteuid()):
-        problem = f'Folder "{folder}" belongs to user id {found.st_uid}, who could exchange the file.'
-    elif found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
-        problem, hint = f'Others may write to folder "{folder}".', f"chmod o-w {shlex.quote(str(folder))}"
     else:
-        return
-    raise StateForbids(f'configuration file "{path}" is not safe', detail=problem, hint=hint)
+        for name in _names(path):
+            problem, hint = _exchangeable(name)
+            if problem is not None:
+                break
+    if problem is not None:
+        raise StateForbids(f'configuration file "{path}" is not safe', detail=problem, hint=hint)
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """Yield the name of a file, and of a symbolic link all that lead to the file."""
+    name = path.absolute()
+    yield name
+    for _ in range(_MOST_LINKS):
+        if not name.is_symlink():
+            return
+        name = name.parent / name.readlink()
+        yield name
+
+
+def _exchangeable(name: Path) -> tuple[str | None, str | None]:
+    """Return how another user could have a name lead to another file, and what keeps it from that."""
+    folder, link = name.parent.resolve(), name.lstat()
+    found = folder.stat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        return f'Symbolic link "{name}" belongs to user id {link.st_uid}, who could exchange it.', None
+    if found.st_uid not in (0, os.geteuid()):
+        return f'Folder "{folder}" belongs to user id {found.st_uid}, who could exchange the file.', None
+    if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f'Others may write to folder "{folder}".', f"chmod o-w {shlex.quote(str(folder))}"
+    return None, None
 
 
 def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,33 @@ def test_a_file_that_another_user_wrote_or_could_write_is_refused(file, pgsub, t
     assert pgsub("status").returncode == 0
 
 
+def test_a_link_is_refused_where_others_could_have_it_lead_elsewhere(file, pgsub, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "closed").mkdir(mode=0o755)
+    first, second = tmp_path / "closed" / "first.toml", tmp_path / "open" / "second.toml"
+    first.symlink_to(second)
+    second.symlink_to(file(""))
+    for named in second, first:  # by itself, and on the way
+        os.environ["PGSUB_CONFIG"] = str(named)
+        (tmp_path / "open").chmod(0o707)
+        assert "Others may write to folder" in one_error(pgsub("status"), 3, "is not safe")
+        (tmp_path / "open").chmod(0o755)
+        assert pgsub("status").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_link_of_another_user_is_refused_in_a_folder_that_keeps_files_apart(file, pgsub, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "link.toml"
+    link.symlink_to(file(""))
+    os.environ["PGSUB_CONFIG"] = str(link)
+    assert pgsub("status").returncode == 0
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert "belongs to user id 12345" in one_error(pgsub("status"), 3, "is not safe", hint=False)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_a_file_or_folder_of_another_user_is_refused(file, pgsub, tmp_path):
     path = file("")

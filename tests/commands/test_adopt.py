@@ -322,7 +322,7 @@ def test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_check
     tables[1].execute(f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON tree TO {plain_role}")
     refused = 'table "public.tree" cannot be adopted: its rows refer'
     said = one_error(joined.create("s", "--adopt", "--yes"), 3, refused)
-    assert f"GRANT SET ON PARAMETER session_replication_role TO {plain_role};" in said
+    assert f'GRANT SET ON PARAMETER session_replication_role TO "{plain_role}";' in said
     assert joined.sql("SELECT subname FROM pg_subscription") == []
     tables[1].execute(f"GRANT SET ON PARAMETER session_replication_role TO {plain_role}")
     adopting()

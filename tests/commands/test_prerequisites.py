@@ -222,7 +222,7 @@ def test_what_a_role_may_not_set_on_the_target_is_a_warning_with_the_grant(cli, 
     cli.target = subdb.server.conninfo(subdb.name, role)
     said = cli.create("s", "--dry-run").stderr
     assert "pgsub: warning: cannot set session_replication_role on the target\n" in said
-    assert f"GRANT SET ON PARAMETER session_replication_role TO {role};" in said
+    assert f'GRANT SET ON PARAMETER session_replication_role TO "{role}";' in said
     subdb.execute(f"GRANT SET ON PARAMETER session_replication_role TO {role}")
     assert "session_replication_role" not in cli.create("s", "--dry-run").stderr
     subdb.execute(f"REVOKE SET ON PARAMETER session_replication_role FROM {role}")

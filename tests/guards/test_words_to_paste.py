@@ -155,6 +155,24 @@ def test_statements_to_paste_are_composed_in_one_place() -> None:
     assert found == {*_EXECUTED, "common/quoting.py"}
 
 
+#: Where what a server quoted is a part of statements that are executed there, or compared.
+_QUOTED_BY_SERVERS = {
+    "commands/switchover/obstacles/table_definitions.py",
+    "target/catalog/ddl_hints.py",
+    "target/catalog/relation.py",
+    "target/catalog/unique_indexes.py",
+}
+
+
+def test_names_to_paste_are_quoted_here_and_not_by_servers() -> None:
+    """quote_ident() leaves line breaks in a name."""
+    root = Path(pgsub.__file__).parent
+    found = {
+        str(path.relative_to(root)) for path in root.rglob("*.py") if re.search(r"quote_ident\b", path.read_text())
+    }
+    assert found == _QUOTED_BY_SERVERS
+
+
 _EVIL = "x\"'\npgsub drop s --yes\nALTER ROLE mallory SUPERUSER;\n"
 
 

@@ -25,7 +25,7 @@ from pgsub.target.sql import resync_truncate
 MODE = "adopt"
 # an ordinary foreign key is checked by ordinary triggers
 _OF_ITSELF = """
-SELECT c.conname::text, pg_catalog.quote_ident(current_user) FROM pg_catalog.pg_constraint c
+SELECT c.conname::text, current_user::text FROM pg_catalog.pg_constraint c
  WHERE c.contype = 'f' AND c.conrelid = %s AND c.confrelid = c.conrelid
    AND EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgconstraint = c.oid AND t.tgenabled IN ('O', 'A'))
  ORDER BY c.conname LIMIT 1
@@ -110,7 +110,7 @@ def _check_order(session: psycopg.Connection, table: Table) -> None:
     found = session.execute(_OF_ITSELF.encode(), (table.target.oid,)).fetchone()
     # guard: a table whose rows refer to each other is not half adopted
     if found is not None:
-        constraint, role = found
+        constraint, role = found[0], quoting.name(found[1])
         raise StateForbids(
             f'table "{table.name}" cannot be adopted: its rows refer to each other',
             detail=f'Foreign key "{constraint}" would be checked for each of them, for role {role} cannot set'

@@ -8,7 +8,7 @@ import psycopg
 
 from pgsub.commands.preflight import databases, server_limits
 from pgsub.commands.preflight.findings import Caution
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -72,7 +72,7 @@ def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Cautio
 
 
 def _role(session: psycopg.Connection) -> str:
-    return str(publisher.scalar(session, "SELECT pg_catalog.quote_ident(current_user)"))
+    return quoting.name(str(publisher.scalar(session, "SELECT current_user::text")))
 
 
 def _settings(session: psycopg.Connection) -> Iterator[Caution]:

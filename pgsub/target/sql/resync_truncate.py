@@ -134,7 +134,7 @@ def _check_privileges(connection: psycopg.Connection, denied: Sequence[tuple[str
 
 
 def _user(connection: psycopg.Connection) -> str:
-    return str(scalar(connection, "SELECT pg_catalog.quote_ident(current_user)"))
+    return quoting.name(str(scalar(connection, "SELECT current_user::text")))
 
 
 def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) -> None:
