@@ -32,6 +32,7 @@ from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.retry import take_over_seconds
 from pgsub.launcher.run_until import GoalCheck, Outcome
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
@@ -115,7 +116,16 @@ class Service:
         spool_dir = shared.engine.spool_dir(Path(shared.store.path).parent / "spool")
         submit = partial(shared.engine.submit, stopping=self._stopping)
         address = shared.heartbeats.address
-        return SyncContext(self._sub, row[0] if row else "0", submit, self._stopping, address, spool_dir, shared.log)
+        return SyncContext(
+            self._sub,
+            row[0] if row else "0",
+            submit,
+            self._stopping,
+            address,
+            spool_dir,
+            shared.log,
+            take_over_seconds(),
+        )
 
     def serve(self, backlog: Backlog, over: Callable[[], bool], rest: Callable[[], bool]) -> Outcome | None:
         """Serve until the launcher stops or the run ends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class SyncContext:
 
     :ivar system_identifier: of the target, for the slots' names.
     :ivar stopping: set when the launcher stops.
+    :ivar patience: seconds without a sign of life after which a task is given up.
     """
 
     subscription: Subscription
@@ -43,3 +45,4 @@ class SyncContext:
     heartbeat: HeartbeatAddress | None = None
     spool_dir: str | None = None
     log: Callable[[str, LogText], None] = lambda level, text: None
+    patience: float = math.inf

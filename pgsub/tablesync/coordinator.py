@@ -28,6 +28,7 @@ from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
 from pgsub.tablesync.copy.task import Piece
 from pgsub.tablesync.copy_pool import CopyPool
+from pgsub.tablesync.task_watch import TaskWatch
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
@@ -293,8 +294,10 @@ class TableSync:
 
     def _await(self, session: psycopg.Connection, claim: Claim, job: Job) -> None:
         """Wait for a job; when asked to stop, only if its task has begun, for that reads the stop itself."""
+        watch = TaskWatch(session, [claim], self._context.patience)
         try:
             while not job.done():
+                watch.look()
                 if self._context.stopping.wait(_POLL):
                     if worker_takeover.withdraw(session, claim):
                         raise Fenced("asked to stop")

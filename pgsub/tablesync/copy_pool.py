@@ -12,6 +12,7 @@ from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import task
 from pgsub.tablesync.copy.task import CopyResult, CopySpec, Piece
+from pgsub.tablesync.task_watch import TaskWatch
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import chunks
 
@@ -43,6 +44,8 @@ class CopyPool:
         self._wanted = min(width, len(pieces))
         self._running: list[Job] = []
         self._tries: dict[chunks.ChunkKey | None, int] = {}
+        claims = list({piece.key.claim.worker: piece.key.claim for piece in pieces}.values())
+        self._watch = TaskWatch(session, claims, context.patience, snapshot.connection)
         self._alone = len({piece.key.claim.worker for piece in pieces}) == 1
         self.errors: dict[int, PgsubError] = {}
 
@@ -79,6 +82,7 @@ class CopyPool:
     def _wait(self) -> None:
         """Wait until one task has ended; the ledger says what it left, also when it was killed."""
         while not any(job.done() for job in self._running):
+            self._watch.look()
             if self._context.stopping.is_set():
                 raise Fenced("asked to stop")
             time.sleep(_POLL)

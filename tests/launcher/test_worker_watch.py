@@ -59,6 +59,21 @@ def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_ove
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("point", ["copy.middle", "copy.before_commit"])
+def test_a_copy_whose_process_is_stopped_is_taken_over(site: Callable[[], Site], point: str) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1")
+    process = case.create("--follow", points={point: "stop"}, PGSUB_WORKER_TIMEOUT="8", PGSUB_GROUP_TABLES="1")
+    case.wait_fired(point)
+    case.wait_ready()
+    assert "a task that synchronizes tables gave no sign of life for" in case.output.read_text()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
+@pytest.mark.long
 def test_where_no_heartbeat_arrives_create_and_status_rest_on_the_ledger(
     site: Callable[[], Site], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

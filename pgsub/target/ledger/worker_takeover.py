@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psycopg
 
@@ -53,6 +54,24 @@ SELECT c.claimed_by IS NOT NULL, c.claimed_host, c.claimed_pid, a.sessions, a.wo
 """
 
 
+_TABLE_SIGN = f"""
+SELECT count(*), coalesce(pg_catalog.bool_or(
+       a.state NOT LIKE 'idle%%' AND a.wait_event_type IS DISTINCT FROM 'Client'), false),
+       max(a.state_change)::text, sum(p.bytes_processed)::text
+  FROM pg_catalog.pg_stat_activity a LEFT JOIN pg_catalog.pg_stat_progress_copy p ON p.pid = a.pid
+ WHERE {WORKER_SESSIONS} AND a.application_name = ANY (%s)
+"""
+
+
+class TableSign(NamedTuple):
+    """Evidence of tasks that synchronize tables, as of :class:`Sign`; ``copied`` are bytes of copies under way."""
+
+    sessions: int
+    works: bool
+    changed: str | None
+    copied: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The fence of one try of one worker: given to its task, checked by every commit."""
@@ -87,6 +106,14 @@ def sign(connection: psycopg.Connection, claim: Claim) -> Sign:
     name = f"pgsub {claim.subid} {role} {claim.epoch}"
     row = connection.execute(_SIGN.encode(), (name, claim.subid, claim.worker, claim.epoch)).fetchone()
     return Sign() if row is None else Sign(*row)
+
+
+def table_sign(connection: psycopg.Connection, claims: Sequence[Claim]) -> TableSign:
+    """Look for the sessions of tasks that copy tables or catch up with them."""
+    names = [f"pgsub {one.subid} {role} {one.epoch}" for one in claims for role in _roles(one.worker)]
+    found = connection.execute(_TABLE_SIGN.encode(), (names,)).fetchone()
+    assert found is not None
+    return TableSign(*found)
 
 
 def is_worker(connection: psycopg.Connection, pid: int, subid: int) -> bool:
