@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import patience
@@ -87,6 +88,17 @@ def test_with_a_password_only_the_right_one_is_let_in():
         assert server.query("SELECT 1") == [(1,)]
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             server.connect(password="wrong")
+
+
+def test_no_link_that_the_servers_user_made_is_written_behind(server, tmp_path):
+    server.stop()
+    for name, write in ((server.log, server.start), (server.data / "postgresql.conf", partial(server.append_conf, {}))):
+        name.unlink()
+        name.symlink_to(tmp_path / "of_root")
+        with pytest.raises(OSError, match="symbolic links"):
+            write()
+        name.unlink()
+    assert not (tmp_path / "of_root").exists()
 
 
 def test_a_server_that_cannot_start_says_why_with_the_servers_own_words():

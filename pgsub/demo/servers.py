@@ -69,6 +69,11 @@ def free_port() -> int:
     raise PgsubError("no free TCP port found")
 
 
+def _follow_no_link(path: str, flags: int) -> int:
+    """Open a file in a folder of the server's user, who could put a link there for root to write behind."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 class Server:
     """One private server: TCP on the loopback only, superuser ``postgres``.
 
@@ -138,7 +143,7 @@ class Server:
 
         :param settings: booleans become on and off; the rest is quoted.
         """
-        with (self.data / "postgresql.conf").open("a") as file:
+        with open(self.data / "postgresql.conf", "a", opener=_follow_no_link) as file:
             for name, value in settings.items():
                 text = ("off", "on")[value] if isinstance(value, bool) else str(value)
                 file.write("{} = '{}'\n".format(name, text.replace("'", "''")))
@@ -151,7 +156,7 @@ class Server:
         if self.running:
             return
         offset = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=_follow_no_link) as log:
             self._process = subprocess.Popen(
                 [str(find_binaries(self._binaries) / "postgres"), "-D", str(self.data)],
                 stdin=subprocess.DEVNULL,
