@@ -75,10 +75,8 @@ def take(session: psycopg.Connection, roles: Collection[str]) -> dict[str, Any]:
 
 def give_back(session: psycopg.Connection, saved: Mapping[str, Any]) -> None:
     """Grant CONNECT as it was granted before, in the open transaction; roles that are gone are left out."""
-    # an older pgsub saved the names alone
-    before = saved.get("before", [(role, False, None) for role in saved.get("revoked", ())])
     known = {*_known(session), None}
-    left = [one for one in (Grant(*row) for row in before) if {one.role, one.grantor} <= known]
+    left = [one for one in (Grant(*row) for row in saved.get("before", ())) if {one.role, one.grantor} <= known]
     for role in saved.get("granted", ()):
         if role in known:
             _run(session, "REVOKE CONNECT ON DATABASE {} FROM {}", role)
