@@ -32,18 +32,22 @@ CREATE TABLE pg_subscription (
     subpublications TEXT NOT NULL,
     suborigin TEXT NOT NULL CHECK (suborigin IN ('any', 'none')),
     pgsub_target TEXT NOT NULL,
+    pgsub_owner_name TEXT NOT NULL,
     pgsub_apply_mode TEXT NOT NULL CHECK (pgsub_apply_mode IN ('batched', 'transactional')),
-    pgsub_copy_atomic INTEGER NOT NULL CHECK (pgsub_copy_atomic IN (0, 1)),
+    pgsub_apply_workers INTEGER NOT NULL DEFAULT 1,
+    pgsub_max_parallel_apply_workers INTEGER NOT NULL DEFAULT 2,
     pgsub_max_sync_workers INTEGER NOT NULL,
     pgsub_copy_workers INTEGER NOT NULL,
-    pgsub_owner_name TEXT NOT NULL,
-    pgsub_unavailable TEXT NOT NULL,
-    pgsub_options_changed_at TEXT NOT NULL,
-    pgsub_password_enforced INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_password_enforced IN (0, 1)),
-    pgsub_max_parallel_apply_workers INTEGER NOT NULL DEFAULT 2,
+    pgsub_copy_atomic INTEGER NOT NULL CHECK (pgsub_copy_atomic IN (0, 1)),
     pgsub_messages INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_messages IN (0, 1)),
+    pgsub_sequences INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_sequences IN (0, 1)),
+    pgsub_on_conflict TEXT NOT NULL DEFAULT '[]',
     pgsub_skips TEXT NOT NULL DEFAULT '[]',
-    pgsub_on_conflict TEXT NOT NULL DEFAULT '[]'
+    pgsub_password_enforced INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_password_enforced IN (0, 1)),
+    pgsub_unavailable TEXT NOT NULL,
+    pgsub_moves INTEGER NOT NULL DEFAULT 0,
+    pgsub_way_back_of INTEGER,
+    pgsub_options_changed_at TEXT NOT NULL
 );
 CREATE TABLE pg_subscription_rel (
     srsubid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
@@ -53,6 +57,21 @@ CREATE TABLE pg_subscription_rel (
     schemaname TEXT NOT NULL,
     relname TEXT NOT NULL,
     PRIMARY KEY (srsubid, srrelid)
+);
+CREATE TABLE pgsub_sequence (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    srrelid INTEGER,
+    srsubstate TEXT NOT NULL CHECK (srsubstate IN ('i', 'r')),
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    publisher_value INTEGER,
+    publisher_is_called INTEGER,
+    target_value INTEGER,
+    target_is_called INTEGER,
+    ahead INTEGER,
+    problem TEXT,
+    taken_at TEXT NOT NULL,
+    PRIMARY KEY (subid, schemaname, relname)
 );
 """
 
@@ -78,7 +97,9 @@ CREATE TABLE pgsub_worker (
     latest_end_lsn TEXT,
     latest_end_time TEXT,
     silent_since TEXT,
-    waits_for TEXT
+    waits_for TEXT,
+    sessions INTEGER,
+    sessions_why TEXT
 );
 CREATE INDEX pgsub_worker_subid ON pgsub_worker (subid);
 CREATE VIEW pg_stat_subscription AS
@@ -269,48 +290,5 @@ CREATE TABLE pgsub_journal (
 );
 """
 
-_SEQUENCES = """
-ALTER TABLE pg_subscription
-    ADD COLUMN pgsub_sequences INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_sequences IN (0, 1));
-CREATE TABLE pgsub_sequence (
-    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
-    srrelid INTEGER,
-    srsubstate TEXT NOT NULL CHECK (srsubstate IN ('i', 'r')),
-    schemaname TEXT NOT NULL,
-    relname TEXT NOT NULL,
-    publisher_value INTEGER,
-    publisher_is_called INTEGER,
-    target_value INTEGER,
-    target_is_called INTEGER,
-    ahead INTEGER,
-    problem TEXT,
-    taken_at TEXT NOT NULL,
-    PRIMARY KEY (subid, schemaname, relname)
-);
-"""
-
-_MOVES = """
-ALTER TABLE pg_subscription ADD COLUMN pgsub_moves INTEGER NOT NULL DEFAULT 0;
-"""
-
-_APPLY_WORKERS = """
-ALTER TABLE pg_subscription ADD COLUMN pgsub_apply_workers INTEGER NOT NULL DEFAULT 1;
-"""
-
-_SESSIONS = """
-ALTER TABLE pgsub_worker ADD COLUMN sessions INTEGER;
-ALTER TABLE pgsub_worker ADD COLUMN sessions_why TEXT;
-"""
-
-_WAY_BACK = """
-ALTER TABLE pg_subscription ADD COLUMN pgsub_way_back_of INTEGER;
-"""
-
 #: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
-MIGRATIONS: tuple[tuple[int, str], ...] = (
-    (1, _SUBSCRIPTION + _PROGRESS + _HISTORY),
-    (2, _SEQUENCES + _MOVES),
-    (3, _APPLY_WORKERS),
-    (4, _SESSIONS),
-    (5, _WAY_BACK),
-)
+MIGRATIONS: tuple[tuple[int, str], ...] = ((1, _SUBSCRIPTION + _PROGRESS + _HISTORY),)

@@ -17,10 +17,10 @@ COLUMNS = {
     "pg_subscription": "oid subdbid subskiplsn subname subowner subenabled subbinary substream subtwophasestate "
     "subdisableonerr subpasswordrequired subrunasowner subfailover subretaindeadtuples submaxretention "
     "subretentionactive subserver subconflictlogrelid subconflictlogdest subconninfo subslotname subsynccommit "
-    "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
-    "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
-    "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips pgsub_on_conflict "
-    "pgsub_sequences pgsub_moves pgsub_apply_workers pgsub_way_back_of",
+    "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_owner_name pgsub_apply_mode pgsub_apply_workers "
+    "pgsub_max_parallel_apply_workers pgsub_max_sync_workers pgsub_copy_workers pgsub_copy_atomic pgsub_messages "
+    "pgsub_sequences pgsub_on_conflict pgsub_skips pgsub_password_enforced pgsub_unavailable pgsub_moves "
+    "pgsub_way_back_of pgsub_options_changed_at",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pgsub_sequence": "subid srrelid srsubstate schemaname relname publisher_value publisher_is_called target_value "
     "target_is_called ahead problem taken_at",

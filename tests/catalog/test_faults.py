@@ -6,10 +6,13 @@ import signal
 import sqlite3
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pgsub.catalog import database, store_file
 from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.rows import OriginRow, RelationRow
 from pgsub.catalog.schema import MIGRATIONS
@@ -229,6 +232,47 @@ def test_a_failed_upgrade_changes_nothing(store: StateStore) -> None:
     assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall() == []
     connection.close()
     StateStore.open(store.path.parent).close()
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make the program under test one version newer, by a step that cannot be done twice.
+
+    :return: that version.
+    """
+    number = MIGRATIONS[-1][0] + 1
+    steps = (*MIGRATIONS, (number, "CREATE TABLE newer (a);"))
+    monkeypatch.setattr(database, "_NEWEST", number)
+    monkeypatch.setattr(database, "migrate", partial(migrate, steps=steps))
+    return number
+
+
+def test_an_older_store_is_upgraded_once_by_those_who_open_it_at_once(store: StateStore, next_version: int) -> None:
+    store.journal("before", None, None, {})
+    store.close()
+
+    def version(_: int) -> object:
+        with StateStore.open(store.path.parent) as opened:
+            assert [row.action for row in opened.journal_rows()] == ["before"]
+            return opened._database.rows("PRAGMA user_version")[0][0]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(version, range(4))) == [next_version] * 4
+    with contextlib.closing(sqlite3.connect(store.path.with_name(f"state.db.v{next_version - 1}.bak"))) as backup:
+        assert backup.execute("SELECT action FROM pgsub_journal").fetchall() == [("before",)]
+
+
+def test_a_store_that_another_process_upgrades_is_left_alone(
+    store: StateStore, next_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_file, "BUSY_SECONDS", 0.1)
+    store.close()
+    with store_file.changing_alone(store.path, "upgraded"):
+        with pytest.raises(StateStoreError, match="is being upgraded by another process"):
+            StateStore.open(store.path.parent)
+    with contextlib.closing(sqlite3.connect(store.path)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (next_version - 1,)
+    assert list(store.path.parent.glob("*.bak")) == []
 
 
 def test_the_file_says_what_it_is_and_is_written_with_care(store: StateStore) -> None:

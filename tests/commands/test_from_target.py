@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from contextlib import closing
 
 import pytest
 from fix_program import Cli, nothing_created, one_error, until
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.long
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _MOVES = "SELECT coalesce(max(moves), 0) FROM pgsub.definition"
+_VERSION = "SELECT max(version) FROM pgsub.ledger_version"
 _OPTION = "SELECT options ->> %s FROM pgsub.definition"
 #: What a state store shows of a subscription; times of its own writing left out.
 _SHOWN = {
@@ -256,12 +258,7 @@ def test_a_publisher_a_name_or_a_target_that_is_not_the_ledgers_changes_nothing(
 def test_without_options_in_the_ledger_publications_are_given_by_hand_and_nothing_runs_by_guesses(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-wait", "--binary").returncode == 0
-    subdb.execute("DROP TABLE pgsub.switchover; ALTER TABLE pgsub.copy_chunk DROP part")
-    subdb.execute("DROP TABLE pgsub.definition, pgsub.barrier; DELETE FROM pgsub.ledger_version WHERE version > 1")
-    subdb.execute(
-        "ALTER TABLE pgsub.control DROP wanted_lsn; ALTER TABLE pgsub.subscription DROP new_slot;"
-        "ALTER TABLE pgsub.subscription_rel DROP adopt, DROP adopted, DROP keep, DROP kept"
-    )
+    subdb.execute("DELETE FROM pgsub.definition")
     lose(cli)
     one_error(cli(*again(cli)), 3, 'does not have the options of subscription "s"', "--publication PUB")
     ended = cli(*again(cli, "--publication", "p", "--until-caught-up"))
@@ -271,6 +268,26 @@ def test_without_options_in_the_ledger_publications_are_given_by_hand_and_nothin
     assert cli("run", "s", "--until-caught-up").returncode == 0
     assert subdb.rows("SELECT * FROM a ORDER BY id") == pubdb.rows("SELECT * FROM a ORDER BY id")
     assert cli.status()["subbinary"] is True
+
+
+def test_the_ledger_of_an_older_pgsub_is_upgraded_by_the_rebuild_though_a_worker_was_left_with_its_locks(
+    cli, tables, newer
+):
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-wait").returncode == 0
+    old = subdb.value(_VERSION)
+    lose(cli)
+    [(subid, epoch)] = subdb.rows("SELECT subid, epoch FROM pgsub.control WHERE worker = 0")
+    with closing(subdb.connect(application_name=f"pgsub {subid} apply {epoch}")) as left:
+        left.autocommit = False
+        left.execute("SELECT FROM pgsub.control FOR UPDATE")
+        ended = cli(*again(cli, "--until-caught-up"), env=newer)
+        assert ended.returncode == 0, ended.stderr
+    assert subdb.value(_VERSION) == old + 1
+    assert subdb.rows("SELECT * FROM a ORDER BY id") == pubdb.rows("SELECT * FROM a ORDER BY id")
+    one_error(cli("drop", "s", "--yes"), 10, "this pgsub knows versions up to")
+    lose(cli)
+    one_error(cli(*again(cli)), 3, f"the ledger on the target has version {old + 1}, this pgsub knows {old}")
 
 
 def test_what_alter_changes_while_nothing_serves_the_subscription_is_in_the_ledger_and_comes_back(cli, tables):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -14,27 +12,7 @@ from fix_faults import Site, until
 from psycopg.conninfo import make_conninfo
 from thorough import only_thorough
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("audit1", "keyed1", "counter1")
-NEWER = {
-    "target/ledger/schema/versions.py": """
-MIGRATIONS[len(MIGRATIONS) + 1] = "ALTER TABLE pgsub.control ADD COLUMN newer integer;"
-""",
-    "catalog/schema.py": """
-MIGRATIONS += ((MIGRATIONS[-1][0] + 1, "ALTER TABLE pgsub_worker ADD COLUMN newer INTEGER;"),)
-""",
-}
-
-
-@pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables with which ``python -m pgsub`` is a copy whose ledger and state store are one version newer."""
-    folder = tmp_path_factory.mktemp("newer")
-    shutil.copytree(ROOT / "pgsub", folder / "pgsub", ignore=shutil.ignore_patterns("__pycache__"))
-    for file, text in NEWER.items():
-        with (folder / "pgsub" / file).open("a") as module:
-            module.write(text)
-    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
 
 
 def versions(case: Site) -> tuple[int, int]:

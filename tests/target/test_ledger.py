@@ -123,13 +123,38 @@ def test_forgetting_leaves_nothing(session: psycopg.Connection, connect: Connect
         assert rows == ([(8,)] if table in ("subscription", "control", "progress") else []), table
 
 
-def test_the_ledger_may_be_installed_by_several_at_once(connect: Connect) -> None:
+#: Two steps that a later version might bring; neither can be done twice.
+_TABLE = "CREATE TABLE pgsub.newer (a integer);"
+_COLUMN = "ALTER TABLE pgsub.subscription ADD newer integer DEFAULT 5;"
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the program that is under test two versions newer."""
+    newest = installation.VERSION
+
+    def upgrade() -> None:
+        for number, step in enumerate((_TABLE, _COLUMN), newest + 1):
+            monkeypatch.setitem(versions.MIGRATIONS, number, step)
+            monkeypatch.setattr(installation, "VERSION", number)
+
+    return upgrade
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_ledger_may_be_installed_or_upgraded_by_several_at_once(
+    connect: Connect, later: Callable[[], None], older: bool
+) -> None:
     sessions = [connect() for _ in range(4)]
+    if older:
+        installation.install(sessions[0])
+    later()
+    together = threading.Barrier(len(sessions))  # all have seen that there is something to do
     failures: list[BaseException] = []
 
     def install(one: psycopg.Connection) -> None:
         try:
-            installation.install(one)
+            installation.install(one, together.wait)
         except BaseException as error:
             failures.append(error)
 
@@ -151,7 +176,7 @@ def test_a_ledger_of_a_newer_program_is_left_alone(session: psycopg.Connection) 
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_were_granted_it(
-    subdb: Database, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+    subdb: Database, later: Callable[[], None], by_hand: bool
 ) -> None:
     role = f"granted {subdb.name}"
     subdb.execute(f'CREATE ROLE "{role}" LOGIN')
@@ -161,9 +186,7 @@ def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_w
         subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{role}"')
         subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
         subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
-        newer = "CREATE TABLE pgsub.newer (a integer); ALTER TABLE pgsub.subscription ADD newer integer DEFAULT 5;"
-        monkeypatch.setitem(versions.MIGRATIONS, installation.VERSION + 1, newer)
-        monkeypatch.setattr(installation, "VERSION", installation.VERSION + 1)
+        later()
         with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
             with pytest.raises(PermissionMissing, match="could not upgrade the ledger") as caught:
                 installation.install(session)

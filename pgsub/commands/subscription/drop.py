@@ -143,7 +143,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     tables: list[RelationState] = []
     skipped = Usage(0, 0, 0)
     if known:
-        installation.install(session)  # one that an older pgsub made names fewer slots
+        installation.install(session)  # one that an older pgsub made may lack what is read below
         place = definitions.moved_to(session, sub)
         # guard: a state store that was left behind drops nothing
         if place is not None:

@@ -40,7 +40,7 @@ def record(connection: psycopg.Connection, subid: int, options: Mapping[str, Any
 
 
 def recorded(connection: psycopg.Connection, subid: int) -> dict[str, Any] | None:
-    """Return the options that were stored last; None where an older pgsub stored none."""
+    """Return the options that were stored last; None where the creation was interrupted before it did."""
     found = scalar(connection, "SELECT options::text FROM pgsub.definition WHERE subid = %s", (subid,))
     return None if found is None else json.loads(found)
 

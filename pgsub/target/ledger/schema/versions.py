@@ -28,7 +28,8 @@ COMMENT ON SCHEMA pgsub IS 'ledger of pgsub: replication progress committed toge
 CREATE TABLE pgsub.ledger_version (version integer PRIMARY KEY, installed_at timestamptz NOT NULL DEFAULT now());
 
 -- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned.
--- two_phase: d disabled, p pending, e the slot may be two-phase
+-- new_slot: a reconciliation is under way, which makes the slot of this name; apply does not start
+-- (target/ledger/reconciliation.py). two_phase: d disabled, p pending, e the slot may be two-phase
 CREATE TABLE pgsub.subscription (
     subid integer PRIMARY KEY,
     subname text NOT NULL,
@@ -39,14 +40,24 @@ CREATE TABLE pgsub.subscription (
     timeline integer,
     slot_name text,
     slot_intent boolean NOT NULL DEFAULT false,
+    new_slot text,
     consistent_point pg_lsn,
     sync_groups integer NOT NULL DEFAULT 0,
     two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e')),
     created_at timestamptz NOT NULL DEFAULT now());
 
+-- options: the definition as the state store has it, without connection strings: one that is lost is made anew from
+-- it. json and not jsonb, which refuses names that this database's encoding does not have.
+-- moves: how often that was done; a state store of an older number is out of date
+CREATE TABLE pgsub.definition (
+    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
+    options json,
+    moves integer NOT NULL DEFAULT 0);
+
 -- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data.
--- skip_lsn is cleared in the commit of the transaction that it skips. skip_lsns: several of them, the next one first;
--- NULL where there is only one, which any transaction clears. skip_rules: the limit of each rule that has one
+-- wanted_lsn: somebody waits until the ledger has this position. skip_lsn is cleared in the commit of the transaction
+-- that it skips. skip_lsns: several of them, the next one first; NULL where there is only one, which any transaction
+-- clears. skip_rules: the limit of each rule that has one
 CREATE TABLE pgsub.control (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
@@ -56,11 +67,23 @@ CREATE TABLE pgsub.control (
     claimed_host text,
     claimed_pid integer,
     stop boolean NOT NULL DEFAULT false,
+    wanted_lsn pg_lsn,
     skip_lsn pg_lsn,
     skip_rows text CHECK (skip_rows IN ('whole', 'conflicting')),
     skip_lsns pg_lsn[],
     skip_rules jsonb,
     PRIMARY KEY (subid, worker));
+
+-- apply stops where it has applied all that lsn covers, and nothing else, and says so in reached_lsn. token names the
+-- request; apply takes it away once it has stood for so many seconds (target/ledger/barrier.py). stood: seconds that it
+-- has stood at where the barrier was before
+CREATE TABLE pgsub.barrier (
+    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
+    token uuid NOT NULL,
+    lsn pg_lsn NOT NULL,
+    seconds double precision NOT NULL,
+    reached_lsn pg_lsn,
+    stood double precision NOT NULL DEFAULT 0);
 
 CREATE TABLE pgsub.progress (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
@@ -71,7 +94,9 @@ CREATE TABLE pgsub.progress (
     states_version bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
 
--- tables that are copied together share a slot, named here by each of them
+-- tables that are copied together share a slot, named here by each of them. adopt: the rows that are there are compared
+-- with the publisher's, and not emptied; adopted: rows that were missing, extra, different, as far as they were
+-- brought. keep: rows that an adoption may still keep of those that it replaces or deletes; kept: those that it kept
 CREATE TABLE pgsub.subscription_rel (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     srrelid oid NOT NULL,
@@ -81,18 +106,25 @@ CREATE TABLE pgsub.subscription_rel (
     srsublsn pg_lsn,
     handover_lsn pg_lsn,
     sync_slot text,
+    spare_slot text,
     attempt integer NOT NULL DEFAULT 0,
     copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
-    spare_slot text,
     copy_bytes bigint,
+    adopt boolean NOT NULL DEFAULT false,
+    adopted bigint[],
+    keep integer NOT NULL DEFAULT 0,
+    kept integer NOT NULL DEFAULT 0,
     PRIMARY KEY (subid, srrelid),
     UNIQUE (subid, schemaname, relname));
 
+-- part: the blocks of the publisher that the chunk reads, and the columns; a copy that broke off goes on with what its
+-- chunks brought. json, as for options above
 CREATE TABLE pgsub.copy_chunk (
     subid integer NOT NULL,
     srrelid oid NOT NULL,
     attempt integer NOT NULL,
     chunk integer NOT NULL,
+    part json,
     bytes_total bigint,
     rows_total bigint,
     bytes_done bigint,
@@ -124,7 +156,6 @@ CREATE TABLE pgsub.prepared_pending (
     PRIMARY KEY (subid, gid));
 
 -- changes that were skipped
-
 CREATE TABLE pgsub.skipped_change (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     subid integer NOT NULL,
@@ -160,37 +191,7 @@ CREATE TABLE pgsub.held_change (
     changes integer NOT NULL,
     bytes integer NOT NULL,
     PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
-"""
 
-_V2 = """
--- wanted_lsn: somebody waits until the ledger has this position
-ALTER TABLE pgsub.control ADD COLUMN wanted_lsn pg_lsn;
-
--- adopt: the rows that are there are compared with the publisher's, and not emptied; adopted: rows that were missing,
--- extra, different, as far as they were brought
-ALTER TABLE pgsub.subscription_rel ADD COLUMN adopt boolean NOT NULL DEFAULT false, ADD COLUMN adopted bigint[];
-
--- apply stops where it has applied all that lsn covers, and nothing else, and says so in reached_lsn. token names the
--- request; apply takes it away once it has stood for so many seconds (target/ledger/barrier.py). stood: seconds that it
--- has stood at where the barrier was before
-CREATE TABLE pgsub.barrier (
-    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
-    token uuid NOT NULL,
-    lsn pg_lsn NOT NULL,
-    seconds double precision NOT NULL,
-    reached_lsn pg_lsn,
-    stood double precision NOT NULL DEFAULT 0);
-
--- options: the definition as the state store has it, without connection strings: one that is lost is made anew from
--- it. json and not jsonb, which refuses names that this database's encoding does not have.
--- moves: how often that was done; a state store of an older number is out of date
-CREATE TABLE pgsub.definition (
-    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
-    options json,
-    moves integer NOT NULL DEFAULT 0);
-"""
-
-_V3 = """
 -- One side of a switchover: the server that gives the right to write, or the one that takes it. No foreign key: the
 -- subscription that ends leaves its row behind. saved: what the fence replaced. definition: the options of the
 -- subscription that ends, without connection strings. subid: of this ledger; back_subid: of the one that leads back,
@@ -210,21 +211,7 @@ CREATE TABLE pgsub.switchover (
     fenced_at timestamptz,
     began_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz NOT NULL DEFAULT now());
-
--- part: the blocks of the publisher that the chunk reads, and the columns; a copy that broke off goes on with what its
--- chunks brought. json, as for options above
-ALTER TABLE pgsub.copy_chunk ADD COLUMN part json;
-"""
-
-_V4 = """
--- new_slot: a reconciliation is under way, which makes the slot of this name; apply does not start
--- (target/ledger/reconciliation.py)
-ALTER TABLE pgsub.subscription ADD COLUMN new_slot text;
-
--- keep: rows that an adoption may still keep of those that it replaces or deletes; kept: those that it has kept
-ALTER TABLE pgsub.subscription_rel
-    ADD COLUMN keep integer NOT NULL DEFAULT 0, ADD COLUMN kept integer NOT NULL DEFAULT 0;
 """
 
 #: version: SQL that leads to it from the one before.
-MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
+MIGRATIONS = {1: _V1}
