@@ -93,4 +93,4 @@ def word(text: str) -> str:
 
 def named(hint: str | None, name: str) -> str | None:
     """Put the name of a subscription into the command of a hint that was made where no name is known."""
-    return hint and hint.replace("\npgsub reconcile NAME", f"\npgsub reconcile {word(name)}")
+    return hint and re.sub(r"(?<=\npgsub )(alter|reconcile) NAME", lambda found: f"{found[1]} {word(name)}", hint)

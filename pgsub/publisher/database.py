@@ -10,13 +10,15 @@ import contextlib
 from typing import NamedTuple
 
 from pgsub.common.errors import WrongSystem
-from pgsub.publisher.connect import Connection, connect
+from pgsub.publisher.connect import Connection, connect, scalar
 from pgsub.publisher.faults import translating
 
 _DATABASE = """
 SELECT s.system_identifier::text, d.oid::bigint, d.datname::text
   FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
+#: The oid of the session's database.
+OID = "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
 
 
 class Database(NamedTuple):
@@ -48,17 +50,22 @@ def open_session(
         stack.callback(connection.close)
         # guard: a session with another server is not used
         if expected is not None:
-            check_database(expected, database(connection))
+            check_database(expected, database(connection, replication=replication))
         stack.pop_all()
     return connection
 
 
-def database(connection: Connection) -> Database:
-    """Ask whose database a session is with; a session of any kind can.
+def database(connection: Connection, *, replication: bool = False) -> Database:
+    """Ask whose database a session is with.
 
+    :param replication: whether it is a replication connection, which needs no privilege for that.
     :raises PgsubError: translated.
     """
     with translating(connection, "identify the publisher"):
+        if replication:
+            system = connection.execute("IDENTIFY_SYSTEM").fetchone()
+            assert system is not None
+            return Database(system[0], int(str(scalar(connection, OID))), system[3])
         row = connection.execute(_DATABASE.encode()).fetchone()
     assert row is not None
     return Database(*row)

@@ -14,7 +14,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection, scalar
-from pgsub.publisher.database import Database, check_database
+from pgsub.publisher.database import OID, Database, check_database
 from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState
 
@@ -50,9 +50,8 @@ def identify(connection: Connection) -> PublisherIdentity:
     :param connection: a replication connection.
     :raises PgsubError: translated.
     """
-    query = "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
     with translating(connection, "receive database system identifier and timeline ID from the publisher"):
-        system, oid = connection.execute("IDENTIFY_SYSTEM").fetchone(), scalar(connection, query)
+        system, oid = connection.execute("IDENTIFY_SYSTEM").fetchone(), scalar(connection, OID)
     assert system is not None
     identifier, timeline, flush_lsn, dbname = system
     version = connection.info.server_version

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from typing import Any
 
+import psycopg
 import pytest
 from fix_failpoints import At
-from fix_pair import MakePair, Pair
+from fix_pair import MakePair, Pair, elsewhere
 
 from pgsub.apply.execute import executor
+from pgsub.apply.worker import rolled_back
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart
+from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart, WrongSystem
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import skip, two_phase
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 _GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
@@ -333,3 +335,17 @@ def test_a_prepared_transaction_that_was_rolled_back_before_it_was_decoded_stops
     p.same("t")
     assert p.subdb.rows(_GIDS) == [] and _ledger(p) == (0, 0)
     assert p.subdb.value("SELECT count(*) FROM pgsub.skipped_change") == 0
+
+
+def test_another_server_does_not_say_that_a_transaction_was_rolled_back(pair: MakePair) -> None:
+    p = pair(TABLE)
+    p.apply("INSERT INTO t VALUES (1, 'a')")
+    with elsewhere(p, TABLE) as there, psycopg.connect(there.conninfo) as session:
+        xid = session.execute("SELECT pg_current_xact_id()::text").fetchone()
+        session.rollback()
+        assert xid is not None
+        error = ApplyError("it failed")
+        error.xid, error.finish_lsn, error.relation = int(xid[0]), "0/10", "public.t"
+        with pytest.raises(WrongSystem):
+            rolled_back.leaves_out(p.sub, error)
+    assert skip.pending(p.session, p.sub.subid) is None

@@ -470,7 +470,7 @@ def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, 
     subdb.execute(f"CREATE ROLE {role} LOGIN")
     try:
         words = ("alter", "s", "--target", make_conninfo(subdb.conninfo, user=role))
-        one_error(stored(*words), 11, "permission denied", f"GRANT USAGE ON SCHEMA pgsub TO {role};")
+        one_error(stored(*words), 11, "permission denied", f'GRANT USAGE ON SCHEMA pgsub TO "{role}";')
         subdb.execute(f"GRANT USAGE ON SCHEMA pgsub TO {role}")
         subdb.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO {role}")
         ended = stored(*words)

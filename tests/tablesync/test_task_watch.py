@@ -122,3 +122,11 @@ def test_a_copy_that_stands_still_ends_its_attempt_and_the_next_one_ends_well(
     go_on.touch()
     p.apply()
     p.same("t")
+
+
+def test_where_the_target_shows_no_activity_nothing_is_judged(watched: tuple[Pair, Claim, psycopg.Connection]) -> None:
+    p, claim, session = watched
+    session.execute("SET track_activities = off")
+    watch = TaskWatch(p.session, [claim], 0.0)
+    for _ in range(3):
+        watch.look()

@@ -161,7 +161,6 @@ _ATTACHED = {
     "CREATE CONSTRAINT TRIGGER t AFTER DELETE ON mine.ref DEFERRABLE INITIALLY DEFERRED"
     " FOR EACH ROW EXECUTE FUNCTION mine.trap()",
     "statistics": "CREATE STATISTICS mine.s ON subname, (mine.text()) FROM pgsub.subscription",
-    "privilege": "GRANT TRIGGER ON pgsub.subscription TO PUBLIC",
     "system's function in a check": f"ALTER TABLE pgsub.subscription ADD CHECK ({_RUNS} IS NOT NULL)",
     "system's function in a default": f"ALTER TABLE pgsub.subscription ALTER slot_name SET DEFAULT ({_RUNS})::text",
     "view": "ALTER TABLE pgsub.subscription RENAME TO was;"
@@ -208,3 +207,24 @@ def test_who_may_act_as_the_ledgers_owner_gives_itself_what_it_lacks(roles: Role
         ledger_privileges.give(session)
         assert session.execute("SELECT current_user::text").fetchone() == (member,)
         assert session.execute("SELECT has_schema_privilege('pgsub', 'USAGE')").fetchone() == (True,)
+
+
+def test_a_role_that_was_granted_all_keeps_what_it_needs_and_can_attach_nothing(roles: Roles) -> None:
+    app, other, third = roles("app"), roles("other"), roles("third")
+    with roles.session(app) as session:
+        installation.install(session)
+    roles.subdb.execute(ledger_privileges.grants(f'"{third}"'))
+    roles.subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{other}"')
+    roles.subdb.execute(f'GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO "{other}"; ALTER SCHEMA pgsub OWNER TO postgres')
+    roles.subdb.execute(f'REASSIGN OWNED BY "{app}" TO postgres')
+    with pytest.raises(PermissionMissing, match=r"privilege (TRIGGER|REFERENCES) of .* is no part of the ledger"):
+        roles.session(third)  # which may not take it away
+    roles.session("postgres").close()
+    roles.session(third).close()
+    with roles.session(other) as session:
+        session.execute(_WRITE)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            session.execute(
+                "CREATE TRIGGER t BEFORE INSERT ON pgsub.subscription"
+                " FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()"
+            )

@@ -12,14 +12,13 @@ import contextlib
 
 import psycopg
 
+from pgsub.apply.rows import verified_publisher
 from pgsub.common.errors import ApplyError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher import connect as publisher
 from pgsub.publisher.connect import scalar
 from pgsub.target.ledger import events, skip
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import must_use_password
 
 _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text"
 
@@ -34,7 +33,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
     if not error.xid or error.finish_lsn is None or error.relation is None:  # of a change, not of the end
         return False
     with contextlib.closing(target.connect(sub.target, f"pgsub {sub.subid} rolled back 0")) as session:
-        if not _aborted(sub, error.xid, must=must_use_password(session, sub)):
+        if not _aborted(session, sub, error.xid):
             return False
         if skip.pending(session, sub.subid) is not None:
             return False
@@ -47,17 +46,18 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
     return True
 
 
-def _aborted(sub: Subscription, xid: int, *, must: bool) -> bool:
+def _aborted(session: psycopg.Connection, sub: Subscription, xid: int) -> bool:
     """Return whether the publisher says so: a transaction that was committed never is."""
-    connection = publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
-    with contextlib.closing(connection):
+    with contextlib.closing(verified_publisher.connect(session, sub, replication=True)) as connection:
+        # another server, or an older state of this one, may have rolled back one of the same number
+        verified_publisher.verify(session, connection, sub.subid)
         following = int(str(scalar(connection, _NEXT_XID)))
         full = following >> 32 << 32 | xid
         full -= (1 << 32) * (full >= following)
         if full < 0:
             return False
         try:
-            # a constant query: the connection may be of the replication kind
+            # a constant query: the connection is of the replication kind
             return scalar(connection, f"SELECT pg_catalog.pg_xact_status('{full}'::pg_catalog.xid8)") == "aborted"
         except psycopg.Error:
             return False

@@ -172,7 +172,7 @@ def _survey(
     must = must_use_password(session, sub)
     with connect_publisher(sub, replication=True, must_use_password=must) as replication:
         diagnosis = diagnose(session, replication, sub, options.slot_name, force=force or options.force)
-    with connect_publisher(sub, must_use_password=must) as source:
+    with connect_publisher(sub, expected=diagnosis.publisher.database, must_use_password=must) as source:
         for one in tables.missing_publications(source, sub.publications):
             raise StateForbids(one.message, detail=one.detail, hint="Create it again on the publisher.")
         plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True, keep=options.keep_replaced)

@@ -10,8 +10,8 @@ import psycopg
 from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
-from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids, WrongSystem
-from pgsub.common.quoting import word
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
+from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.publisher.database import Database
@@ -42,9 +42,9 @@ def drop_slots(
     first = sub.slot_name or next(iter(leftover), "pgsub_*")
     try:
         opened = connect_publisher(sub, expected=_made_on(session, sub.subid))
-    except WrongSystem as error:
-        # slots of these names are there others', and those of the subscription would keep WAL for ever
-        error.hint = f"{error.hint}\n{hint}"
+    except (WrongSystem, PermissionMissing) as error:
+        # slots of these names may be there others', and those of the subscription would keep WAL for ever
+        error.hint = f"{named(error.hint, sub.name)}\n{hint}"
         raise
     except PublisherUnavailable as error:
         raise PublisherUnavailable(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
 from pgsub.commands.subscription import passfiles
@@ -125,7 +126,8 @@ def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[pub
     :raises WrongSystem: it is another server than the subscription follows.
     """
     verify_publisher(taking, sub, sub.connection)
-    with connect_publisher(sub, must_use_password=must_use_password(taking, sub)) as source:
+    expected, must = recorded_database(taking, sub.subid), must_use_password(taking, sub)
+    with connect_publisher(sub, expected=expected, must_use_password=must) as source:
         yield source
 
 

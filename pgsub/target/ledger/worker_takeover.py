@@ -55,7 +55,7 @@ SELECT c.claimed_by IS NOT NULL, c.claimed_host, c.claimed_pid, a.sessions, a.wo
 
 
 _TABLE_SIGN = f"""
-SELECT count(*), coalesce(pg_catalog.bool_or(
+SELECT count(*), coalesce(pg_catalog.bool_or(a.state = 'disabled' OR
        a.state NOT LIKE 'idle%%' AND a.wait_event_type IS DISTINCT FROM 'Client'), false),
        max(a.state_change)::text, sum(p.bytes_processed)::text
   FROM pg_catalog.pg_stat_activity a LEFT JOIN pg_catalog.pg_stat_progress_copy p ON p.pid = a.pid

@@ -7,6 +7,7 @@ of it, whoever owns it: functions of the system are not harmless, ``query_to_xml
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import NamedTuple
 
@@ -177,11 +178,25 @@ def check(connection: psycopg.Connection) -> None:
 
     :raises PermissionMissing: with what removes what it has besides.
     """
-    rows = [row for query in (_ATTACHED, _WRITTEN) for row in connection.execute(query.encode()).fetchall()]
-    attached = [part for part in map(_Part._make, rows) if part.strange]
+    attached = _attached(connection)
+    if attached and all(part.kind.startswith("privilege ") for part in attached):
+        _revoke(connection, attached)
+        attached = _attached(connection)
     # guard: code of others in the ledger is refused
     if attached:
         raise _refused(attached)
+
+
+def _attached(connection: psycopg.Connection) -> list[_Part]:
+    rows = [row for query in (_ATTACHED, _WRITTEN) for row in connection.execute(query.encode()).fetchall()]
+    return [part for part in map(_Part._make, rows) if part.strange]
+
+
+def _revoke(connection: psycopg.Connection, privileges: list[_Part]) -> None:
+    """Take away what GRANT ALL gave besides what a role needs that uses the ledger, where this session may."""
+    with contextlib.suppress(psycopg.Error), connection.transaction():
+        for part in privileges:
+            connection.execute(str(part.removal).encode())
 
 
 def _refused(attached: list[_Part]) -> PermissionMissing:

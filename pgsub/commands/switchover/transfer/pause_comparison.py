@@ -11,6 +11,7 @@ from types import TracebackType
 
 import psycopg
 
+from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, connect_target
 from pgsub.commands.switchover.parties import SwitchoverOptions
@@ -43,8 +44,9 @@ class PauseComparison:
 
     def __enter__(self) -> PauseComparison:
         if self._options.verify:
-            source = self._stack.enter_context(connect_publisher(self._sub))
-            self._sessions = source, self._stack.enter_context(connect_target(self._sub))
+            session = self._stack.enter_context(connect_target(self._sub))
+            expected = recorded_database(session, self._sub.subid)
+            self._sessions = self._stack.enter_context(connect_publisher(self._sub, expected=expected)), session
         return self
 
     def __exit__(
