@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class Retry:
         """
         self.error = error
         if isinstance(error, Fenced | StreamsMustRestart):
-            wait = 0.2 if self.failures == 0 else 1.0
+            wait = 0.2 if self.failures == 0 else self._apart()
         elif error.directive is Directive.STOP:
             wait = BROKEN_SECONDS
         elif isinstance(error, SpoolFailed) or (growing and error.directive is Directive.FAULT):
@@ -59,6 +60,11 @@ class Retry:
             wait = self.interval
         self.failures += 1
         self.not_before = time.monotonic() + wait
+
+    def _apart(self) -> float:
+        """Return a wait in which one of many workers that take over from each other comes to its end."""
+        longest = max(1.0, min(2.0 ** min(self.failures - 1, 16), self.interval))
+        return random.uniform(longest / 2, longest)
 
     def succeeded(self) -> None:
         """Forget the failures."""

@@ -66,6 +66,16 @@ def test_the_target_says_how_long_to_wait_as_for_its_own_subscriber(own_pair, mo
             interval(pair.subdb.connection)
 
 
+def test_workers_that_fence_each_other_again_and_again_come_apart():
+    waits = []
+    for _ in range(20):
+        retry = Retry()
+        for _ in range(6):
+            retry.failed(Fenced("another took over"))
+        waits.append(_wait(retry))
+    assert max(waits) <= RETRY_SECONDS and len({round(wait, 3) for wait in waits}) > 10
+
+
 def test_a_worker_that_was_fenced_starts_again_at_once():
     retry = Retry()
     retry.failed(Fenced("another took over"))
