@@ -6,12 +6,14 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import patience
 import pytest
+from fix_program import until
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import PgsubError, TargetSchemaError
+from pgsub.common.errors import PgsubError, TargetSchemaError, WorkerDied
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.error_reporting import ErrorReporter
@@ -30,14 +32,17 @@ class Failing:
     """Synchronizations that end with an error when they are let."""
 
     let = threading.Event()
+    patiences: ClassVar[list[float]] = []
+    error: ClassVar[type[PgsubError]] = TargetSchemaError
 
     def __init__(self, context: SyncContext, *relids: int) -> None:
         self._relids = relids
+        self.patiences.append(context.patience)
 
     def run(self) -> dict[int, PgsubError]:
         """As of :class:`TableSync`."""
         assert self.let.wait(patience.SECONDS)
-        raise TargetSchemaError(f"of {self._relids}")
+        raise self.error(f"of {self._relids}")
 
 
 def _tick(side: SyncWorkers, state: str, when: Callable[[set[int]], bool] = lambda alive: True) -> None:
@@ -64,6 +69,23 @@ def test_the_error_of_a_copy_that_a_refresh_has_made_void_is_not_told(
         Failing.let.set()
         _tick(side, seen, lambda alive: not alive)
         assert [row.worker for row in store.errors(_SUB.subid)] == ["table synchronization 1"] * told
+
+
+def test_an_attempt_behind_a_failed_one_has_more_time_to_show_that_it_is_alive(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_workers, "TableSync", Failing)
+    monkeypatch.setattr(Failing, "patiences", [])
+    monkeypatch.setattr(Failing, "error", WorkerDied)
+    Failing.let.set()
+    with StateStore.open(state_dir) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
+        store.add_subscription(_SUB)
+        context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event(), patience=60.0)
+        recorder = Recorder(store, lambda level, text: None)
+        errors = ErrorReporter(store, _SUB, lambda level, text: None, recorder)
+        side = SyncWorkers(context, heartbeats, errors, interval=0.001)
+        until(lambda: _tick(side, "d") or len(Failing.patiences) > 6)
+    assert Failing.patiences[:7] == [60.0, 120.0, 240.0, 480.0, 960.0, 960.0, 960.0]
 
 
 def test_no_copy_starts_by_a_definition_that_has_changed_since(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
@@ -16,6 +16,9 @@ from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
 from pgsub.target.ledger.subscriptions import RelationState
+
+#: How often the patience with a task is doubled at most: a quarter of an hour instead of a minute.
+_DOUBLED = 4
 
 
 @dataclass(slots=True)
@@ -100,9 +103,13 @@ class SyncWorkers:
         return self._retries.setdefault(relid, Retry(interval=self._interval))
 
     def _start(self, relids: tuple[int, ...]) -> None:
+        # what was given up too early gets more time; as with apply, not without an end
+        failures = min(_DOUBLED, max(self._retry(relid).failures for relid in relids))
+        context = replace(self._context, patience=self._context.patience * 2**failures)
+
         def body() -> None:
             try:
-                sync.errors = TableSync(self._context, *relids).run()
+                sync.errors = TableSync(context, *relids).run()
             except PgsubError as error:
                 sync.failure = error
             except Exception as error:
