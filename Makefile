@@ -106,7 +106,7 @@ soak: $(STAMP)
 	PGSUB_SWITCHOVERS=$(SWITCHOVERS) $(PY) -m pytest -q -s --show-capture=no tests/switchover/test_random_switchovers.py
 	$(PY) tests/soak.py $(ARGS)
 
-# Forty guards, half an hour at most; ARGS="--only WORDS" picks some.
+# All guards, more than an hour; ARGS="--only WORDS" picks some.
 sabotage: $(STAMP)
 	$(PY) tests/sabotage.py $(ARGS)
 
