@@ -130,9 +130,10 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     first.update(_starting(session, keep))
     ended: set[int] = set()
     while True:
-        shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
-        # those are waited for: some are no clients, and end or show themselves in a moment
+        # those are waited for: some are no clients, and end or show themselves in a moment; asked for first, as one
+        # that shows itself between the two questions would be in neither answer
         starting = [pid for pid in _starting(session, keep) if pid in first]
+        shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
         if not shown and not starting:
             return len(ended)
         ended.update(shown)

@@ -133,30 +133,55 @@ def test_a_clock_that_is_set_back_hides_no_row_and_makes_no_pause_longer(sides: 
     assert found is not None and (found.id, found.fenced_for) == (third, None)
 
 
-def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Database) -> None:
-    query = "SELECT current_setting('default_transaction_read_only')"
+@contextmanager
+def _slow_start(pubdb: Database, fencing: psycopg.Connection) -> Iterator[list[object]]:
+    """A client whose session is just starting; behind the body the list has its setting, or the error that ended it."""
     found: list[object] = []
-    ended = threading.Event()
+    fenced = threading.Event()
 
     def client() -> None:
         try:
             with psycopg.connect(pubdb.conninfo, options="-c post_auth_delay=2") as session:
-                assert ended.wait(patience.SECONDS)
-                found.extend(session.execute(query).fetchone() or ())
+                assert fenced.wait(patience.SECONDS)
+                found.extend(session.execute(_SETTING).fetchone() or ())
         except psycopg.OperationalError as error:
             found.append(error)
 
     thread = threading.Thread(target=client)
-    with closing(connect(pubdb.conninfo, "a")) as session:
-        thread.start()
-        deadline = time.monotonic() + patience.SECONDS
-        while not fence._starting(session, []) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        fence.put(session, fence.READ_ONLY, ())
-        fence.end_sessions(session, [], time.monotonic() + patience.SECONDS)
-        ended.set()
+    thread.start()
+    try:
+        until(lambda: fence._starting(fencing, []))
+        yield found
+    finally:
+        fenced.set()
         thread.join()
-    assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
+
+
+def test_a_session_that_is_just_starting_does_not_slip_through_a_fence(pubdb: Database) -> None:
+    with closing(connect(pubdb.conninfo, "a")) as session:
+        with _slow_start(pubdb, session) as found:
+            fence.put(session, fence.READ_ONLY, ())
+            fence.end_sessions(session, [], time.monotonic() + patience.SECONDS)
+        assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
+
+
+def test_a_session_that_shows_itself_between_two_questions_does_not_slip_through_a_fence(
+    pubdb: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(connect(pubdb.conninfo, "a")) as session, closing(connect(pubdb.conninfo, "b")) as observer:
+        execute, asked = session.execute, iter([fence._OLD])
+
+        def until_it_is_shown(query: str, *args: object) -> object:
+            answer = execute(query, *args)
+            if query == fence._OLD and next(asked, None):
+                until(lambda: not fence._starting(observer, []))
+            return answer
+
+        with _slow_start(pubdb, session) as found:
+            fence.put(session, fence.READ_ONLY, ())
+            monkeypatch.setattr(session, "execute", until_it_is_shown)
+            fence.end_sessions(session, [observer.info.backend_pid], time.monotonic() + patience.SECONDS)
+        assert found == ["on"] or isinstance(found[0], psycopg.OperationalError)
 
 
 def _sleeping(seconds: str) -> bool:
