@@ -6,10 +6,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 # Tests wait for servers and Spark more than they compute.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1) + 1))')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 3 * (os.cpu_count() or 1)))')
 # Which tests, as pytest's -m: `make tests MARKED=` runs all of them.
 MARKED ?= not long
-# Which part of them: `make long PART=2/4` runs the second quarter.
+# Which part of them: `make long PART=2/8` runs the second eighth.
 PART ?=
 long: PARTED = $(if $(PART),--splits $(notdir $(PART)) --group $(patsubst %/,%,$(dir $(PART))) --splitting-algorithm least_duration)
 ARGS ?=
@@ -60,7 +60,7 @@ tests: $(STAMP) $(if $(COMPILED),,compiled)
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 \
 		-m "$(MARKED)" $(PARTED) $(ARGS)
 
-# What takes long: an hour on two cores, or a quarter of it with PART=1/4.
+# What takes long: more than an hour on two cores, or an eighth of it with PART=1/8.
 long: MARKED := long
 long: tests
 

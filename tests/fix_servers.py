@@ -249,14 +249,15 @@ def _major(folder: Path) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marks known."""
-    config.addinivalue_line("markers", "publishers(version): also against publishers of PGSUB_TEST_BINDIRS")
+    config.addinivalue_line("markers", "publishers(version, long=True): also against publishers of PGSUB_TEST_BINDIRS")
     config.addinivalue_line("markers", "since(version): what is tested exists on publishers from this version on")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test marked ``publishers`` runs once for each of them; test_versions.py says which are not there.
 
-    Where the mark names versions, the others are left to ``make thorough``.
+    Where the mark names versions, the others are left to ``make thorough``; with ``long=True`` those that it names are
+    long tests.
     """
     mark = metafunc.definition.get_closest_marker("publishers")
     if mark is None or "publisher" not in metafunc.fixturenames:
@@ -265,7 +266,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     others = [v for v in sorted(other_servers(), key=int) if since is None or int(v) >= since.args[0]]
     often = mark.args or [v for v in others if v != "17"]  # nearly what the embedded one is
     others = [v for v in others if v in often or thorough([v])]
-    versions = [pytest.param(None, id="embedded"), *(pytest.param(v, id=f"from{v}") for v in others)]
+    marks = [pytest.mark.long] if mark.kwargs.get("long") else []
+    versions = [pytest.param(None, id="embedded"), *(pytest.param(v, id=f"from{v}", marks=marks) for v in others)]
     metafunc.parametrize("publisher", versions, indirect=True, scope="session")
 
 

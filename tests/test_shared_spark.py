@@ -29,6 +29,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     shared_spark.end()
 
 
+@pytest.mark.long
 def test_no_command_joins_a_jvm_that_still_works_for_one_that_was_killed(
     shared: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,14 @@ Item = TypeVar("Item")
 
 #: For a test that is such a variant as a whole.
 only_thorough = pytest.mark.skipif(not os.environ.get("PGSUB_TEST_THOROUGH"), reason="part of make thorough")
+
+
+def long(items: Iterable[Any]) -> list[Any]:
+    """These items as parameters of tests that are marked ``long``; those beside them stay in ``make test``.
+
+    :param items: a tuple has a value for each of the names.
+    """
+    return [pytest.param(*(item if isinstance(item, tuple) else (item,)), marks=pytest.mark.long) for item in items]
 
 
 def thorough(items: Iterable[Item]) -> list[Item]:

@@ -19,7 +19,7 @@ from fix_pair import MakePair, Pair
 from fix_program import until
 from fix_servers import Pair as Servers
 from psycopg import sql
-from thorough import thorough
+from thorough import long, thorough
 
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import Directive, PgsubError
@@ -175,7 +175,7 @@ def _watched(p: Pair, transactions: int) -> None:
     [
         ("batched", "off", "d"),
         ("batched", "parallel", "p"),
-        ("transactional", "on", "p"),
+        *long([("transactional", "on", "p")]),
         *thorough(
             [
                 ("transactional", "parallel", "d"),

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Database
+from thorough import long
 
 from pgsub.apply.execute import executor
 from pgsub.apply.sets import writer
@@ -193,7 +194,7 @@ def native(target: Server, subdb: Database) -> Iterator[Callable[[Pair, str], Da
         database.drop()
 
 
-@pytest.mark.parametrize("seed", [117, *(100 + seed for seed in SEEDS)])
+@pytest.mark.parametrize("seed", [117, 100, *long(100 + seed for seed in SEEDS[1:])])
 def test_the_target_ends_as_one_of_the_servers_own_subscriber(
     pair: MakePair, native: Callable[[Pair, str], Database], sets: Callable[[int, int], None], seed: int
 ) -> None:

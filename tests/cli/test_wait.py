@@ -261,6 +261,7 @@ def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
     assert (ended.returncode, ended.stderr) == (6, "pgsub: error: it failed\n")
 
 
+@pytest.mark.long
 def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environment, pubdb, store, folder, soon):
     store.alter(5, connection=pubdb.conninfo)
     store.put_relations(5, READY)

@@ -51,6 +51,7 @@ def test_the_program_runs(installed):
     assert where.stdout.startswith(str(installed))
 
 
+@pytest.mark.long
 def test_manual_pages_and_completions_are_where_they_are_looked_for(installed):
     share = installed / "share"
     assert {path.name for path in share.glob("man/man?/*")} == {path.name for path in (ROOT / "man").iterdir()}

@@ -124,6 +124,7 @@ def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(se
     assert cli.sql("SELECT message FROM pgsub_error") == []
 
 
+@pytest.mark.long
 def test_without_refresh_only_the_list_changes_and_no_server_is_needed(stored, tables):
     publication(tables)
     tables[1].execute("ALTER TABLE c RENAME TO elsewhere")
@@ -305,6 +306,7 @@ def test_sessions_that_the_subscription_has_already_are_room_for_those_that_appl
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_what_changes_nothing_waits_for_no_worker_of_a_running_launcher(served, tables):
     """As a command that is repeated after it was killed."""
     cli, name = served
@@ -371,6 +373,7 @@ def test_the_old_name_can_be_given_to_another_subscription(stored, tables):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["alter.after_ledger", "alter.after_definition"])
 def test_a_rename_that_was_killed_half_way_is_done_by_the_next_one(stored, tables, point):
     tables[1].execute("UPDATE pgsub.control SET epoch = 1")

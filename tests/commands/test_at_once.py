@@ -13,6 +13,7 @@ _WAITS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

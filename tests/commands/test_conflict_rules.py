@@ -75,6 +75,7 @@ def test_rules_are_stored_shown_and_altered_and_what_has_no_sense_changes_nothin
     one_error(other.create("o", "--no-wait", *timed), 3, "needs track_commit_timestamp on the target")
 
 
+@pytest.mark.long
 def test_a_rule_lets_a_running_subscription_pass_what_stops_it(served, tables):
     cli, name = served
     pubdb, subdb = tables

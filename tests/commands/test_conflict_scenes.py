@@ -289,6 +289,7 @@ def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_
     assert scene.newest()["action"] == "applied"
 
 
+@pytest.mark.long
 def test_a_plain_a_streamed_and_a_prepared_transaction_fail_in_turn_and_are_skipped_by_their_lsns(scene: Scene) -> None:
     pubdb, subdb = scene.pubdb, scene.subdb
     pubdb.execute("CREATE TABLE tbl (i int, t text); INSERT INTO tbl VALUES (1)")

@@ -56,6 +56,7 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     assert said.rindex(recovered) > said.rindex("ERROR:  ")
 
 
+@pytest.mark.long
 def test_what_is_kept_goes_with_no_command_unsaid(stuck: MakeStuck) -> None:
     it = stuck()
     one_error(it.run("alter", "s", "--release", "public.b"), 3, "is not held", "pgsub_held_table")

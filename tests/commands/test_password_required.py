@@ -64,6 +64,7 @@ def _refused(it, conninfo, code, said, *words):
     nothing_created(it, it.pubdb, it.subdb)
 
 
+@pytest.mark.long
 def test_what_the_server_refuses_its_owner_is_refused_in_its_words(it):
     assert "password=" in it.asking and "password" not in it.trusting
     _refused(it, it.trusting, 11, _server_says(it, it.trusting, "password_required = false"), "--no-password-required")

@@ -244,7 +244,7 @@ def role(tables):
     return name
 
 
-@pytest.mark.publishers("15")
+@pytest.mark.publishers("15", long=True)
 def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_is_needed(cli, tables, role):
     pubdb, subdb = tables
     for database in tables:

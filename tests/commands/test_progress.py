@@ -11,6 +11,7 @@ from fix_program import until
 _ROWS, _HELD = 40_000, 30_000
 
 
+@pytest.mark.long
 def test_a_running_copy_shows_bytes_rows_and_chunks_and_what_was_estimated(cli, tables):
     pubdb, subdb = tables
     pubdb.execute(f"INSERT INTO a SELECT g, repeat('x', 500) FROM generate_series(101, {_ROWS}) g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck, Stuck
 
@@ -31,6 +32,7 @@ def _stuck_twice(stuck: MakeStuck) -> Stuck:
     return it
 
 
+@pytest.mark.long
 def test_what_was_replayed_is_pruned_and_what_waits_stays_until_it_is_named(stuck: MakeStuck) -> None:
     it = _stuck_twice(stuck)
     left = "SELECT count(*) FILTER (WHERE replayed_at IS NULL), count(replayed_at) FROM pgsub.skipped_change"

@@ -54,6 +54,7 @@ _CHANGES = (
 )
 
 
+@pytest.mark.long
 def test_what_differs_becomes_what_the_publisher_has_and_what_was_there_is_recorded(
     served: Served, tables: Tables
 ) -> None:

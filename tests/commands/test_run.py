@@ -9,7 +9,7 @@ import time
 import patience
 import pytest
 from fix_program import one_error, until
-from thorough import only_thorough, thorough
+from thorough import long, only_thorough, thorough
 
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.stream import walsender
@@ -123,7 +123,8 @@ def test_a_disabled_subscription_is_not_waited_for(cli, tables):
 
 @pytest.mark.own_spark  # whose worker ends with a launcher that ends at once, before it could ask it to
 @pytest.mark.parametrize(
-    "numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), *thorough([(signal.SIGTERM, signal.SIGTERM)])]
+    "numbers",
+    [[signal.SIGTERM], *long([[signal.SIGINT, signal.SIGINT]]), *thorough([[signal.SIGTERM, signal.SIGTERM]])],
 )
 def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, numbers):
     pubdb, subdb = tables

@@ -42,7 +42,7 @@ def _ahead(cli: Cli, name: str) -> tuple[str, int | None]:
     return row["srsubstate"], row["ahead"]
 
 
-@pytest.mark.publishers("15", "19")
+@pytest.mark.publishers("15", "19", long=True)
 def test_sequences_are_at_the_publishers_values_when_create_returns_and_status_says_so(
     cli: Cli, sequences: Tables
 ) -> None:
@@ -114,6 +114,7 @@ def test_a_definition_that_differs_is_named_once_with_an_alter_that_mends_it_and
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_what_keeps_a_sequence_from_following_is_a_warning_of_create_with_what_to_paste(
     cli: Cli, sequences: Tables
 ) -> None:

@@ -33,6 +33,7 @@ def test_nobody_connects_to_a_server_of_the_demo_without_the_password(tmp_path: 
         assert [str(file) for file in server.folder.iterdir() if file.is_file() and secret in file.read_text()] == []
 
 
+@pytest.mark.long
 def test_the_servers_of_a_stage_have_their_passwords_in_a_file_of_the_caller() -> None:
     with stage.Stage() as one:
         one.start_servers()

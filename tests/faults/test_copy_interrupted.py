@@ -9,13 +9,14 @@ import pytest
 from fix_engine import Subscriber
 from fix_faults import Child, until
 from fix_servers import Database
+from thorough import long
 
 from pgsub.common.errors import PgsubError
 from pgsub.tablesync.copy import plan
 
 
-@pytest.mark.parametrize("ending", ["pg_terminate_backend", pytest.param("pg_cancel_backend", marks=pytest.mark.long)])
-@pytest.mark.parametrize("chunk_bytes", [1 << 40, 16 << 20], ids=["atomic", "chunked"])
+@pytest.mark.parametrize("ending", ["pg_terminate_backend", *long(["pg_cancel_backend"])])
+@pytest.mark.parametrize("chunk_bytes", [*long([1 << 40]), 16 << 20], ids=["atomic", "chunked"])
 def test_a_copy_that_the_publisher_broke_off_is_not_taken_for_the_whole_table(
     pubdb: Database,
     subdb: Database,

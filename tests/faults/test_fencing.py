@@ -258,6 +258,7 @@ def test_an_end_position_in_the_middle_of_a_backlog_is_reached_exactly(
     assert rows(subdb) == upto(4000)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("log")
 def test_take_overs_in_quick_succession_lose_and_repeat_nothing(
     pubdb: Database, subdb: Database, subscriber: Callable[[], Subscriber], child: Callable[..., Child]

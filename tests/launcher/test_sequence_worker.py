@@ -147,6 +147,7 @@ def test_a_bounded_run_waits_until_no_open_transaction_keeps_a_sequence_and_sees
     assert worker.settled(well=True) and isinstance(worker.error, SchemaFault)
 
 
+@pytest.mark.long
 def test_what_may_pass_is_shown_once_it_lasts_and_until_it_has_passed(
     make: Make, tables: tuple[Database, Database], cli: Cli
 ) -> None:

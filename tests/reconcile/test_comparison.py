@@ -94,12 +94,14 @@ def test_an_exchange_of_values_between_two_columns_is_found(both: Compare, one: 
     assert counts(both(pub=table.format(one), sub=table.format(other))) == (0, 0, 1)
 
 
+@pytest.mark.long
 def test_a_table_of_as_many_columns_as_there_can_be_is_compared(both: Compare) -> None:
     columns = ", ".join(f"c{n} int" for n in range(1, 1600))
     table = f"CREATE TABLE t (id int PRIMARY KEY, {columns}); INSERT INTO t (id) VALUES (1)"
     assert counts(both(pub=table, sub=f"{table}; UPDATE t SET c1599 = 0")) == (0, 0, 1)
 
 
+@pytest.mark.long
 def test_hashes_of_keys_and_rows_have_64_bits(pubdb: Database, subdb: Database, both: Compare) -> None:
     filled = (
         "CREATE TABLE t (id bigint PRIMARY KEY, v text); INSERT INTO t SELECT g, 'row' FROM generate_series(1, {}) g"
@@ -417,6 +419,7 @@ def test_all_rows_that_differ_are_counted_and_a_bounded_number_is_listed(both: C
     assert len(result.differences.listed) == rows.LISTED
 
 
+@pytest.mark.long
 def test_more_rows_than_addresses_are_kept_of_are_read_in_one_go(
     both: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:

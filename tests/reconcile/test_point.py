@@ -16,6 +16,7 @@ from fix_engine import Task
 from fix_failpoints import At
 from fix_pair import MakePair, Pair, elsewhere
 from fix_transaction_kinds import KINDS
+from thorough import long
 from verified import point_of, repaired, results
 
 from pgsub.apply.worker import held_release
@@ -109,7 +110,7 @@ def writing() -> Iterator[Callable[[Pair, bool], list[Writer]]]:
         assert one.error is None, one.error
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*long(["streamed", "prepared"]), "plain", "parallel", "prepared and streamed"])
 def test_both_snapshots_hold_the_same_while_the_publisher_is_written_to(
     pair_of_kind: Callable[..., Pair], kind: str, writing: Callable[[Pair, bool], list[Writer]]
 ) -> None:

@@ -50,6 +50,7 @@ def test_results_come_in_the_order_of_the_items(submitter):
     assert submitter.submit("double", tasks.double, []).result(60) == []
 
 
+@pytest.mark.long
 def test_workers_find_imported_what_was_named_and_a_name_that_is_wrong_keeps_none_from_its_work(submitter):
     assert submitter.submit("imported", tasks.imported, ["wave", "no_such_module"]).result(60) == [True, False]
 

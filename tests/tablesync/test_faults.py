@@ -270,7 +270,7 @@ def test_rows_of_a_copy_that_were_changed_here_stop_the_next_attempt(
     _ends_well(p)
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("19", long=True)
 def test_what_is_copied_is_never_copied_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_f=error")
@@ -359,7 +359,7 @@ def _writes(p: Pair, over: threading.Event) -> None:
             over.wait(0.002)  # or apply would have to run after it for ever on a busy machine
 
 
-@pytest.mark.publishers("19")
+@pytest.mark.publishers("19", long=True)
 @pytest.mark.parametrize("mode", ["batched", "transactional"])
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_tables_change_hands_under_writes(pair: MakePair, first: str, mode: str) -> None:

@@ -243,6 +243,7 @@ def test_a_table_that_somebody_locks_leaves_the_others_and_waits_by_itself(pair:
     _ends_well(p)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["sync.before_slot", "sync.after_slot", "copy.before_commit", "sync.after_f"])
 def test_an_attempt_that_failed_for_all_leaves_nothing(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, point: str

@@ -278,6 +278,7 @@ def test_obstacles_are_found_on_every_version(shared_servers: Servers, giving: s
         assert {one.server for one in scene.look()} == {"giving"}
 
 
+@pytest.mark.long
 def test_a_collation_that_the_system_orders_otherwise_by_now_is_found(shared_servers: Servers) -> None:
     with between(shared_servers, "17", "15") as scene:  # which are built with ICU
         for database, version in zip(both(scene), ("", ", version = '0'"), strict=True):

@@ -8,14 +8,13 @@ import pytest
 from fix_switchover_obstacles import Scene, both, paste
 
 
-@pytest.mark.long
-@pytest.mark.publishers("15", "19")
+@pytest.mark.publishers("15", "19", long=True)
 def test_nothing_is_found_where_nothing_stands_in_the_way(scene: Scene) -> None:
     assert scene.look() == []
     assert scene.look(fence="connect") == scene.look(fence="command") == []
 
 
-@pytest.mark.publishers("15", "19")
+@pytest.mark.publishers("15", "19", long=True)
 def test_nothing_is_changed_by_looking(scene: Scene) -> None:
     def changes_nothing() -> bool:
         before = [database.value("SELECT pg_current_xact_id()::text::bigint") for database in both(scene)]
