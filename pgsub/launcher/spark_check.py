@@ -46,9 +46,6 @@ class ExecutorCheck:
         :raises SparkUnusable: nothing of pgsub can run there, or no subscription. What keeps only some from running is
             logged, as is a server that cannot be reached from there: each worker reports it again, and tries again.
         """
-        there = self._ask(submitter, cluster_check.installed, None)
-        if there is not None:
-            _check_build(*there)
         self._checks += 1
         address = None if self.heartbeats is None else self.heartbeats.address
         spec = cluster_check.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
@@ -83,9 +80,7 @@ class ExecutorCheck:
                     raise SparkUnusable(error.message, detail=error.detail, hint=error.hint) from None
         if not self._given_up():
             text = f"the look at an executor was left out, for it has not ended within {_CHECK_SECONDS:.0f} s"
-            detail = (
-                "A service, a passfile or another version of pgsub that is missing there is an error of each worker."
-            )
+            detail = "A service or a passfile that is missing there, or another pgsub, is an error of each worker."
             self._log("WARNING", log_text(text, detail=detail))
         return None
 
@@ -100,22 +95,6 @@ class ExecutorCheck:
                 self._log("WARNING", _deaf(host, receiver.address.host, receiver.address.port))
                 return
             time.sleep(_POLL)
-
-
-def _check_build(version: str, build: str) -> None:
-    """Refuse executors with another pgsub: what both say to each other and to the ledger is not the same then.
-
-    :raises SparkUnusable: they have.
-    """
-    own, own_build = cluster_check.installed()
-    if version == own and (build == own_build or not (build and own_build)):
-        return
-    if version == own:
-        message = f"the executors have another build of pgsub {own} than this launcher"
-    else:
-        message = f"the executors have pgsub {version}, but this launcher is {own}"
-    hint = "Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz"
-    raise SparkUnusable(message, hint=hint)
 
 
 def _deaf(executor: str, host: str, port: int) -> LogText:

@@ -17,10 +17,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgsub.apply.worker import worker
+from pgsub.apply.worker import cluster_check, worker
 from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
@@ -173,7 +174,7 @@ class Engine:
         )
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         try:  # pyspark has one context at a time: one that nobody knows of would be the last
-            submitter = jobs.Submitter(context)
+            submitter = jobs.Submitter(context, self._guard())
             if not self.local:
                 self.check.run(submitter, served, self.spool_dir(self._state_dir / "spool"))
             there, ui = submitter.slots(), jobs.ui_of(context)  # asks the JVM, which may hang: not under the lock
@@ -188,6 +189,10 @@ class Engine:
                 self._context, self._submitter, self.ui = context, submitter, ui
                 return
         session.close_context(context)
+
+    def _guard(self) -> Callable[[], None] | None:
+        """Return what keeps tasks from running with another pgsub, which executors may have, some or all of them."""
+        return None if self.local else partial(cluster_check.refuse_other, *cluster_check.installed())
 
     def _check_given(self) -> None:
         """Give up with the Spark that this process was given: whoever started both has to start both again.
@@ -252,6 +257,8 @@ class Engine:
         submitter = self._submitter
         if opening.is_alive() or submitter is None:
             raise jobs.JobCancelled(f'job "{name}" was cancelled')
+        if not self.local:
+            function = partial(cluster_check.explained, function)
         return submitter.submit(name, function, items, len(items))
 
     def slots(self, job: Any) -> Slots | None:

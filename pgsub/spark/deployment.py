@@ -18,6 +18,7 @@ _VERSION = re.compile(r"Python in worker has different version:? \(?(\S+?)\)? th
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"[^\n]*')
 _DAEMON = re.compile(r"Error from python worker:\s*\n\s*([^\n]+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
+_EXECUTOR = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor \S+\)")
 _ATTRIBUTE = re.compile(r"^AttributeError: Can't get attribute '\w+' on <module 'pgsub[^\n]*", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -59,7 +60,9 @@ def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
         message, detail = "the Python process of the executors does not start", f"{found[1].strip()}."
     else:
         return None
-    return SparkUnusable(message, detail=detail, hint=_hint(master, local))
+    where = None if local else _EXECUTOR.search(text)
+    context = f'executor on "{where[1]}"' if where else None
+    return SparkUnusable(message, detail=detail, context=context, hint=_hint(master, local))
 
 
 def _imports(text: str) -> str:

@@ -50,8 +50,16 @@ class JobCancelled(PgsubError):
 class Job(Generic[Item, Result]):
     """A running job; made by :meth:`Submitter.submit`."""
 
-    def __init__(self, context: SparkContext, name: str, function: Callable[[Item], Result], items: Sequence[Item]):
+    def __init__(
+        self,
+        context: SparkContext,
+        name: str,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        guard: Callable[[], None] | None = None,
+    ) -> None:
         self.name = name
+        self._guard = guard
         self.group = f"pgsub {next(_numbers)} {name}"
         self._context = context
         self._function = function
@@ -109,7 +117,7 @@ class Job(Generic[Item, Result]):
             context.addJobTag("pgsub")
             # the item goes with the task: parallelize() would write it to a file, for which there may be no room
             # compressed: a copy of 1 TB has thousands of pieces, which are alike
-            task = partial(_run_task, self._function, zlib.compress(pickle.dumps(item), 1))
+            task = partial(_run_task, self._function, self._guard, zlib.compress(pickle.dumps(item), 1))
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None  # PySparkException: what a SparkSession makes of the others
@@ -210,10 +218,12 @@ class Submitter:
     """A submitter of functions in a Spark context.
 
     :param context: of :func:`pgsub.spark.session.open_context`.
+    :param guard: called in every task before its item is read; what it raises is the task's.
     """
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, guard: Callable[[], None] | None = None) -> None:
         self._context = context
+        self._guard = guard
         self._question = MasterQuestion(context, own=not is_guest(context))
 
     @property
@@ -248,7 +258,7 @@ class Submitter:
         if not present(self._context):
             how = ended(self._context) or "the Spark context was stopped"
             raise _ended(self._context, how, f'before job "{name}" began')
-        job = Job(self._context, name, function, items)
+        job = Job(self._context, name, function, items, self._guard)
         job.start(len(items) if slots is None else max(1, slots))
         return job
 
@@ -266,9 +276,13 @@ def _ended(context: SparkContext, how: str, when: str) -> WorkerDied:
     return WorkerDied(message, detail="It ran out of memory.", hint=hint)
 
 
-def _run_task(function: Callable[[Any], Any], item: bytes, _: Iterable[Any]) -> list[bytes]:
+def _run_task(
+    function: Callable[[Any], Any], guard: Callable[[], None] | None, item: bytes, _: Iterable[Any]
+) -> list[bytes]:
     """Run an item in the python worker; an exception is a result, too, or Spark would turn it into text."""
     try:
+        if guard is not None:
+            guard()
         return [pickle.dumps((True, function(pickle.loads(zlib.decompress(item)))))]
     except PgsubError as error:
         return [pickle.dumps((False, error))]

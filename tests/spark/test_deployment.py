@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,18 @@ from pgsub.common import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatReceiver, HeartbeatSender
+from pgsub.protocol.messages import Relation
 from pgsub.spark import archive, deployment, settings
+from pgsub.tablesync import sync_worker
+from pgsub.tablesync.copy import task
+from pgsub.tablesync.copy.plan import Chunk
+from pgsub.tablesync.copy.row_by_row import CopiedTable
+from pgsub.tablesync.copy.task import CopySpec, Piece
+from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.ledger.worker_takeover import Claim
 
 ROOT = Path(__file__).parents[2]
+_COPIED = CopiedTable(Relation(1, "public", "a", "d", ()), "", 1, "", True, False, None, ())
 _JAVA = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0\n"
 _PYTHON = _JAVA + (
     "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
@@ -78,6 +86,27 @@ def test_what_keeps_executors_from_running_tasks_is_named_with_the_command_that_
     assert (found.message, found.detail, found.exit_code) == (message, detail, 13)
     assert found.hint.splitlines()[-1].startswith("pgsub run --master spark://head:7077 --conf spark.archives=")
     assert deployment.failure(text, "local[4]", True).hint.splitlines()[-1].startswith("export PYSPARK_PYTHON=")
+
+
+def test_the_executor_that_cannot_run_tasks_is_named_where_spark_names_it():
+    lost = "Task 0 in stage 4.0 failed 1 times, most recent failure: Lost task 0.0 in stage 4.0 (TID 4) (h2 executor 1)"
+    text = f'{lost}: java.io.IOException: Cannot run program "./env/bin/python": error=2'
+    found = deployment.failure(text, "spark://head:7077", False)
+    assert found is not None and found.context == 'executor on "h2"'
+
+
+def test_an_executor_with_another_pgsub_runs_nothing_for_this_launcher():
+    version, build = cluster_check.installed()
+    cluster_check.refuse_other(version, build)
+    cluster_check.refuse_other(version, "")  # whose source is not in files
+    for other, named in (
+        (("0.0.9", build), f"the executors have pgsub {version}, but this launcher is 0.0.9"),
+        ((version, "0" * 64), f"the executors have another build of pgsub {version} than this launcher"),
+    ):
+        with pytest.raises(SparkUnusable, match=re.escape(named)) as raised:
+            cluster_check.refuse_other(*other)
+        assert (raised.value.context or "").startswith('executor on "')
+        assert raised.value.hint is not None and "pgsub.spark.archive" in raised.value.hint
 
 
 def test_of_any_other_failure_the_end_of_its_traceback_is_kept():
@@ -255,15 +284,18 @@ def test_a_worker_that_finds_no_service_on_its_executor_says_so(monkeypatch):
     monkeypatch.delenv("PGSERVICEFILE", raising=False)
     monkeypatch.setenv("PGSYSCONFDIR", "/nowhere")
     spec = WorkerSpec(Subscription(1, "s", "service=shop", "service=copy", (), "s"), Claim(1, 0, 1, "t"), "s", "s")
+    copy = CopySpec(spec.subscription, (Piece(ChunkKey(spec.claim, 1, 0), Chunk(0, "", 0, 0), _COPIED),), "", "")
     with pytest.raises(TargetUnavailable):  # on the launcher's own machine the service is the user's business
         worker.run(spec)
-    with pytest.raises(SparkUnusable, match='service "copy" of the target is not defined on the executors') as raised:
-        worker.run(replace(spec, remote=True))
-    assert (raised.value.context or "").startswith('executor on "')
+    for function, item in ((worker.run, spec), (sync_worker.run, spec), (task.run, copy)):
+        with pytest.raises(SparkUnusable, match='service "copy" of the target is not defined on the exec') as raised:
+            cluster_check.explained(function, item)
+        assert (raised.value.context or "").startswith('executor on "')
     error = PublisherUnavailable('definition of service "shop" not found')
     assert 'service "shop" of the publisher' in cluster_check.cause(error, spec.subscription).message
     refused = PublisherUnavailable("connection refused")
     assert cluster_check.cause(refused, spec.subscription) is refused
+    assert (refused.context or "").startswith('executor on "')  # others may reach it
 
 
 def test_heartbeats_have_an_address_to_bind_and_one_to_send_to_and_a_port():

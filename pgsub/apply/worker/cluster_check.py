@@ -1,11 +1,13 @@
-"""The check of a new cluster by a task before any worker: whether its executors have, and reach, what workers need.
+"""Whether a cluster's executors have, and reach, what workers need: a task looks before any worker, and each worker.
 
-The launcher has reached both servers itself. What it finds here is a difference between its machine and that of an
-executor: another version, a file that is not there, a route or a rule of pg_hba.conf that is missing.
+The launcher has reached both servers itself. What is found here is a difference between its machine and that of an
+executor: another version, a file that is not there, a route or a rule of pg_hba.conf that is missing. The first task
+looks at one executor only. Any other may lack something that this one has, and says so when a worker begins there.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pgsub
 from pgsub.apply.stream.spool import Spool
@@ -26,6 +29,8 @@ from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, Heartbeat
 from pgsub.publisher import connect as publisher
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
+
+Result = TypeVar("Result")
 
 #: Heartbeats of the check are those of no subscription.
 NOBODY = 0
@@ -57,17 +62,48 @@ class Checked:
     errors: list[tuple[str, PgsubError]] = field(default_factory=list)
 
 
-def installed(_: None = None) -> tuple[str, str]:
-    """Return version and build of pgsub here, the build as a hash of its source, empty where that is not in files.
-
-    A task of its own and the first one: the classes of all others may be different in another build.
-    """
+@functools.cache
+def installed() -> tuple[str, str]:
+    """Return version and build of pgsub here, the build as a hash of its source, empty where that is not in files."""
     package = Path(pgsub.__file__).parent
     files = sorted(package.rglob("*.py"), key=Path.as_posix)
     digest = hashlib.sha256()
     for file in files:
         digest.update(b"%s\0%s\0" % (os.fsencode(file.relative_to(package)), file.read_bytes()))
     return pgsub.__version__, digest.hexdigest() if files else ""
+
+
+def refuse_other(version: str, build: str) -> None:
+    """Refuse to work for a launcher with another pgsub: what both say to each other and to the ledger is not the same.
+
+    It is asked before the item of a task is read, whose classes may be different in another build.
+
+    :raises SparkUnusable: the launcher's are not those of this executor.
+    """
+    here, build_here = installed()
+    if version == here and (build == build_here or not (build and build_here)):
+        return
+    if version == here:
+        message = f"the executors have another build of pgsub {here} than this launcher"
+    else:
+        message = f"the executors have pgsub {here}, but this launcher is {version}"
+    hint = "Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz"
+    raise SparkUnusable(message, context=_executor(), hint=hint)
+
+
+def explained(function: Callable[[Any], Result], spec: Any) -> Result:
+    """Run a worker on an executor, and name the executor and what it lacks where no connection can be made from it.
+
+    :param spec: has the subscription.
+    """
+    try:
+        return function(spec)
+    except (PublisherUnavailable, TargetUnavailable) as error:
+        raise cause(error, spec.subscription) from None
+
+
+def _executor() -> str:
+    return f'executor on "{socket.gethostname()}"'
 
 
 def run(spec: CheckSpec) -> Checked:
@@ -89,7 +125,7 @@ def _try(found: Checked, sub: Subscription, look: Callable[[], None]) -> None:
     try:
         look()
     except PgsubError as error:
-        error.context = f'executor on "{found.host}"'
+        error.context = _executor()
         found.errors.append((sub.name, error))
 
 
@@ -121,11 +157,10 @@ def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
 
 
 def cause(error: PublisherUnavailable | TargetUnavailable, sub: Subscription) -> PgsubError:
-    """Return why a worker here could not connect: a file that is not there, or its own error."""
+    """Return why a worker here could not connect, a file that is not there or its own error, with the executor."""
     server = (sub.target, "target") if isinstance(error, TargetUnavailable) else (sub.connection, "publisher")
     found = _explained(error, *server)
-    if found is not error:
-        found.context = f'executor on "{socket.gethostname()}"'
+    found.context = found.context or _executor()
     return found
 
 

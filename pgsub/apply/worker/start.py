@@ -55,7 +55,6 @@ class WorkerSpec:
 
     :ivar slot_name: the slot to stream; ``application_name`` is shown on the publisher.
     :ivar spool_dir: where unfinished transactions wait, None for the executor's temporary folder.
-    :ivar remote: whether the task runs on an executor of a cluster, which has files of its own.
     """
 
     subscription: Subscription
@@ -68,7 +67,6 @@ class WorkerSpec:
     relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
     set_based: bool = SET_BASED
     spool_limit: int = field(default_factory=limit)
-    remote: bool = False
 
     @property
     def applies(self) -> bool:

@@ -12,7 +12,7 @@ from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.apply.worker import cluster_check, missing_partition, rolled_back
+from pgsub.apply.worker import missing_partition, rolled_back
 from pgsub.apply.worker.barrier import ApplyBarrier
 from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
@@ -21,10 +21,8 @@ from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common.errors import (
     ApplyError,
     PgsubError,
-    PublisherUnavailable,
     SchemaFault,
     StreamsMustRestart,
-    TargetUnavailable,
 )
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
@@ -48,8 +46,6 @@ def run(spec: WorkerSpec) -> WorkerResult:
     try:
         with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
             return ApplyLoop(opened, policy, spec).run()
-    except (PublisherUnavailable, TargetUnavailable) as error:
-        raise (cluster_check.cause(error, spec.subscription) if spec.remote else error) from None
     except ApplyError as error:
         left_out = False
         with contextlib.suppress(PgsubError):  # the error that stopped apply is the one to report

@@ -115,10 +115,7 @@ class ApplyWorkerHandle:
         assert sub.slot_name is not None
         claim = self._claim = worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
         context = self._context
-        remote = not self._engine.local
-        spec = WorkerSpec(
-            *(sub, claim, sub.slot_name, sub.name, context.heartbeat, self._until, context.spool_dir), remote=remote
-        )
+        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, context.heartbeat, self._until, context.spool_dir)
         self._job = context.submit(f"apply {sub.name}", worker.run, [spec])
         self.watch.submitted(claim)
         if self._retry.failures == 0:
