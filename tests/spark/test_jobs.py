@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
@@ -24,10 +25,16 @@ from pgsub.launcher import spark_check, spark_watch
 from pgsub.launcher.spark_check import ExecutorCheck
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.spark_watch import Hang, SparkWatch
+from pgsub.protocol.messages import Relation
 from pgsub.spark import contexts, executors, session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
 from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import close_context, open_context
+from pgsub.tablesync.copy.plan import Chunk
+from pgsub.tablesync.copy.row_by_row import CopiedTable
+from pgsub.tablesync.copy.task import Piece
+from pgsub.target.ledger.tables.chunks import ChunkKey
+from pgsub.target.ledger.worker_takeover import Claim
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,26 @@ def test_the_death_of_one_worker_does_not_end_the_tasks_beside_it(submitter):
     with pytest.raises(WorkerDied):
         job.result(60)
     assert job._results == {0: 0, 2: 4}
+
+
+def test_a_guard_keeps_a_task_from_reading_its_item(submitter, context, tmp_path):
+    guarded = Submitter(context, partial(tasks.fail_as_apply_does, 0))
+    with pytest.raises(ApplyError, match="could not apply"):
+        guarded.submit("mark", tasks.die_until, [(str(tmp_path), 1)]).result(patience.SECONDS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_copy_of_thousands_of_pieces_is_given_is_not_too_large_for_a_task(submitter, context, monkeypatch):
+    """1 TB in chunks of 64 MB: Spark warns of a task of 1 MiB, and pyspark makes a broadcast of a larger function."""
+    claim = Claim(1_804_289_383, 16_385, 7, "0123456789abcdef" * 2)
+    rows = "COPY (SELECT id, item, pad FROM ONLY public.orders WHERE ctid >= '({},0)' AND ctid < '({},0)') TO STDOUT"
+    chunks = [Chunk(n, rows.format(8192 * n, 8192 * (n + 1)), 64 << 20, 500_000) for n in range(16_384)]
+    copied = CopiedTable(Relation(1, "public", "orders", "d", ()), "", 1, "", False, False, None, ())
+    pieces = tuple(Piece(ChunkKey(claim, 1, chunk.number), chunk, copied) for chunk in chunks)
+    broadcast = []
+    monkeypatch.setattr(context, "broadcast", broadcast.append)
+    assert submitter.submit("copy", len, [pieces]).result(patience.SECONDS) == [16_384]
+    assert not broadcast
 
 
 def test_no_more_tasks_run_at_once_than_slots_are_given(submitter):

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 _PAGE = ROOT / "docs" / "spark.md"
+#: Kinds of blocks that are run.
+_RUN = {"console", "properties", "python"}
 #: Service files of the executors, and of the user who runs the workers.
 _SERVICES = ("pg_service.conf", ".pg_service.conf")
 #: What keeps executors and masters small; a user's cluster has settings of its own.
@@ -161,6 +163,7 @@ def part(begin: str, end: str) -> str:
     """The page between two headings."""
     found = re.search(rf"^{begin}$(.*?)^{end}$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None
+    assert set(re.findall(r"^```(.+)$", found[1], re.MULTILINE)) <= _RUN, "a block that no test runs"
     return found[1]
 
 
