@@ -129,7 +129,7 @@ class TaskRow:
     :ivar stage: ``none``; ``submitted`` to Spark; ``claimed`` on the target; ``alive``, a sign of life was seen.
     :ivar since: when that stage began.
     :ivar host: where it was claimed, by process ``pid``, as far as that was asked.
-    :ivar silent_since: since when there is no sign of life; NULL where there was one a moment ago.
+    :ivar silent_since: since when there is no sign of life, or no slot for the tables; NULL where nothing is missing.
     :ivar waits_for: what is missing then; ``next`` is the command of an operator.
     """
 

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from pgsub.launcher.run_until import GoalCheck, Outcome
 from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
+from pgsub.launcher.workers.slot_wait import SlotWait
 from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import definitions, worker_takeover
@@ -102,11 +103,13 @@ class Service:
         self.last_answer = time.monotonic()
         store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
         context = self._context()
+        self._slot_wait = SlotWait(sub, context.submit, engine.slots, shared.log)
         until = goal.goal.until_lsn
         self._apply = ApplyWorkerHandle(context, engine, heartbeats, errors, until_lsn=until, interval=interval)
         self._mirror = Mirror(session, store, sub, heartbeats, self._recorded)
         self._events = Events(session, store, sub, shared.log, self._recorded)
-        self._sync = SyncWorkers(context, heartbeats, errors, interval, partial(shared.is_current, sub))
+        syncing = replace(context, submit=self._slot_wait.submit)
+        self._sync = SyncWorkers(syncing, heartbeats, errors, interval, partial(shared.is_current, sub))
         current = partial(shared.recorder.current, sub.subid)
         self._sequences = SequenceWorker(sub, store, errors, shared.recorder.run, current, self._stopping)
 
@@ -183,7 +186,7 @@ class Service:
         apply, alive = self._apply, self._sync.alive
         with contextlib.suppress(StateStoreError):
             there = apply.alive and not apply.watch.gone
-            self._mirror.refresh(apply_alive=there, syncing=alive, task=apply.watch.row)
+            self._mirror.refresh(apply_alive=there, syncing=alive, task=self._slot_wait.shown(apply.watch.row))
         self._copy_definition()
         apply.clear_if_past(self._mirror)
         if self._errors.disabling is None:

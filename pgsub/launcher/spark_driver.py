@@ -27,7 +27,7 @@ from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark_check import ExecutorCheck
-from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, slots_of, start_worker
+from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
 from pgsub.launcher.spark_watch import Hang, SparkWatch
 from pgsub.spark import contexts, executors, jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
@@ -163,11 +163,11 @@ class Engine:
         named = "spark.master" in self._user_settings()
         served = self._subscriptions()
         slots = least_slots(served) if named else sum(map(slots_of, served)) + SPARE_SLOTS
-        # what ran once is waited for, as for any executor that Spark has lost; what is left of them is used meanwhile
-        again = self._total is not None
+        # executors that do not come in time, and those that Spark has lost, are waited for; others are used meanwhile
+        lasts = self._patient or self._total is not None
         awaiting = executors.Awaiting(
-            self._patient or again,
-            self._too_few if again else None,
+            lasts,
+            self._too_few if lasts else None,
             self._registered,
             lambda: self._closed,
             (lambda: least_slots(self._subscriptions())) if named else None,
@@ -209,7 +209,7 @@ class Engine:
 
     def _registered(self, slots: int, master: str) -> None:
         """Log once that executors are awaited, and let whoever asks know how many there are."""
-        self._answers = {None: Slots(False, slots, master)}
+        self._answers = {None: self._slots(False, slots)}
         clock = time.monotonic()
         self._registering = self._registering or clock
         if clock < self._registering + _REGISTERING_SECONDS:
@@ -222,7 +222,10 @@ class Engine:
 
     def _too_few(self, slots: int, needed: int) -> None:
         text = f"Spark has only {slots} of the {needed} task slots that are needed"
-        self._log("WARNING", log_text(text, detail="What has none waits; more are used as soon as they come."))
+        more = more_slots(self._user_settings(), needed)
+        hint = None if more is None else f"Give Spark more of them.\n{more}"
+        detail = "A subscription keeps one, and copies need one more. What has none waits; more are used as they come."
+        self._log("WARNING", log_text(text, detail=detail, hint=hint))
 
     def _executors_hint(self, master: str) -> str:
         if not self._patient:
@@ -287,10 +290,15 @@ class Engine:
         asked, submitter = self._asked, self._submitter
         if asked and submitter is not None:
             self._asked = set()
-            master, registered = submitter.master, submitter.slots()
-            self._answers = {job: Slots(job is not None and job.runs(), registered, master) for job in asked}
+            registered = submitter.slots()
+            self._answers = {job: self._slots(job is not None and job.runs(), registered) for job in asked}
             if not registered and submitter.forgotten():
-                self._leave(master)
+                self._leave(submitter.master)
+
+    def _slots(self, runs: bool, registered: int) -> Slots:
+        needed = least_slots(self._subscriptions())
+        gone = self.local and not registered  # a Spark of this machine that is to start again
+        return Slots(runs, registered, needed, None if gone else more_slots(self._user_settings(), needed))
 
     def _leave(self, master: str) -> None:
         """Close a context whose master does not know it any more; the next job opens another."""

@@ -489,7 +489,7 @@ def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub,
     assert start in checked.stdout
     assert start in pgsub("status", "orders", "--runbook").stdout
     waited = pgsub("wait", "orders", "--for", "synced", "--timeout", "200ms")
-    assert (waited.returncode, f"The apply worker waits for {waits}." in waited.stderr) == (8, True)
+    assert (waited.returncode, f"It waits for {waits}." in waited.stderr) == (8, True)
 
 
 def test_the_page_of_spark_is_named_where_there_is_one(pgsub, store, served):
@@ -501,6 +501,21 @@ def test_the_page_of_spark_is_named_where_there_is_one(pgsub, store, served):
     shown = pgsub("status", "orders", "--runbook").stdout
     assert waits in shown and "pgsub run orders" in shown and "executors" not in shown
     store.put_task(5, replace(task, ui="http://h:4040"))
+    assert "Give Spark more executors or cores; http://h:4040 shows" in pgsub("status", "orders", "--runbook").stdout
+
+
+def test_tables_without_a_slot_are_no_health_though_apply_is_alive(pgsub, store, orders, served):
+    waits = "a free task slot for its tables: Spark has 1 in all, and 2 are needed"
+    more = "pgsub run --conf spark.cores.max=2"
+    task = TaskRow("alive", utc_now(), "h", 1, silent_since=utc_now(), waits_for=waits, next=more, ui="http://h:4040")
+    store.put_task(5, task)
+    assert orders()["state"] == "waiting"
+    checked = pgsub("status", "orders", "--check")
+    assert (checked.returncode, f'subscription "orders" waits for {waits}' in checked.stderr) == (3, True)
+    assert more in checked.stdout
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert more in shown and "End pgsub run" in shown and "taken over" not in shown
+    store.put_task(5, replace(task, next="pgsub status orders --runbook"))
     assert "Give Spark more executors or cores; http://h:4040 shows" in pgsub("status", "orders", "--runbook").stdout
 
 

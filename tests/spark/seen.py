@@ -15,9 +15,9 @@ from fix_faults import Site, until
 ROOT = Path(__file__).parents[2]
 
 
-def status(case: Site, *words: str) -> subprocess.CompletedProcess[str]:
-    """``pgsub status`` of the site's subscription."""
-    command = [sys.executable, "-m", "pgsub", "--state-dir", str(case.state), "status", case.name, *words]
+def status(case: Site, *words: str, name: str | None = None) -> subprocess.CompletedProcess[str]:
+    """``pgsub status`` of the site's subscription, or of another one."""
+    command = [sys.executable, "-m", "pgsub", "--state-dir", str(case.state), "status", name or case.name, *words]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )

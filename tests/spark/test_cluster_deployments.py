@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
 import sys
 import tarfile
 from collections.abc import Callable
@@ -10,8 +14,9 @@ from pathlib import Path
 import pytest
 from fix_faults import Site, until
 from fix_servers import Pair
-from fix_spark import Cluster, other_python, python
+from fix_spark import ADDRESSES, Cluster, other_python, python
 from psycopg.conninfo import conninfo_to_dict
+from spark.seen import begins, status, stored
 from thorough import only_thorough
 
 import pgsub
@@ -114,6 +119,86 @@ def test_where_only_apply_and_one_copy_fit_copies_take_turns(site: Callable[[], 
     writer.rest()
     assert case.all_ready()
     assert said_of(case, 0, words)
+    case.check()
+
+
+def test_where_only_apply_fits_it_goes_on_and_a_copy_waits_which_is_shown_until_there_is_a_slot(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make_ready("audit1", "counter1")
+    for name in ("first", "later"):
+        for database in (case.pubdb, case.subdb):
+            database.execute(f"CREATE TABLE {name} (id int)")
+    case.pubdb.execute("INSERT INTO later SELECT generate_series(1, 1000); CREATE PUBLICATION q FOR TABLE first")
+    other = f"{case.name}_other"
+    ends = ("--connection", case.pubdb.conninfo, "--target", case.target, "--publication", "q", "--no-copy-data")
+    case.end(case.start("create", other, *ends, "--no-wait"))
+    cluster.lose(0)
+    waits = "spark.scheduler.maxRegisteredResourcesWaitingTime=5s"
+    # a machine has memory for two executors
+    process = case.start("run", *cluster.conf(spark_executor_cores="1"), "--conf", waits, "--timeout", "15m")
+    alive = "SELECT count(*) FROM pgsub_task WHERE stage = 'alive' AND waits_for IS NULL"
+    until(lambda: case.sqlite(alive) == [(2,)], case.said)
+    assert re.search("Spark has only [12] of the 3 task slots that are needed", case.output.read_text())
+
+    case.pubdb.execute("ALTER PUBLICATION q ADD TABLE later")
+    case.end(case.start("refresh", other, "--no-wait"))
+    waiting = "a free task slot for its tables: Spark has 2 in all, and 3 are needed"
+    shown = [("alive", waiting, f'"$SPARK_HOME"/sbin/start-worker.sh {cluster.url}')]
+    until(lambda: case.sqlite("SELECT stage, waits_for, next FROM pgsub_task WHERE waits_for > ''") == shown, case.said)
+    assert status(case, "--check", name=other).returncode == 3
+    assert status(case, "--check").returncode == 0
+    cluster.join(0)
+    until(case.all_ready, case.said)
+    assert case.subdb.value("SELECT count(*) FROM later") == 1000
+    until(lambda: case.sqlite(alive) == [(2,)], case.said)
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.end(case.start("drop", other, "--yes"))
+    case.check()
+
+
+def test_what_only_one_of_the_machines_lacks_is_named_with_it_by_the_first_task_that_runs_there(
+    site: Callable[[], Site], cluster: Cluster
+) -> None:
+    case = site()
+    writer = case.make_ready("audit1", "counter1")
+    good, bad = (cluster.folder / f"work{number}" / "env" for number in range(2))
+    for place in (good, bad):
+        with tarfile.open(cluster.archive) as tar:
+            tar.extractall(place, filter="fully_trusted")
+    [module] = bad.glob("lib/*/site-packages/pgsub/__init__.py")
+    source = module.read_text()
+    module.write_text(source + "# of another day\n")
+    interpreter = "../../env/bin/python"  # of each machine its own
+    cluster.lose(1)  # so that the look at an executor finds nothing
+    process = case.run(*cluster.conf(spark_pyspark_python=interpreter), "--timeout", "15m")
+    until(lambda: stored(case, "stage") == "alive", case.said)
+    writer.some(10)
+    cluster.join(1)
+    cluster.lose(0)
+
+    def said(message: str) -> None:
+        until(lambda: case.sqlite("SELECT class, message FROM pgsub_error") == [("SparkUnusable", message)], case.said)
+        assert status(case, "--check").returncode == 13
+
+    said(f"the executors have another build of pgsub {pgsub.__version__} than this launcher")
+    (bad / "bin" / "python").unlink()
+    for executor in cluster.executors(1):
+        os.kill(executor, signal.SIGKILL)  # which has a process of that interpreter left
+    said(f'the Python interpreter "{interpreter}" cannot be run on the executors')
+    printed = case.output.read_text()
+    assert 'CONTEXT:  executor on "' in printed and f'CONTEXT:  executor on "{ADDRESSES[1]}"' in printed
+    shutil.rmtree(bad)
+    shutil.copytree(good, bad, symlinks=True)
+    begins(case, "the machine has what it lacked", case.epoch())
+    assert cluster.machine_of(case.worker_pid()) == 1
+    cluster.join(0)
+    writer.some(10)
+    case.wait_equal()
+    case.terminate(process)
     case.check()
 
 

@@ -65,12 +65,15 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
 
 
 def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
-    said = f"The apply worker waits for {task['waits_for']}, since {readable(task['silent_since'])}."
+    said = f"The subscription waits for {task['waits_for']}, since {readable(task['silent_since'])}."
+    no_slot = task["waits_for"].startswith("a free task slot")
     if task["next"] and task["next"].startswith("kill "):
         yield Step(f"{said} That process is not the launcher's: end it, and start both again.", (task["next"],))
+    elif task["next"] and task["next"].startswith("pgsub run"):
+        yield Step(f"{said} End pgsub run, and start it again with more task slots.", (task["next"],))
     elif task["next"] and not task["next"].startswith("pgsub "):
         yield Step(f"{said} Start a Spark worker that has free cores.", (task["next"],))
-    elif task["stage"] == "claimed" or task["stage"] == "alive":
+    elif task["stage"] in ("claimed", "alive") and not no_slot:
         yield Step(
             f"{said} It is taken over by itself; see that this happens.",
             (f"pgsub status {word(one.definition.name)} --watch",),

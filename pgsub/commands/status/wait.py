@@ -289,7 +289,7 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
     elif not _served(store, options, subscription):
         details.append("No pgsub run serves the subscription.")
     elif (task := store.task(subscription.subid)) is not None and task.waits_for:
-        details.append(f"The apply worker waits for {task.waits_for}.")
+        details.append(f"It waits for {task.waits_for}.")
     details += [f"Last error: {blocked_state.said(row)}." for row in store.errors(subscription.subid)[:1]]
     return TimeoutExpired(
         f'timeout while waiting for subscription "{options.name}" to be {what}',

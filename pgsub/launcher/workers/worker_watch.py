@@ -27,7 +27,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.retry import WAITING_SECONDS, take_over_seconds
-from pgsub.launcher.spark_slots import Slots, start_worker
+from pgsub.launcher.spark_slots import Slots
 from pgsub.launcher.spark_watch import Hang
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
@@ -174,8 +174,8 @@ class WorkerWatch:
             return hang.next
         if not self._waits and hang is None:
             return None
-        if hang is None and slots is not None and not slots.registered and slots.master.startswith("spark://"):
-            return start_worker(slots.master)
+        if hang is None and slots is not None and not slots.runs and slots.too_few and slots.more is not None:
+            return slots.more
         return f"pgsub status {word(self._sub.name)} --runbook"
 
     @property
