@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from psycopg import sql
 
 from pgsub.publisher.tables import RemoteColumn, RemoteTable
+from pgsub.reconcile.built_in_types import has_length, written
 from pgsub.reconcile.hashes import Value
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
@@ -103,11 +104,13 @@ def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> Value:
     name, null = sql.Identifier(remote.name), _null(remote.name, remote.type_oid)
     if _fitted(remote, column):
         return Value(_FITTED.format(_OUTPUT.format(name), sql.Literal(column.typmod - _VARHDRSZ)), null)
-    if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or column.uncut):
+    if remote.type_oid == column.type_oid and (column.typmod in (-1, remote.typmod) or has_length(column.type_oid)):
         return Value(_canonical(name, column.type_oid), null, name, column.type_oid)
-    if not _typed(remote, column):
+    # the target's own word for its type stays on the target
+    here = written(column.type_oid, column.typmod) if _typed(remote, column) else None
+    if here is None:
         return Value(_OUTPUT.format(name), null)
-    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.uncut or column.full_type))
+    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), here)
     return Value(_canonical(read, column.type_oid), null, read, column.type_oid)
 
 
@@ -120,7 +123,8 @@ def _fitted(remote: RemoteColumn, column: TargetColumn) -> bool:
 def _typed(remote: RemoteColumn, column: TargetColumn) -> bool:
     """Return whether the publisher has values of the target's type, and not their text alone."""
     namesake = remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name
-    return column.type_oid < FIRST_NORMAL and not namesake and not _fitted(remote, column)
+    known = written(column.type_oid, column.typmod) is not None
+    return known and not namesake and not _fitted(remote, column)
 
 
 def found_again(remote: RemoteColumn, column: TargetColumn) -> sql.Composed | None:
