@@ -441,3 +441,16 @@ def test_the_rules_of_a_row_hold_whatever_surrounds_it_in_its_transaction(make):
     )
     p.same("t")
     assert conflicts(p) == [("insert_exists", "kept")]
+
+
+def test_a_percent_sign_in_a_name_is_no_placeholder_and_leads_to_no_other_table(make):
+    ddl = "; ".join(f'CREATE TABLE "{name}" (id int PRIMARY KEY, u int UNIQUE)' for name in ("t%x", "t%s", "t%", "t%%"))
+    p = make("insert_exists=apply_remote", "update_exists=apply_remote", ddl=ddl)
+    p.pubdb.execute('INSERT INTO "t%x" VALUES (9, 9)')
+    for name in ("t%x", "t%s", "t%", "t%%"):
+        p.subdb.execute(f'INSERT INTO "{name}" VALUES (1, 7), (2, 8), (3, 6)')
+    for name in ("t%x", "t%s", "t%%"):
+        # the row in the way has another key, the same key, and the value that an update brings
+        p.apply(f'INSERT INTO "{name}" VALUES (4, 7), (2, 5)', f'UPDATE "{name}" SET u = 6 WHERE id = 4')
+        p.same(f'"{name}"')
+    assert rows(p, table='"t%"') == [(1, 7), (2, 8), (3, 6)]

@@ -82,14 +82,15 @@ class ConflictingRows:
         relation, table = place.mapped, self._searches[where].table
         same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
         became = None
+        one = psycopg.RawCursor(self._connection)  # the table's name may hold a percent sign
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
-                if not self._connection.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
+                if not one.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
                 if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
                     became = ctid
                 else:
-                    self._connection.execute(statements.delete_at(table), (ctid,))
+                    one.execute(statements.delete_at(table), (ctid,))
             if became is not None:
                 self._become(place, table.oid, became)
         return became is not None

@@ -137,8 +137,8 @@ def leaves_partition(
 
 
 def lock_at(table: TargetRelation) -> sql.Composed:
-    """Compose a SELECT that locks a row, by its place and the transaction that wrote it (``%s`` both)."""
-    return sql.SQL("SELECT FROM ONLY {} WHERE ctid = %s::tid AND xmin = %s::xid FOR UPDATE").format(table_name(table))
+    """Compose a SELECT that locks a row, by its place and the transaction that wrote it, for a RawCursor."""
+    return sql.SQL("SELECT FROM ONLY {} WHERE ctid = $1::tid AND xmin = $2::xid FOR UPDATE").format(table_name(table))
 
 
 #: Gives a row if a table (oid) still has its name (schema, name).

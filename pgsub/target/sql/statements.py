@@ -155,8 +155,8 @@ def update_at(relation: RelationMap, kinds: bytes) -> Statement:
 
 
 def delete_at(table: TargetRelation) -> sql.Composed:
-    """Compose a DELETE of the row at a place."""
-    return sql.SQL("DELETE FROM ONLY {} WHERE ctid = %s::tid").format(table_name(table))
+    """Compose a DELETE of the row at a place, for a RawCursor."""
+    return sql.SQL("DELETE FROM ONLY {} WHERE ctid = $1::tid").format(table_name(table))
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
