@@ -127,6 +127,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a walsender that says nothing does not pass for one that has nothing to say": (
         "test_a_walsender_that_says_nothing_while_its_wal_goes_on_is_a_lag",
     ),
+    "a launcher that waits for the target gives no sign of life": (
+        "test_while_nothing_goes_on_the_status_is_not_green",
+    ),
     "what the machine lacks is no bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
     "what the machine lacks ends no launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
     "a thread that does not begin is not waited for without a limit": (

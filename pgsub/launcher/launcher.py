@@ -12,7 +12,7 @@ from pathlib import Path
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
-from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
+from pgsub.common.errors import Log, LogText, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
@@ -21,7 +21,7 @@ from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.run_until import Goal
-from pgsub.launcher.runner import Runner
+from pgsub.launcher.runner import SILENCE_SECONDS, Runner
 from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark_driver import Engine
@@ -32,6 +32,8 @@ AGAIN_SECONDS = 30.0
 #: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
 TIDY_SECONDS = 10.0
+#: Between signs of life of what is served.
+SIGN_SECONDS = 1.0
 #: Between questions to Spark about tasks that have not begun, if there are any.
 LOOK_SECONDS = 0.5
 
@@ -41,6 +43,7 @@ class _Served:
     runner: Runner
     lock: Lock
     again_at: float = 0.0
+    silent: bool = False  #: as it was logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Launcher:
         self._lack: str | None = None  #: of the machine, as it was logged
         self._manager = ServiceManager()
         self._janitor = TimedExecutor("janitor", TICK)
-        self._next_tidy = self._next_look = 0.0
+        self._next_tidy = self._next_look = self._next_sign = 0.0
 
     def run(
         self, stop: threading.Event, timeout: float | None = None, tick: Callable[[Run], None] = lambda run: None
@@ -123,6 +126,7 @@ class Launcher:
                     )
                 stop.wait(TICK)
                 self._manager.alive()
+                self._signs_of_life()
                 try:
                     self._turn(tick)
                 except Exception as error:
@@ -163,6 +167,24 @@ class Launcher:
         if self._lack != lack.message:
             self._lack = lack.message
             self._log("WARNING", lack.log_text())
+
+    def _signs_of_life(self) -> None:
+        """Give one for each subscription whose thread goes on: a lock of the ledger or a target may keep it waiting.
+
+        What its thread writes into the state store is old then, and so is each thing that it watches.
+        """
+        if time.monotonic() < self._next_sign:
+            return
+        self._next_sign = time.monotonic() + SIGN_SECONDS
+        for served in self._served.values():
+            runner = served.runner
+            silent = runner.is_alive() and runner.silence > SILENCE_SECONDS
+            # guard: a launcher that waits for the target gives no sign of life, always
+            if not silent:
+                served.lock.touch()
+            if silent != served.silent:
+                served.silent = silent
+                self._log("WARNING" if silent else "LOG", _silence(runner))
 
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -314,6 +336,7 @@ class Launcher:
             while served.runner.at_work and time.monotonic() < deadline:
                 served.runner.stop()
                 served.runner.join(TICK)
+                self._signs_of_life()
                 with contextlib.suppress(RuntimeError):
                     self._engine.watch(stopping=True)
             if served.runner.at_work:
@@ -331,3 +354,15 @@ class Launcher:
         self._heartbeats.close()
         self._recorder.close()
         self._janitor.close()
+
+
+def _silence(runner: Runner) -> LogText:
+    """Say in the log that a thread has stopped to go on, or goes on again."""
+    name = f'subscription "{runner.sub.name}"'
+    if runner.silence <= SILENCE_SECONDS:
+        return log_text(f"the target of {name} answers again")
+    return log_text(
+        f"the target of {name} has not answered for {runner.silence:.0f} s",
+        detail="Meanwhile its workers are not watched, and what pgsub status shows of it is old.",
+        hint="See whether the target answers, and whether somebody locks a table of the ledger.",
+    )

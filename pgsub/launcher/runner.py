@@ -64,6 +64,7 @@ class Runner(SupervisedThread):
         self._socket: socket.socket | None = None  #: the session's, to hang up
         self._service: Service | None = None  #: there may be workers to stop
         self._connecting = self._hung_up = False
+        self._went_on = time.monotonic()
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
@@ -91,10 +92,17 @@ class Runner(SupervisedThread):
         """Whether there may be workers to stop: there are none while it only connects to the target."""
         return self.is_alive() and not self._connecting
 
+    @property
+    def silence(self) -> float:
+        """Seconds since it went on last: it may wait for an answer of the target, for which nothing sets a limit."""
+        service = self._service
+        return time.monotonic() - max(self._went_on, NEVER if service is None else service.last_answer)
+
     def work(self) -> None:
         """Serve until stopped or done."""
         self._shared.announce(self.sub.subid)
         while not self._stop_event.is_set() and self.outcome is None:
+            self._went_on = time.monotonic()
             try:
                 self._connected()
             except PgsubError as error:
@@ -110,7 +118,8 @@ class Runner(SupervisedThread):
         self._errors.report(APPLY, error)
         if error.directive is Directive.RETRY:
             self._target_retry.failed(error)
-            self._stop_event.wait(max(0.0, self._target_retry.not_before - time.monotonic()))
+            while not self._stop_event.wait(TICK) and time.monotonic() < self._target_retry.not_before:
+                self._went_on = time.monotonic()
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome, self.error = outcome.name, outcome.error
@@ -160,6 +169,7 @@ class Runner(SupervisedThread):
             self._end(outcome)
 
     def _over(self) -> bool:
+        self._went_on = time.monotonic()
         self.checkpoint()
         return self.stopping
 

@@ -11,6 +11,7 @@ _WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "dateti
 #: Where it is read, and why a jump does no harm.
 READ = {
     "apply/stream/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
+    "catalog/locks.py": "how long ago a launcher gave a sign of life, which is shown; the next one corrects it",
     "catalog/times.py": "times that are shown",
     "cli/output/reporting.py": "times in the log",
     "commands/status/subscription_status.py": "the lag that is shown, never below 0",

@@ -46,10 +46,12 @@ max_slot_wal_keep_size is set), and the next command. --runbook prints the steps
 
 A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
 process hangs or is gone, or Spark's Java process has not answered for eight seconds. It is also waiting when its tables
-cannot be copied because apply workers occupy all slots. The status shows what is missing and the next command; task in
-the documents has the stage (submitted to Spark, claimed on the target, alive). Signs of life are heartbeats and the
-worker's session on the target. A worker that hangs is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds;
-Spark's Java process is replaced then, if pgsub started it.
+cannot be copied because apply workers occupy all slots, and when its launcher has given no sign of life for ten
+seconds: the launcher is stopped, or waits for an answer of the target, as it does while somebody locks a table of the
+ledger. The status shows what is missing and the next command; task in the documents has the stage (submitted to Spark,
+claimed on the target, alive). Signs of life are heartbeats and the worker's session on the target. A worker that hangs
+is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub
+started it.
 
 The lag is the age of the oldest change that the publisher has and the target has not. If the publisher has said nothing
 for ten seconds while its WAL goes on, the lag counts from its last message. If the apply worker waits in a statement on

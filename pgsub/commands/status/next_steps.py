@@ -23,6 +23,10 @@ from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The holder of a lock (pgsub.launcher.mirror.lock_waits), before any text that others chose.
 _PID = re.compile(r"a lock that PID ([0-9]+) holds")
+_WAITING = (
+    "SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity"
+    " WHERE application_name LIKE 'pgsub %' AND wait_event_type = 'Lock';"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,11 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
 def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
     said = f"The subscription waits for {task['waits_for']}, since {readable(task['silent_since'])}."
     no_slot = task["waits_for"].startswith("a free task slot")
-    if task["next"] and task["next"].startswith("kill "):
+    if one.unheard is not None:
+        yield Step(f"{said} What is shown of it is older.")
+        yield Step("See whether that process is stopped (T).", (f"ps -o pid,stat,etime,args -p {one.unheard}",))
+        yield Step("See whether the target answers, and whom sessions of pgsub wait for there.", statements=(_WAITING,))
+    elif task["next"] and task["next"].startswith("kill "):
         yield Step(f"{said} That process is not the launcher's: end it, and start both again.", (task["next"],))
     elif task["next"] and task["next"].startswith("pgsub run"):
         yield Step(f"{said} End pgsub run, and start it again with more task slots.", (task["next"],))

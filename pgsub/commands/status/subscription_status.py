@@ -15,8 +15,9 @@ from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, ServerRow, SlotRow, WorkerRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import ago
 from pgsub.commands.status import blocked_state
 from pgsub.common import errors
 from pgsub.common.errors import (
@@ -34,6 +35,8 @@ from pgsub.protocol.lsn import format_lsn, parse_lsn
 Row = dict[str, Any]
 #: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
 SILENT_SECONDS = 10.0
+#: Seconds without a sign of life of the launcher, which gives one a second, from which on what it wrote is old.
+UNHEARD_SECONDS = 10.0
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
@@ -74,6 +77,7 @@ class SubscriptionStatus:
     served: bool  #: by a living launcher
     launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
+    unheard: int | None  #: PID of a launcher that gives no sign of life, or waits for the target
 
     @property
     def broken(self) -> ErrorRow | None:
@@ -165,16 +169,21 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
 
     problems = store.errors(sub.subid)
     served = serving(store, folder, sub.subid)
+    silence = subscription_lock(folder, sub.subid).silence() if served else 0.0
+    unheard = store.server(sub.subid) if silence > UNHEARD_SECONDS else None
     task = row("pgsub_task", own=True) if served else None
+    if unheard is not None:
+        task = _unheard(sub, unheard, task, silence)
     state = _state(sub, problems, served, task)
     conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
     origin = store.origin(sub.subid)
+    lag = _lag(store.workers(sub.subid), origin, store.slot(sub.subid), datetime.now(UTC)) if served else None
     return SubscriptionStatus(
         definition=sub,
         state=state,
-        lag=_lag(store.workers(sub.subid), origin, store.slot(sub.subid), datetime.now(UTC)) if served else None,
+        lag=lag if unheard is None else max(lag or 0.0, silence),
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
         applying=_applying(store.workers(sub.subid)),
         task=task,
@@ -195,7 +204,19 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
         served=served,
         launched=launcher_lock(folder).holder() is not None,
         stopped_by=conflicts,
+        unheard=None if unheard is None else unheard.pid,
     )
+
+
+def _unheard(sub: Subscription, server: ServerRow, task: Row | None, silence: float) -> Row:
+    """Return the task's row where neither the launcher nor the target says anything: what it wrote before is old."""
+    nothing = {"stage": "none", "since": ago(silence), "host": None, "pid": None, "ui": None}
+    return {
+        **(task or nothing),
+        "silent_since": ago(silence),
+        "waits_for": f"an answer of the target, or of pgsub run (PID {server.pid})",
+        "next": f"pgsub status {word(sub.name)} --runbook",
+    }
 
 
 def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool, task: Row | None) -> str:

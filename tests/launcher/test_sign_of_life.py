@@ -1,0 +1,95 @@
+"""What a launcher wrote before it stopped to go on is not shown as the present state."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from embedded import Server, _children
+from fix_program import Cli, until
+from fix_servers import Database, Pair
+from thorough import long
+
+from pgsub.catalog.locks import subscription_lock
+
+Scene = Callable[[Pair, int], ExitStack]
+
+
+@contextmanager
+def _stopped(first: int) -> Iterator[None]:
+    """Stop a process with all that it started, as a container is paused: the kernel goes on to answer for it."""
+    found, todo = [first], [first]
+    while todo:
+        todo = [child for pid in todo for child in _children(pid)]
+        found += todo
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in found:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def _locked(database: Database) -> Iterator[None]:
+    """Lock a table of the ledger, as VACUUM FULL does, or a session that was forgotten."""
+    with closing(database.connect()) as session:
+        session.execute("BEGIN")
+        session.execute("LOCK TABLE pgsub.progress IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+def _process(server: Server) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
+@pytest.mark.parametrize("scene", ["lock", *long(["target", "launcher"])])
+def test_while_nothing_goes_on_the_status_is_not_green(
+    own_pair: Callable[..., Pair], make_cli: Callable[..., Cli], scene: str
+) -> None:
+    pair = own_pair()
+    for database in (pair.pubdb, pair.subdb):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY, t text)")
+    pair.pubdb.execute("CREATE PUBLICATION p FOR TABLE a")
+    cli = make_cli(pair.pubdb.conninfo, pair.subdb.conninfo)
+    assert cli.create("s").returncode == 0
+    launcher = cli.launcher()
+    assert cli("wait", "s", "--for", "caught-up").returncode == 0
+    until(lambda: cli("status", "s", "--check", "--max-lag", "5s").returncode == 0)
+    waits = {
+        "lock": lambda: _locked(pair.subdb),
+        "target": lambda: _stopped(_process(pair.target)),
+        "launcher": lambda: _stopped(launcher.pid),
+    }
+    with waits[scene]():
+        pair.pubdb.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 100) g")
+        until(lambda: cli("status", "s", "--check").returncode == 3)
+        seen = cli.status("s")
+        assert seen["state"] == "waiting"
+        assert seen["task"]["waits_for"] == f"an answer of the target, or of pgsub run (PID {launcher.pid})"
+        assert cli("status", "s", "--check", "--max-lag", "5s").returncode == 3
+        assert f"ps -o pid,stat,etime,args -p {launcher.pid}" in cli("status", "s", "--runbook").stdout
+        assert re.search(r'^pgsub_subscription_state{.*state="waiting".*} 1\.0$', cli("metrics").stdout, re.MULTILINE)
+    until(lambda: pair.subdb.value("SELECT count(*) FROM a") == 100)
+    until(lambda: cli("status", "s", "--check").returncode == 0)
+    said = Path(launcher.log).read_text()
+    assert scene == "launcher" or said.index("has not answered for") < said.index("answers again")
+
+
+def test_who_holds_a_lock_gives_signs_of_life_and_nobody_else(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    held, other = subscription_lock(tmp_path, 1), subscription_lock(tmp_path, 1)
+    assert other.silence() == 0
+    assert held.acquire()
+    os.utime(held.path, (1000, 1000))
+    other.touch()
+    assert other.silence() > 1000
+    held.touch()
+    assert other.silence() < 1000
