@@ -5,26 +5,47 @@ from __future__ import annotations
 import pytest
 from fix_program import one_error
 
+from pgsub.cli.app import program
+from pgsub.cli.command_tree.tree import describe
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("status", "s"),
-        ("status", "s", "--check"),
-        ("status", "--runbook", "s"),
-        ("wait", "s", "--for", "synced"),
-        ("skip-lsn", "s", "0/10", "--yes"),
-        ("origin-advance", "s", "0/10", "--yes"),
-        ("conflicts", "list", "s"),
-        ("disable-on-error", "s", "on"),
-        ("enable", "s"),
-        ("disable", "s"),
-        ("refresh", "s"),
-        ("alter", "s", "--binary"),
-        ("drop", "s", "--yes"),
-    ],
-    ids=" ".join,
+#: Commands that need the subscription that they name.
+_OF_ONE = (
+    ("status", "s"),
+    ("status", "s", "--check"),
+    ("status", "--runbook", "s"),
+    ("status", "s", "--view", "pg_subscription_rel"),
+    ("status", "s", "--view", "pg_replication_slots"),
+    ("wait", "s", "--for", "synced"),
+    ("run", "s"),
+    ("run", "s", "--until-caught-up"),
+    ("verify", "s"),
+    ("verify", "s", "--repair", "--yes"),
+    ("reconcile", "s", "--yes"),
+    ("switchover", "s", "--dry-run"),
+    ("switchover", "s", "--status"),
+    ("switchover", "s", "--yes"),
+    ("skip-lsn", "s", "--preview"),
+    ("skip-lsn", "s", "--conflict", "delete_missing", "--table", "a.b", "--limit", "5", "--yes"),
+    ("skip-lsn", "s", "0/10", "--yes"),
+    ("origin-advance", "s", "0/10", "--yes"),
+    ("conflicts", "list", "s"),
+    ("conflicts", "show", "s", "1"),
+    ("conflicts", "replay", "s", "1"),
+    ("conflicts", "prune", "s", "--replayed", "--yes"),
+    ("disable-on-error", "s", "on"),
+    ("enable", "s"),
+    ("disable", "s"),
+    ("refresh", "s"),
+    ("refresh", "s", "--dry-run"),
+    ("refresh", "s", "--sequences"),
+    ("alter", "s", "--binary"),
+    ("drop", "s", "--yes"),
 )
+#: Commands that say something without a subscription, and how they are called.
+_OF_NONE = {"metrics": (), "config": (), "version": (), "completion": ("bash",)}
+
+
+@pytest.mark.parametrize("args", _OF_ONE, ids=" ".join)
 def test_a_command_about_a_subscription_names_the_folder_and_creates_nothing(pgsub, folder, args):
     said = one_error(pgsub(*args), 3, 'subscription "s" does not exist')
     assert str(folder) in said
@@ -61,4 +82,20 @@ def test_a_check_of_a_store_whose_last_subscription_was_dropped_is_not_healthy_e
 
 
 def test_a_bounded_run_without_a_subscription_ends_with_3(pgsub, folder):
-    one_error(pgsub("run", "--until-caught-up"), 3, f'no subscription exists in state folder "{folder}"')
+    for bound in (("--until-caught-up",), ("--until-lsn", "0/10")):
+        one_error(pgsub("run", *bound), 3, f'no subscription exists in state folder "{folder}"')
+        assert not folder.exists()
+
+
+def test_every_command_of_the_program_is_tried_here_or_makes_what_it_needs(pgsub, folder):
+    """A command that is added to the program is added here, too."""
+    tried = {args[0] for args in _OF_ONE}
+    assert {one.name for one in describe(program()).commands} == {*tried, *_OF_NONE, "create", "demo"}
+
+
+@pytest.mark.parametrize("args", [(name, *more) for name, more in _OF_NONE.items()], ids=" ".join)
+def test_a_command_about_no_subscription_creates_nothing(pgsub, folder, args):
+    shown = pgsub(*args)
+    assert shown.returncode == 0
+    assert "pgsub_subscription_state{" not in shown.stdout  # which the alert PgsubNoSubscription notices
+    assert not folder.exists()

@@ -39,16 +39,17 @@ for the next record.
 
 --metrics-listen serves metrics without authentication, on the loopback address unless a host is named.
 
-With a bound, run ends with 3 if the state folder has no subscription. --until-caught-up also waits for sequences that
-follow the publisher and are behind, and ends with an error if one cannot follow. It does not wait for held tables
-(alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
+With a bound, run ends with 3 if the state folder has no subscription, and with a NAME if it does not have that one; a
+folder that does not exist is not created. --until-caught-up also waits for sequences that follow the publisher and are
+behind, and ends with an error if one cannot follow. It does not wait for held tables (alter --hold); pgsub wait --for
+caught-up ends with 3 while there are any.
 
 With --from-target the named subscriptions need not be in the state folder: state.db is recreated from the ledger on the
 target, and then they are served. Use this to move a launcher to another host, or if state.db is lost. Options are those
-that the launcher last wrote to the ledger; connection strings are those of --connection and --target. Nothing is
-changed if the publisher is not the one recorded in the ledger, or if another launcher serves the subscription. The
-former state folder refuses to serve the subscription from then on. Conflicts, statistics and the journal are not in the
-ledger. A subscription that the state folder already has is not changed.
+that were last written to the ledger; connection strings are those of --connection and --target. Nothing is changed if
+the publisher is not the one recorded in the ledger, or if another launcher serves the subscription. The former state
+folder refuses to serve the subscription from then on. Conflicts, statistics and the journal are not in the ledger. A
+subscription that the state folder already has is not changed.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),

@@ -47,10 +47,12 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
     :raises TimeoutExpired: the bound was not reached in time.
     :raises PgsubError: what stopped a bounded run.
     """
+    bounded = options.until_caught_up or bool(options.until_lsn)
+    waits = not options.names and not bounded
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(StateStore.open(options.state_dir, readable=True))
+        # what needs a subscription leaves no trace in a folder whose name is mistyped
+        store = stack.enter_context(StateStore.open(options.state_dir, create=waits, readable=True))
         store.check()
-        bounded = options.until_caught_up or bool(options.until_lsn)
         for name in options.names:
             sub = store.subscription(name)
             if not sub.enabled and bounded:
@@ -58,7 +60,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
                 raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
         if not options.names:
             _check_not_empty(store, bounded, reporter)
-        if not options.names and not bounded:
+        if waits:
             lock = launcher_lock(options.state_dir)
             if not lock.acquire():
                 raise lock_held(lock, "this state folder")

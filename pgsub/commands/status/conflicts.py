@@ -120,8 +120,8 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
 
 def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
     """Return a conflict, as :func:`conflict`, from a state store that is open."""
-    row = store.conflict(conflict_id)
-    if row is None or row.subid != _subid(store, name):
+    subid, row = _subid(store, name), store.conflict(conflict_id)
+    if row is None or row.subid != subid:
         raise StateForbids(
             f'subscription "{name}" has no conflict {conflict_id}',
             hint=f"See which it has.\npgsub conflicts list {word(name)}",
