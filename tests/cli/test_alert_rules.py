@@ -26,8 +26,9 @@ HEALTHY = {
     'pgsub_sequence_ahead{schema="public",relation="q"}': "0+0x120",
     "pgsub_prepared_transactions": "0+0x120",
     "pgsub_not_written": "0+0x120",
+    'pgsub_build_info{version="1"}': "1+0x120",
 }
-#: What is different when each alert fires.
+#: What is different when each alert fires; None: nobody says it.
 TROUBLES = {
     "PgsubSlotLost": {"pgsub_slot_lost": "1+0x120"},
     "PgsubSlotLostSoon": {"pgsub_slot_lost_in_seconds": "3600+0x120"},
@@ -42,6 +43,8 @@ TROUBLES = {
     "PgsubSequenceBehind": {'pgsub_sequence_ahead{schema="public",relation="q"}': "-5+0x120"},
     "PgsubPreparedPending": {"pgsub_prepared_transactions": "1+0x120"},
     "PgsubNotWritten": {"pgsub_not_written": "1+0x120"},
+    "PgsubNoSubscription": dict.fromkeys(name for name in HEALTHY if name.startswith("pgsub_subscription_state")),
+    "PgsubAbsent": {'pgsub_build_info{version="1"}': None},
 }
 
 
@@ -76,7 +79,7 @@ def test_an_alert_fires_in_its_trouble_and_no_other_does(promtool, tmp_path, ale
     expected = {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "110m"}
     test = {
         "interval": "1m",
-        "input_series": [{"series": _of_sales(name), "values": values} for name, values in series.items()],
+        "input_series": [{"series": _of_sales(name), "values": values} for name, values in series.items() if values],
         "promql_expr_test": [{**expected, "exp_samples": firing}],
     }
     file = tmp_path / "test.yml"  # JSON is YAML
