@@ -8,7 +8,7 @@ RUN python -m build --wheel --outdir /dist .
 FROM python:3.13-slim
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     pip install --no-cache-dir "$(ls /dist/pgsub-*.whl)[embedded]" \
-    && useradd --uid 1000 --create-home pgsub \
+    && useradd --uid 1000 --user-group --create-home pgsub \
     && install -d -m 0700 -o pgsub -g pgsub /var/lib/pgsub
 USER pgsub
 ENV PGSUB_STATE_DIR=/var/lib/pgsub

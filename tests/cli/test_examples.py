@@ -1,15 +1,18 @@
 """Examples and Dockerfile: well formed, of this version, and with command lines that the program understands."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+import venv
 
 import pytest
 from command_lines import understood
 from fix_program import ROOT
+from installation import SOURCES, copy_sources, run_lines
 
 import pgsub
 
@@ -19,6 +22,8 @@ COMPOSE = yaml.safe_load((EXAMPLES / "compose.yml").read_text())
 CLAIM, DEPLOYMENT = yaml.safe_load_all((EXAMPLES / "kubernetes.yml").read_text())
 POD = DEPLOYMENT["spec"]["template"]
 UNIT = (EXAMPLES / "pgsub.service").read_text()
+#: Steps of RUN that change the users of the image.
+_OF_AN_IMAGE = ("useradd ", "install -d ")
 
 
 def _dockerfile():
@@ -79,6 +84,72 @@ def test_the_dockerfile_runs_the_program_as_a_user_of_its_own_with_its_state_on_
             assert subprocess.run(["sh", "-n", "-c", script], capture_output=True).stderr == b""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\.whl\)\[(\w+)\]", (ROOT / "Dockerfile").read_text())) <= set(extras)
+
+
+def _stages():
+    """The instructions of each stage, and the name that later ones know it by."""
+    stages = []
+    for word, rest in _dockerfile():
+        if word == "FROM":
+            stages.append((rest.partition(" AS ")[2], []))
+        else:
+            stages[-1][1].append((word, rest))
+    return stages
+
+
+def test_what_the_dockerfile_copies_and_mounts_is_there():
+    known = set()
+    for name, instructions in _stages():
+        made = "".join(rest for word, rest in instructions if word == "RUN")
+        for word, rest in instructions:
+            if word == "COPY":
+                assert all((ROOT / source).exists() for source in rest.split()[:-1])
+            for mount in re.findall(r"--mount=(\S+)", rest if word == "RUN" else ""):
+                options = dict(one.split("=") for one in mount.split(","))
+                assert options["from"] in known and options["source"] in known
+        known |= {name, *re.findall(r"--outdir (\S+)", made)}
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "build", "dist"} <= set(ignored)
+    assert not set(SOURCES) & set(ignored)
+
+
+@pytest.mark.long
+def test_the_lines_of_the_dockerfile_build_and_install_the_program_in_empty_environments(tmp_path):
+    """No container engine is needed: each stage gets an empty environment, and its paths are below a folder."""
+    source, image = tmp_path / "src", tmp_path / "image"
+    copy_sources(source)
+    (image / "etc").mkdir(parents=True)
+    for file in "passwd", "group", "shadow", "gshadow":
+        (image / "etc" / file).touch()
+    for name, instructions in _stages():
+        environment = tmp_path / f"stage-{name}"
+        venv.create(environment, symlinks=True, with_pip=True)
+        path = f"{environment / 'bin'}:{os.environ['PATH']}"
+        for step in _steps(instructions):
+            run_lines(_below(step, tmp_path, image), source, needs=step.endswith(" build"), PATH=path)
+    [program] = json.loads(_last("ENTRYPOINT"))
+    assert (environment / "bin" / program).exists()
+    if os.geteuid() == 0:
+        assert (image / "home" / _last("USER")).is_dir()
+        state = (image / _last("VOLUME").lstrip("/")).stat()
+        assert (state.st_uid, state.st_gid, state.st_mode & 0o777) == (1000, 1000, 0o700)
+        user = POD["spec"]["securityContext"]
+        assert (user["runAsUser"], user["runAsGroup"]) == (1000, 1000)
+
+
+def _steps(instructions):
+    """The commands of the lines that are run."""
+    for word, rest in instructions:
+        if word == "RUN":
+            yield from (one.strip() for one in re.sub(r"^--mount=\S+ ", "", rest.strip()).split("&&"))
+
+
+def _below(step, folder, image):
+    """A command with its paths below a folder; only root may make users, in files that are not the system's."""
+    if step.startswith(_OF_AN_IMAGE) and os.geteuid() != 0:
+        return ":"
+    step = step.replace("useradd", f"useradd --prefix {image}").replace("-o pgsub -g pgsub", "-o 1000 -g 1000")
+    return step.replace("/dist", str(folder / "dist")).replace("/var/lib", str(image / "var" / "lib"))
 
 
 def test_what_spark_submit_starts_is_the_program():

@@ -1,18 +1,17 @@
 """What ``pip install`` of the wheel brings into an empty environment."""
 
 import os
-import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from installation import copy_sources
 
 import pgsub
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("pgsub", "man", "completions", "pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*command, **options):
@@ -22,10 +21,8 @@ def run(*command, **options):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """An environment with the wheel; what it needs is that of this interpreter."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
-    for name in PARTS:  # setuptools leaves a folder of its own in the sources
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+    source, folder = tmp_path_factory.mktemp("sources") / "checkout", tmp_path_factory.mktemp("installed")
+    copy_sources(source)
     built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "dist", ".", cwd=source)
     if built.returncode and "setuptools" in built.stderr:
         pytest.skip("NOT TESTED: the wheel: setuptools cannot be had")
