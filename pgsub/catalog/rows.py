@@ -143,6 +143,10 @@ class TaskRow:
     ui: str | None = None  #: address of the pages of Spark's driver
 
 
+#: command of a CopyRow; COMPARE, which the server does not have, is the adoption of a table.
+COPY, COMPARE = "COPY FROM", "COMPARE"
+
+
 @dataclass(frozen=True, slots=True)
 class CopyRow:
     """pg_stat_progress_copy: one table that is being copied. Sizes in bytes; totals are 0 where unknown."""
@@ -153,7 +157,7 @@ class CopyRow:
     pid: int | None = None
     datid: int | None = None
     datname: str | None = None
-    command: str = "COPY FROM"
+    command: str = COPY
     type: str = "CALLBACK"
     bytes_processed: int = 0
     bytes_total: int = 0

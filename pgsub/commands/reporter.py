@@ -31,6 +31,7 @@ class TableProgress:
     chunks_total: int
     bytes_per_second: int | None = None  #: over the last seconds
     seconds_left: int | None = None  #: of the copy, by that rate
+    adopts: bool = False  #: its rows are compared with the publisher's, and only those that differ are written
 
 
 class CallbackReporter:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -144,6 +145,13 @@ def test_a_line_tells_rows_rate_and_time_left_where_they_are_known(capfd):
     assert progress.line(row) == (
         "table public.b: data copy, 25% (256 MB of 1024 MB, 1000 of 4000 rows), 1 of 4 chunks, 12 MB/s, 1 min 4 s left"
     )
+
+
+def test_a_table_that_is_adopted_is_compared_and_then_written():
+    row = TableProgress("public", "b", "d", 256 << 20, 1 << 30, 0, None, 0, 1, 12 << 20, 64, adopts=True)
+    assert progress.line(row) == "table public.b: comparison, 25% (256 MB of 1024 MB), 12 MB/s, 1 min 4 s left"
+    assert progress.line(replace(row, bytes_done=1 << 30)).startswith("table public.b: writing what differs, 99% (")
+    assert progress.line(replace(row, state="r")) == "table public.b: ready"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59, "59 s"), (3599, "59 min 59 s"), (7260, "2 h 1 min")])

@@ -59,3 +59,26 @@ def test_rows_that_were_sent_are_shown_while_the_target_still_works_on_them(cli,
         until(lambda: any(copy["bytes_processed"] > 0 for copy in cli.status()["copies"]))
         holder.execute("SELECT pg_advisory_unlock(4711)")
     assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
+
+
+@pytest.mark.long
+def test_an_adoption_shows_that_its_rows_were_compared_while_it_writes_those_that_differ(cli, tables):
+    subdb = tables[1]
+    subdb.execute("INSERT INTO a SELECT g, 'local' FROM generate_series(1, 50) g")
+    subdb.execute("""
+        CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END$$;
+        CREATE TRIGGER held BEFORE UPDATE ON a FOR EACH ROW EXECUTE FUNCTION held();
+        ALTER TABLE a ENABLE ALWAYS TRIGGER held""")
+    with subdb.connect() as holder:
+        holder.execute("SELECT pg_advisory_lock(4711)")
+        creating = cli.start(*cli.words("s", "--adopt", "--yes"))
+        subdb.wait("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", value=1)
+        line = until(lambda: re.search(r"^table public\.a: writing.*$", creating.log.read_text(), re.MULTILINE))
+        [copy] = [one for one in cli.status()["copies"] if one["relname"] == "a"]
+        shown = cli("status", "s").stdout
+        holder.execute("SELECT pg_advisory_unlock(4711)")
+    assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
+    assert line[0].startswith("table public.a: writing what differs, 99% ("), line[0]
+    assert copy["command"] == "COMPARE" and "\t99% compared\t" in shown
+    assert 'NOTICE:  table "public.a" was adopted: 50 rows missing, 0 extra, 50 different' in creating.log.read_text()

@@ -116,7 +116,7 @@ def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
 def line(row: TableProgress) -> str:
     """Format ``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
     done = portion(row)
-    parts = [_WORDS.get(row.state, row.state)]
+    parts = [_doing(row)]
     if row.state in _READ:
         amounts = ", ".join(_amounts(row))
         parts.append(amounts if done is None else f"{done:.0%} ({amounts})")
@@ -124,6 +124,14 @@ def line(row: TableProgress) -> str:
             parts.append(f"{row.chunks_done} of {row.chunks_total} chunks")
         parts += _speed(row)
     return f"table {row.schema}.{row.name}: {', '.join(parts)}"
+
+
+def _doing(row: TableProgress) -> str:
+    """Format what is done with a table; one that is adopted is compared before anything is written."""
+    if row.adopts and row.state == "d":
+        read = row.bytes_total is not None and row.bytes_done >= row.bytes_total
+        return "writing what differs" if read else "comparison"
+    return _WORDS.get(row.state, row.state)
 
 
 def _amounts(row: TableProgress) -> list[str]:
@@ -180,6 +188,6 @@ class Bars:
             name = console.line(f"{row.schema}.{row.name}")
             self._tasks[key] = self._progress.add_task(name, total=None, note="")
         done = portion(row)
-        busy = [_amounts(row)[0], *_speed(row)]
-        note = ", ".join(busy) if row.state in _READ else _WORDS.get(row.state, row.state)
+        busy = [*([_doing(row)] if row.adopts else []), _amounts(row)[0], *_speed(row)]
+        note = ", ".join(busy) if row.state in _READ else _doing(row)
         self._progress.update(self._tasks[key], total=None if done is None else 1.0, completed=done or 0.0, note=note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgsub.cli.output import console, render
@@ -31,9 +32,17 @@ def show(command: str, name: str, found: Preflight, document: dict[str, Any] | N
         console.notice("no table would be added; nothing was changed")
         return
     emit(render.rows(_COLUMNS, [_row(table) for table in found.tables]))
-    copied = [table for table in found.tables if table.mode != "none"]
-    total = size(sum(table.remote.bytes for table in copied))
-    console.notice(f"{len(copied)} of {len(found.tables)} tables, about {total}, would be copied; nothing was changed")
+    compared = [table for table in found.tables if table.mode == "adopt"]
+    copied = [table for table in found.tables if table.mode not in ("none", "adopt")]
+    shown = [_total(compared, found, "compared")] if compared else []
+    if copied or not compared:
+        shown.append(_total(copied, found, "copied"))
+    console.notice("; ".join([*shown, "nothing was changed"]))
+
+
+def _total(tables: Sequence[Table], found: Preflight, done: str) -> str:
+    about = size(sum(table.remote.bytes for table in tables))
+    return f"{len(tables)} of {len(found.tables)} tables, about {about}, would be {done}"
 
 
 def _row(table: Table) -> dict[str, object]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
-from pgsub.catalog.rows import CopyRow
+from pgsub.catalog.rows import COMPARE, CopyRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.serve.run import raise_first, stopping_by_signal
@@ -238,6 +238,7 @@ class Service:
                     copy.chunks_total,
                     copy.bytes_per_second,
                     copy.seconds_left,
+                    copy.command == COMPARE,
                 )
             )
         return rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.catalog.rows import CopyRow
+from pgsub.catalog.rows import COMPARE, COPY, CopyRow
 from pgsub.catalog.times import utc_now
 from pgsub.common.worker_heartbeat import Heartbeat
 from pgsub.target.ledger.subscriptions import RelationState
@@ -95,6 +95,7 @@ class CopyProgress:
             relation.schemaname,
             relation.relname,
             pid=heartbeats[0].pid if heartbeats else None,
+            command=COMPARE if relation.adopt else COPY,
             bytes_processed=processed,
             bytes_total=total_bytes(chunks, processed),
             tuples_processed=processed_rows(chunks, moving),
