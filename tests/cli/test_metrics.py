@@ -14,7 +14,7 @@ from pathlib import Path
 
 import patience
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
+from openmetrics import values
 
 from pgsub.catalog.locks import UNRECORDED, Lock
 from pgsub.catalog.rows import (
@@ -37,17 +37,6 @@ CONTRIB = Path(__file__).parents[2] / "contrib"
 NAMES = re.compile(r"\bpgsub_[a-z_]+\b")
 
 
-def _values(text):
-    """Sample values by name and labels but the subscription, of "orders" and of the program."""
-    found = {}
-    for family in parsed(text):
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            if labels.pop("subscription", "orders") == "orders":
-                found[sample.name, *sorted(labels.values())] = sample.value
-    return found
-
-
 @pytest.fixture
 def scrape(pgsub):
     """What is printed now."""
@@ -55,7 +44,7 @@ def scrape(pgsub):
     def look():
         ended = pgsub("metrics")
         assert (ended.returncode, ended.stderr) == (0, "")
-        return _values(ended.stdout)
+        return values(ended.stdout, "orders")
 
     return look
 
