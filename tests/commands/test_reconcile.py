@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import TypeAlias
 
 import pytest
-import task_pages
 from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
@@ -195,25 +194,6 @@ def test_what_is_prepared_on_the_target_is_rolled_back_and_what_the_publisher_co
     same(tables, "a", "b")
     assert tables[1].rows(prepared) == [] and cli.status("s")["subtwophasestate"] == "e"
     assert cli("drop", "s", "--yes").returncode == 0
-
-
-@pytest.mark.long
-@pytest.mark.own_spark  # its workers read the page's services
-def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_they_show(
-    cli: Cli, pubdb: Database, subdb: Database
-) -> None:
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    pubdb.execute("DROP PUBLICATION IF EXISTS p; DROP TABLE IF EXISTS a, b")
-    subdb.execute("DROP TABLE IF EXISTS a, b")
-    services = {"publisher": pubdb, "target": subdb}
-    task_pages.run(cli, services, [task_pages.PAGES[1], task_pages.SLOT])
-    assert cli("drop", "sales", "--yes").returncode == 0
-    pubdb.execute("DROP PUBLICATION shop")
-    for database in (pubdb, subdb):
-        database.execute("DROP TABLE orders")
-    task_pages.run(cli, services, [task_pages.TAKE_OVER])
-    assert cli("drop", "sales", "--yes").returncode == 0
-    assert cli.stop(running) == 0
 
 
 @pytest.mark.long

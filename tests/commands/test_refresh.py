@@ -7,9 +7,7 @@ import re
 import sqlite3
 
 import pytest
-import task_pages
 from fix_program import ROOT, one_error, until, valid
-from thorough import only_thorough
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
@@ -298,13 +296,7 @@ def test_refresh_gives_up_when_apply_does_not_let_go_and_changes_nothing(stored,
     assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
 
 
-@only_thorough
-def test_the_commands_of_the_task_pages_show_what_the_pages_show(launcher, pubdb, subdb):
-    task_pages.run(launcher, {"publisher": pubdb, "promoted": pubdb, "target": subdb})
-    assert pubdb.rows(_SLOTS) == []
-
-
-@only_thorough
+@pytest.mark.long
 def test_the_program_of_the_python_page_runs(launcher, tables, capsys):
     services = {"publisher": tables[0], "target": tables[1]}
     code = (ROOT / "docs" / "python.md").read_text().partition("```python\n")[2].partition("```")[0]
