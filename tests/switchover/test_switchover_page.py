@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import task_pages
 from fix_program import Cli
@@ -13,8 +15,9 @@ pytestmark = pytest.mark.long
 @pytest.mark.own_spark  # its workers read the page's services
 @pytest.mark.publishers("15")
 def test_the_commands_of_the_page_that_moves_a_database_show_what_it_shows(
-    cli: Cli, pubdb: Database, subdb: Database
+    make_cli: Callable[[str, str], Cli], pubdb: Database, subdb: Database
 ) -> None:
+    cli = make_cli(pubdb.conninfo, subdb.conninfo)
     running = cli.launcher()
     task_pages.run(cli, {"old": pubdb, "new": subdb}, [task_pages.MOVE])
     assert cli.stop(running) == 0
