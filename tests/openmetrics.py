@@ -6,7 +6,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 
 def values(text: str, name: str) -> dict[tuple[str, ...], float]:
-    """Sample values by name and labels but the subscription, of one subscription and of the program."""
+    """Return sample values by name and labels but the subscription, of one subscription and of the program."""
     found = {}
     for family in parsed(text):
         for sample in family.samples:

@@ -51,12 +51,12 @@ _FAILS = re.compile(r"(?:pgsub: )?error:? |caution: |risky: |\S+: (?:missing|ext
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """The language and the text of each block of a page, in order."""
+    """Return language and text of each block of a page, in order."""
     return [(found[1], found[2]) for found in _BLOCK.finditer(page.read_text())]
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
+    """Return a page without its blocks."""
     return _BLOCK.sub("", page.read_text())
 
 

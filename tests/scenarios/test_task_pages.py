@@ -61,7 +61,7 @@ def test_every_block_of_the_task_pages_is_run_or_says_why_not() -> None:
 
 
 def _form(words: list[str]) -> str:
-    """A command and its options."""
+    """Return a command and its options."""
     options = sorted({word.partition("=")[0] for word in words if word.startswith("--")} - _ANYWHERE)
     return " ".join([words[0], *options])
 
