@@ -140,13 +140,14 @@ def _said_by_service(service: str) -> set[str]:
         nowhere.finish()
 
 
-def without_views(version: int) -> dict[str, str]:
-    """Return the setting that refuses views of users, where the server has it.
+def only_tables(version: int) -> dict[str, str]:
+    """Return the setting that refuses views and foreign tables of users, where the server has it.
 
-    A relation that is read by name and was exchanged for a view would be code (as in pg_dump, CVE-2024-7348).
+    A relation that is read by name and was exchanged for one of them, or got a foreign child or partition, would be
+    code (as in pg_dump, CVE-2024-7348): a foreign server may run what it likes as the role that a user mapping names.
     """
     since = _RESTRICTS_SINCE.get(version // 10000, 170000)
-    return {"restrict_nonsystem_relation_kind": "view"} if version >= since else {}
+    return {"restrict_nonsystem_relation_kind": "view, foreign-table"} if version >= since else {}
 
 
 def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> None:

@@ -115,4 +115,4 @@ def _prepare_session(connection: Connection) -> None:
             f"the publisher runs PostgreSQL {version // 10000}, which is too old",
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
-    ci.pin(connection, "publisher", {"intervalstyle": "postgres", **ci.without_views(version)})
+    ci.pin(connection, "publisher", {"intervalstyle": "postgres", **ci.only_tables(version)})

@@ -153,20 +153,25 @@ def missing_warning(names: Sequence[str]) -> str:
 
 
 def tables_with_other_origins(
-    connection: Connection, publications: Sequence[str], known: Collection[tuple[str, str]] = ()
+    connection: Connection,
+    publications: Sequence[str],
+    known: Collection[tuple[str, str]] = (),
+    *,
+    ledger: bool = False,
 ) -> list[OtherOrigin]:
     """Find published tables that a subscription on the publisher writes: a copy has no origin to filter.
 
     Partitions count for their roots and the other way round. A ledger that the role may not read is passed over.
 
     :param known: schema and name of tables that are subscribed already, so nothing of them is copied.
+    :param ledger: whether a ledger of pgsub may be read: an index of it is evaluated by whoever plans a query.
     :raises PgsubError: translated.
     """
     subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
     doing = "receive list of replicated tables from the publisher"
-    if _rows(connection, _LEDGER, publications, doing):
-        # any role may have made that table: its columns' output functions are the server's, a cast might be that role's
-        subscribed += " UNION SELECT pg_catalog.format('%%s', l.srrelid)::oid FROM pgsub.subscription_rel l"
+    if ledger and _rows(connection, _LEDGER, publications, doing):
+        # somebody may have exchanged it: its columns' output functions are the server's, a cast or a child might be his
+        subscribed += " UNION SELECT pg_catalog.format('%%s', l.srrelid)::oid FROM ONLY pgsub.subscription_rel l"
     query = sql.SQL("""
         SELECT DISTINCT p.pubname::text, n.nspname::text, c.relname::text
         FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) gpt

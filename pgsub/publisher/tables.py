@@ -44,6 +44,7 @@ class Leaf:
     bytes: int  #: with TOAST
     reltuples: float  #: -1: never analyzed
     readable: bool = True  #: by itself: a root's privileges and policies are not its partitions'
+    foreign: bool = False  #: a partition whose rows are another server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class RemoteTable:
     leaves: tuple[Leaf, ...]
     bytes: int
     reltuples: float  #: -1: no leaf was ever analyzed
+
+    @property
+    def foreign_partitions(self) -> bool:
+        """Whether some of its rows are another server's, which no session of pgsub asks."""
+        return any(leaf.foreign for leaf in self.leaves)
 
 
 class DescribedTables(NamedTuple):
@@ -203,7 +209,7 @@ _LEAVES = """
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
         COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8,
         pg_catalog.has_any_column_privilege(c.oid, 'SELECT') AND NOT pg_catalog.row_security_active(c.oid)
-            AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+            AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'), c.relkind = 'f'
     FROM (SELECT w.oid AS root, w.oid AS leaf FROM unnest(%(oids)s::oid[]) AS w (oid)
             JOIN pg_catalog.pg_class k ON k.oid = w.oid WHERE k.relkind <> 'p'
             UNION ALL

@@ -79,8 +79,18 @@ def compared(remote: RemoteTable, target: TargetRelation) -> ComparedTable:
     return ComparedTable(remote, target, columns, key, keyed)
 
 
+def not_readable(table: ComparedTable) -> str | None:
+    """Return why rows of a table are not read on both servers; None where they are."""
+    for side, foreign in (("publisher", table.remote.foreign_partitions), ("target", table.target.foreign_partitions)):
+        if foreign:
+            return f"a partition of it on the {side} is a foreign table, whose rows are those of another server"
+    return None
+
+
 def not_comparable(table: ComparedTable) -> str | None:
     """Return why rows of a table cannot be found by their values; None where they can."""
+    if (reason := not_readable(table)) is not None:
+        return reason
     if not table.columns:
         return "no column of it is published"
     without = [table.columns[n].name for n in table.key if table.columns[n].equality is None]

@@ -79,7 +79,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
     Whoever truncates a table with RESTART IDENTITY keeps its sequences from being read until the transaction ends.
     """
-    for setting in (*_PATIENCE.items(), *ci.without_views(connection.info.server_version).items()):
+    for setting in (*_PATIENCE.items(), *ci.only_tables(connection.info.server_version).items()):
         connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", setting)
 
 

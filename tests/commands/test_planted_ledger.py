@@ -87,3 +87,12 @@ def test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read(
         with giving_session(options, sub, store) as giving:
             with planted(pubdb), pytest.raises(psycopg.Error, match="access to non-system view"):
                 giving.execute("SELECT FROM pgsub.switchover")  # made behind the check
+
+
+def test_create_reads_no_ledger_that_somebody_planted_on_the_publisher_and_says_so(
+    cli: Cli, tables: tuple[Database, Database]
+) -> None:
+    with planted(tables[0]):
+        ended = cli.create("s", "--no-wait", "--origin", "none")
+        assert ended.returncode == 0, ended.stderr
+        assert "schema pgsub of the publisher is not read" in ended.stderr

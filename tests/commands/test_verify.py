@@ -64,6 +64,22 @@ def test_equal_tables_end_with_0_and_planted_faults_with_6(served: Served, table
     assert [one["relname"] for one in only["tables"]] == ["b"] and only["equal"]
 
 
+def test_a_table_with_a_foreign_partition_is_not_compared_and_the_reason_is_said(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    tables[1].execute(
+        "CREATE EXTENSION file_fdw; CREATE SERVER far FOREIGN DATA WRAPPER file_fdw; BEGIN;"
+        "ALTER TABLE a RENAME TO a1; CREATE TABLE a (LIKE a1) PARTITION BY RANGE (id);"
+        "ALTER TABLE a ATTACH PARTITION a1 FOR VALUES FROM (0) TO (1000);"
+        "CREATE FOREIGN TABLE a2 PARTITION OF a FOR VALUES FROM (1000) TO (2000) SERVER far OPTIONS (program 'echo 1');"
+        "UPDATE pgsub.subscription_rel SET srrelid = 'a'::regclass WHERE relname = 'a'; COMMIT"
+    )
+    ended = cli("verify", name)
+    assert ended.returncode != 0
+    assert "a partition of it on the target is a foreign table" in ended.stdout + ended.stderr
+
+
 @pytest.mark.long
 def test_what_is_printed_names_each_row(served: Served, tables: Tables) -> None:
     cli, name = served

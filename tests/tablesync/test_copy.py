@@ -314,6 +314,25 @@ def test_a_missing_table_fails_the_copy(pair: MakePair) -> None:
     assert (caught.value.hint or "").splitlines()[-1] == f"pgsub refresh {p.sub.name}"
 
 
+def test_a_foreign_partition_of_the_publisher_is_not_asked_and_the_copy_says_so(pair: MakePair) -> None:
+    p = pair(
+        "CREATE TABLE t (id int, v text) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (9)",
+        pub="INSERT INTO t VALUES (1, 'here'); CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+        state="i",
+    )
+    p.pubdb.execute(
+        "CREATE EXTENSION file_fdw; CREATE SERVER far FOREIGN DATA WRAPPER file_fdw;"
+        "CREATE FOREIGN TABLE t2 PARTITION OF t FOR VALUES FROM (9) TO (99) SERVER far OPTIONS (program 'echo 9')"
+    )
+    with pytest.raises(SchemaFault, match="a partition of it on the publisher is a foreign table") as caught:
+        p.sync("t")
+    assert "--no-copy-data" in (caught.value.hint or "")
+    p.pubdb.execute("ALTER TABLE t DETACH PARTITION t2")
+    _synced(p, "t")
+    p.same("t")
+
+
 def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakePair) -> None:
     p = pair(TABLE, pub=ROWS, sub="ALTER TABLE t ENABLE ROW LEVEL SECURITY", state="i")
     role = f"writer_{p.subid}"

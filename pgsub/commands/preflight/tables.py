@@ -25,6 +25,7 @@ from pgsub.tablesync.copy import plan
 from pgsub.tablesync.copy.preparation import types_here
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
+from pgsub.target.session import ledger_privileges
 from pgsub.target.sql.statement_builder import table_name
 
 _PASTED = 20  #: tables in a command to paste
@@ -97,6 +98,7 @@ def check_tables(
     found.warnings += privileges.target(checked, session.info.user)
     found.warnings += unowned
     found.warnings += _not_empty(found.tables)
+    found.warnings += _with_foreign_partitions(found.tables) if copy_data else ()
     if copy_data and sub.origin == "none":
         found.warnings += _foreign_rows(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
@@ -294,8 +296,26 @@ def _not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
     )
 
 
+def _with_foreign_partitions(tables: Sequence[Table]) -> Iterator[Caution]:
+    return concerning(
+        [table.name for table in tables if table.remote.foreign_partitions],
+        "{} on the publisher [has|have] a foreign table as a partition, and cannot be copied",
+        "Rows of another server are neither read nor replicated.",
+        "Detach the partition, or create the subscription with --no-copy-data.",
+    )
+
+
 def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> Iterator[Caution]:
-    others = publication.tables_with_other_origins(connection, sub.publications, known)
+    # what plans a query of a table evaluates its indexes
+    with translating(connection, "look at the ledger of the publisher"):
+        ledger = ledger_privileges.trusted(connection)
+    if not ledger:
+        yield Caution(
+            "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
+            "Which tables subscriptions of pgsub write there is not known.",
+            "Give the schema to the owner of the database, or drop it if it is no ledger.",
+        )
+    others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger)
     names = sorted({f"{one.schema}.{one.name}" for one in others})
     if names:
         yield Caution(

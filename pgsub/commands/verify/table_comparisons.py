@@ -22,7 +22,7 @@ from pgsub.publisher import faults, publication
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
-from pgsub.reconcile.expressions import ComparedTable, compared
+from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
 from pgsub.reconcile.point_attempt import Point
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.reconcile.sessions import Progress
@@ -141,6 +141,8 @@ class TableComparisons:
             if local is None:
                 raise SchemaFault(f'table "{".".join(name)}" does not exist on the target')
             table = compared(remote, local)
+            if (reason := not_readable(table)) is not None:
+                raise SchemaFault(f'table "{table.name}" cannot be compared: {reason}')
             absent = [c.name for c in remote.columns if c.name not in {d.name for d in table.columns}]
             if absent:
                 raise SchemaFault(f'table "{table.name}" lacks published columns: {", ".join(absent)}')

@@ -258,6 +258,13 @@ def _copied(
     number: int = 0,
 ) -> tuple[CopiedTable, list[Chunk]]:
     relation = table.target
+    if table.remote.foreign_partitions:
+        raise SchemaFault(
+            f'table "{relation.schema}.{relation.name}" cannot be copied: a partition of it on the publisher is a'
+            " foreign table",
+            detail="Its rows are those of another server, which publishes them itself or not at all.",
+            hint="Detach the partition on the publisher, or add the table without a copy: --no-copy-data.",
+        )
     copy_in, made = plan.make(
         sub, table.remote, relation, atomic=atomic, publisher_version=table.version, done=done, number=number
     )

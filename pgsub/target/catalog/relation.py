@@ -40,6 +40,8 @@ late AS (
 referring AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND t.tgisinternal),
+away AS (
+     SELECT m.root FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind = 'f'),
 several AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid AND x.indisunique
       GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1)
@@ -51,6 +53,7 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
        w.oid IN (SELECT root FROM late UNION ALL SELECT root FROM referring) AS checked_late,
        w.oid IN (SELECT root FROM referring) AS foreign_keys_fire,
        w.oid IN (SELECT root FROM several) AS several_unique,
+       w.oid IN (SELECT root FROM away) AS foreign_partitions,
        pg_catalog.row_security_active(w.oid) AS row_security, current_user::text AS user, o.rolname::text AS owner,
        CASE WHEN o.rolname = current_user THEN 'own'
             WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
@@ -207,6 +210,7 @@ class TargetRelation:
     fires_on_insert: bool = False  #: a trigger on INSERT would fire
     foreign_keys_fire: bool = False  #: checks or actions of a foreign key of it or to it fire
     several_unique: bool = False  #: it has more than one unique index
+    foreign_partitions: bool = False  #: it has one that is a foreign table
     key_collated: bool = True  #: the key's index compares by the collations of its columns
     server_version: int = 180000  #: decides how conflicts are worded
     #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0

@@ -70,7 +70,8 @@ def connect(
     :param replica: whether to try ``session_replication_role = replica``; see :func:`is_replica`.
     :param bulk: whether rows will be sent: a vanished host is noticed within five minutes then, otherwise within one.
         What the conninfo or its service says of it goes before.
-    :param views: False for a session that only reads tables by name: one exchanged for a view is refused.
+    :param views: False for a session that only reads tables by name: one exchanged for a view is refused,
+        and so are foreign partitions.
     :return: an autocommit connection.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     :raises StateForbids: a connection pooler answered.
@@ -83,7 +84,7 @@ def connect(
     except psycopg.Error as error:
         raise _refused(error, params) from None
     try:
-        restricted = {} if views else ci.without_views(connection.info.server_version)
+        restricted = {} if views else ci.only_tables(connection.info.server_version)
         ci.pin(connection, "target", {**_SETTINGS, "synchronous_commit": synchronous_commit, **restricted})
         if replica:
             # works without; create and status say what that means and name the GRANT

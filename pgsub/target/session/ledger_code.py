@@ -187,6 +187,11 @@ def check(connection: psycopg.Connection) -> None:
         raise _refused(attached)
 
 
+def runs_code(connection: psycopg.Connection) -> bool:
+    """Return whether the ledger has another form than its own; privileges to attach something are no code yet."""
+    return any(not part.kind.startswith("privilege ") for part in _attached(connection))
+
+
 def _attached(connection: psycopg.Connection) -> list[_Part]:
     rows = [row for query in (_ATTACHED, _WRITTEN) for row in connection.execute(query.encode()).fetchall()]
     return [part for part in map(_Part._make, rows) if part.strange]
