@@ -50,6 +50,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
         "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",
     ),
+    "kept changes are made in no table that is not subscribed": (
+        "test_what_others_wrote_into_the_ledger_as_kept_is_made_in_no_table_that_takes_no_changes",
+    ),
     "a stranger's lock keeps no unit waiting": ("test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply",),
     "units are committed by the table states that decided them": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",

@@ -9,8 +9,9 @@ from fix_pair import MakePair, Pair
 
 from pgsub.apply.execute import held_changes
 from pgsub.apply.worker import held_release
-from pgsub.common.errors import PgsubError, SpoolFailed
-from pgsub.target.ledger import skip
+from pgsub.common.errors import PgsubError, SpoolFailed, StateForbids
+from pgsub.target.ledger import skip, subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
 
 
 def _skip(p: Pair, lsn: str | None, rows: str = skip.WHOLE) -> None:
@@ -130,3 +131,23 @@ def test_the_end_of_a_prepared_transaction_clears_no_skip_of_a_held_one(pair: Ma
     assert p.subdb.rows("SELECT v FROM a") == [("in the way",)]
     assert skip.pending(p.session, p.subid) is None
     assert [one for one in p.events() if "cleared" in str(one)] == []
+
+
+@pytest.mark.parametrize("state", [None, "i"])
+def test_what_others_wrote_into_the_ledger_as_kept_is_made_in_no_table_that_takes_no_changes(
+    pair: MakePair, state: str | None
+) -> None:
+    p = pair(TWO, sub="CREATE TABLE payroll (id int PRIMARY KEY, v text)")
+    hold(p, "a")
+    p.apply("INSERT INTO a VALUES (1, 'one')")
+    relid = p.relid("payroll")
+    for table in ("held_table", "held_change"):
+        p.session.execute(f"UPDATE pgsub.{table} SET srrelid = %s".encode(), (relid,))
+    if state is not None:
+        subscriptions.add_relations(p.session, p.subid, [RelationState(relid, "public", "payroll", state)])
+    release(p, "payroll")
+    with pytest.raises(StateForbids, match=r'kept changes of relation "public\.payroll"') as caught:
+        p.catch_up()
+    assert p.subdb.rows("SELECT * FROM payroll") == [] and kept(p) == 1
+    p.subdb.execute((caught.value.hint or "").splitlines()[-1])
+    assert p.subdb.value("SELECT count(*) FROM pgsub.held_change") == 0

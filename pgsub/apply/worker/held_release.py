@@ -23,7 +23,7 @@ from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, StreamsMustRestart
+from pgsub.common.errors import ApplyError, StateForbids, StreamsMustRestart
 from pgsub.common.quoting import word
 from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
@@ -31,6 +31,7 @@ from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.table_names import name_of
 from pgsub.target.ledger.skip import Skip
+from pgsub.target.ledger.subscriptions import RelationState, table_states
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.tables.held_tables import HeldChanges, HeldPlace
 
@@ -126,6 +127,7 @@ class _HeldPolicy(ChangePolicy):
         self._tables: dict[int, int] = {}  #: by remote relid
         self._places: dict[int, HeldPlace] = {}  #: by id() of the transactions of a batch
         self._names: dict[int, tuple[str, str] | None] = {}
+        self._states: dict[int, RelationState] = {}
         self._before = b""  #: the description that was given last
 
     def read(self, tables: set[int], version: int) -> Batch:
@@ -136,6 +138,7 @@ class _HeldPolicy(ChangePolicy):
         """
         self._version, self._places, self._names, self._before = version, {}, {}, b""
         stretches, goes_on = held_tables.read(self._session.connection, self._subid, tables, STEP_BYTES)
+        self._states = table_states(self._session.connection, self._subid) if stretches else {}
         batch = Batch()
         for _, group in groupby(stretches, lambda one: one.transaction):
             parts = list(group)
@@ -199,8 +202,23 @@ class _HeldPolicy(ChangePolicy):
         return count
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Apply all of them: that was decided when they were kept."""
-        return Decision(self._tables[relation.relid])
+        """Apply all of them, which was decided when they were kept, where their table is still subscribed.
+
+        :raises StateForbids: it is not, or it is being synchronized: nobody would have kept them then.
+        """
+        relid = self._tables[relation.relid]
+        state = self._states.get(relid)
+        # guard: kept changes are made in no table that is not subscribed
+        if state is None or state.srsubstate not in "sr":
+            why = "is not subscribed" if state is None else "is being synchronized"
+            raise StateForbids(
+                f'cannot apply kept changes of relation "{".".join(local_name(relation))}": the table {why}',
+                detail="pgsub keeps no changes of such a table: somebody else wrote them into the ledger.",
+                hint="Find out who writes into schema pgsub, and remove them:\n"
+                f"DELETE FROM pgsub.held_change WHERE subid = {self._subid} AND srrelid = {relid};",
+                sqlstate="55000",
+            )
+        return Decision(relid)
 
     def skip(self) -> Skip | None:
         """Return the skip, if it is for the kept transaction at hand."""
