@@ -188,6 +188,15 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "apply stands still until the target's snapshot is taken": (
         "test_a_point_that_takes_longer_than_apply_stands_is_none",
     ),
+    "rows that another subscription may have written are no faults, and are not replaced": (
+        "test_rows_that_another_subscription_brought_are_no_fault_and_not_replaced_but_missing_ones_are_brought",
+    ),
+    "rows of a subscription that was made after the comparison are neither replaced nor deleted": (
+        "test_rows_of_a_subscription_that_is_made_while_a_repair_runs_are_not_deleted",
+    ),
+    "a row that is on its way to the publisher is not taken for a fault": (
+        "test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault",
+    ),
     "rows are repaired only while apply stands at the point": (
         "test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point",
     ),

@@ -46,6 +46,7 @@ from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
+from pgsub.target.sql import resync_truncate
 
 Key = tuple[str | None, ...]
 Row = dict[str, str | None]
@@ -198,6 +199,14 @@ class Repair:
             (body for key in self.keys if (body := self._change(there.get(key), here.get(key))) is not None),
             key=lambda body: _ORDER.index(body["operation"]),
         )
+        if any(body["operation"] != "INSERT" for body in bodies):
+            # guard: rows of a subscription that was made after the comparison are neither replaced nor deleted
+            resync_truncate.check_writers(
+                connection,
+                self.sub.subid,
+                resync_truncate.members(connection, [local.oid]),
+                f"See which rows differ now:\npgsub verify {word(self.sub.name)} --rows",
+            )
         self._write(session, lsn, bodies)
         done = [body["operation"] for body in bodies]
         found = RepairedRows(done.count("INSERT"), done.count("UPDATE"), done.count("DELETE"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +342,83 @@ def test_a_table_without_a_key_is_named_and_not_touched(served: Served, tables: 
     found = _repair(cli, name, "--yes", code=6)
     assert [one["table"] for one in found["repair"]["refused"]] == ["public.k"]
     assert tables[1].value("SELECT count(*) FROM k WHERE v = 'extra'") == 1
+
+
+@pytest.fixture
+def other(tables: Tables) -> Iterator[Database]:
+    """Another publisher, which has other rows of table a."""
+    database = Database(tables[0].server, f"{tables[0].name}_other")
+    database.execute("CREATE TABLE a (id int PRIMARY KEY, t text); CREATE PUBLICATION p FOR TABLE a")
+    database.execute("INSERT INTO a SELECT g, 'other ' || g FROM generate_series(1001, 1010) g")
+    yield database
+    database.drop()
+
+
+def _second(cli: Cli, other: Database, target: Database, *options: str) -> None:
+    """Subscribe the target to another publisher's table a, too."""
+    ends = ("--connection", other.conninfo, "--target", target.conninfo, "--publication", "p")
+    made = cli("create", "second", *ends, *options)
+    assert made.returncode == 0, made.stderr
+
+
+def test_rows_that_another_subscription_brought_are_no_fault_and_not_replaced_but_missing_ones_are_brought(
+    other: Database, cli: Cli, tables: Tables
+) -> None:
+    assert cli.create("s").returncode == 0
+    _second(cli, other, tables[1])
+    found = valid("verify", cli("verify", "s", "--json").stdout)
+    a = next(one for one in found["tables"] if one["relname"] == "a")
+    assert found["equal"] and (a["extra"], a["explained"], a["written_by"]) == (10, 10, "second")
+    assert {one["explained"] for one in a["differences"]} == {"other_subscription"}
+    assert 'public.a is written by subscription "second" as well' in cli("verify", "s").stdout
+    _plant(tables[1], "DELETE FROM a WHERE id = 7; UPDATE a SET t = 'whose?' WHERE id = 8")
+    found = _repair(cli, "s", "--yes", code=6)
+    assert found["repair"]["tables"] == [{"table": "public.a", "inserted": 1, "updated": 0, "deleted": 0}]
+    [refused] = found["repair"]["refused"]
+    assert refused["table"] == "public.a" and 'subscription "second" writes it' in refused["reason"]
+    assert tables[1].value("SELECT count(*) FROM a WHERE id > 1000") == 10
+    assert tables[1].value("SELECT t FROM a WHERE id = 8") == "whose?"
+    assert cli("drop", "second", "--yes").returncode == 0
+
+
+@pytest.mark.long
+def test_rows_of_a_subscription_that_is_made_while_a_repair_runs_are_not_deleted(
+    other: Database, served: Served, tables: Tables, tmp_path: Path
+) -> None:
+    cli, name = served
+    _plant(tables[1], "INSERT INTO a VALUES (1001, 'extra')")
+    go = tmp_path / "go"
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    actions = {"PGSUB_FAILPOINTS": f"repair.journalled=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(marks)}
+    repairing = cli.start("verify", name, "--repair", "--yes", env=actions)
+    until(lambda: (marks / "repair.journalled").exists())
+    _second(cli, other, tables[1], "--no-copy-data", "--no-wait")
+    go.touch()
+    assert repairing.wait(patience.SECONDS) == 3
+    assert "has rows of another subscription too" in repairing.log.read_text()  # type: ignore[attr-defined]
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 1001") == 1
+    assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+
+
+def test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault(cli: Cli, tables: Tables) -> None:
+    a, b = tables
+    b.execute("CREATE PUBLICATION p FOR TABLE a")
+    assert cli.create("ab", "--origin", "none").returncode == 0
+    ends = ("--connection", b.conninfo, "--target", a.conninfo, "--publication", "p")
+    made = cli("create", "ba", *ends, "--origin", "none", "--no-copy-data", "--no-wait")
+    assert made.returncode == 0, made.stderr
+    b.execute("INSERT INTO a VALUES (7777, 'written on b')")
+    repair = "pgsub verify ab --table public.a --repair --from publisher"
+    words = ("verify", "ab", "--table", "public.a", "--repair")
+    one_error(cli(*words, "--yes"), 3, 'the target publishes table "public.a"', repair)
+    looked = cli(*words, "--dry-run")
+    assert looked.returncode == 6 and 'the target publishes table "public.a"' in looked.stderr, looked.stderr
+    assert cli("run", "ba", "--until-caught-up").returncode == 0
+    assert a.value("SELECT count(*) FROM a WHERE id = 7777") == 1
+    _plant(b, "UPDATE a SET t = 'fault' WHERE id = 7")
+    repaired = cli(*words, "--from", "publisher", "--yes")
+    assert repaired.returncode == 0, repaired.stderr
+    assert 'warning: the target publishes table "public.a"' in repaired.stderr.lower(), repaired.stderr
+    _same(tables, "a")
+    assert cli("drop", "ba", "--yes").returncode == 0

@@ -38,7 +38,8 @@ compared.
 Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
 and ten are printed. A row is explained if pgsub has recorded why it differs: its change was skipped, is kept and was
 not replayed, it was changed in a held table, or a conflict rule kept what the target has. If update or delete is not
-published, rows that only the target has, or has in another version, are explained, too. Explained rows are counted
+published, rows that only the target has, or has in another version, are explained, too. If another subscription writes
+to the table as well, rows that only the target has are explained (other_subscription). Explained rows are counted
 separately. A table that is equal except for them is shown as explained, and as equal in the JSON document.
 
 If a conflict left out a change without a rule, as update_missing does, the change is not kept, and its row is not on
@@ -68,6 +69,11 @@ deleted are recorded (pgsub conflicts list) and kept on the target, in pgsub.ski
 repaired: tables without a key, tables whose key may have several texts for one value, and held tables. Copy them again
 instead. If a row cannot be written, for example because another row has its value of a unique column, none of the rows
 of this step is, and the error names the row.
+
+If another subscription writes to a table as well, --repair only inserts its missing rows. If the subscription has
+origin = none and the target publishes the table, as where both servers are written to, a row may differ because the
+publisher has not received it yet. A repair would then leave the servers different. So it is refused unless --from
+publisher is given; write nothing on the target then until the publisher has received everything.
 
 --dry-run changes nothing. The command asks on a terminal; elsewhere --yes is needed.
 """,
@@ -139,6 +145,7 @@ def verify(
         raise UsageError("--resume and --repair exclude each other", hint="Run a repair that broke off again.")
     if repair and not dry_run and not yes:
         words = ["pgsub", "verify", name, *(word for table in tables or () for word in ("--table", table)), "--repair"]
+        words += ["--from", right] if right else []
         introduction = "To see what differs, and then:"
         require_terminal([name], "repairing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
@@ -150,7 +157,10 @@ def verify(
     options = VerifyOptions(name, current.state_dir, tuple(tables or ()), sample, jobs, timeout, rate, resume)
     if repair:
         ask = agreed if yes else _ask
-        done = repairs.repair(options, reporter=ConsoleReporter(), confirm=ask, dry_run=dry_run)
+        sure = right is not None
+        done = repairs.repair(
+            options, reporter=ConsoleReporter(), confirm=ask, dry_run=dry_run, publisher_is_right=sure
+        )
         found, content = done.after, repairs.document(done, rows=rows)
     else:
         found = compare(options, reporter=ConsoleReporter())
@@ -186,6 +196,8 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
             emit(console.line(f"{one['table']} was equal at {one['lsn']}, before a verify broke off"))
         if one["reason"]:
             emit(console.line(f"{one['table']} was not compared: {one['reason']}"))
+        if one["written_by"]:
+            emit(console.line(f'{one["table"]} is written by subscription "{one["written_by"]}" as well'))
         for difference in one["differences"][:_SHOWN]:
             emit(console.line(f"{one['table']}: {_difference(difference, rows=rows)}"))
         more = one["missing"] + one["extra"] + one["different"] - _SHOWN

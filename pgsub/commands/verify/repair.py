@@ -2,18 +2,23 @@
 
 Each round compares, and brings what is listed; the last comparison, in which nothing could be brought, is the result.
 What is done to the rows is done by :mod:`pgsub.reconcile.repair`, in transactions of the target that are whole or not.
+
+Rows of others are not lost. What another subscription brought is explained; where there is one, no row is replaced.
+Where both servers publish the table, a row may differ because the publisher has not got it yet: whoever repairs must
+say whose rows are right.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.verify.apply_to_point import caught_up, served
@@ -22,13 +27,16 @@ from pgsub.commands.verify.result import document as verification_document
 from pgsub.commands.verify.table_comparisons import publisher_side
 from pgsub.commands.verify.verify import TIMEOUT, VerifyOptions, verify
 from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
 from pgsub.reconcile.comparison import TableResult, sources
 from pgsub.reconcile.point import while_standing
 from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
-from pgsub.reconcile.rows import Difference
+from pgsub.reconcile.rows import MISSING, Difference
 from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
+from pgsub.target.sql.resync_truncate import publication_of
 
 #: Tables with the keys of rows that are to be brought, by name.
 Wanted = dict[str, tuple[TableVerdict, list[Key]]]
@@ -59,21 +67,34 @@ class Reparation:
     @property
     def refused(self) -> list[Refusal]:
         """Tables that differ still, and cannot be repaired."""
-        found = [(table, unfit(table.result.table)) for table in self.after.tables if table.result is not None]
-        return [Refusal(one.name, reason) for one, reason in found if reason and one.outcome == UNEQUAL]
+        found = [(table, _unfit(table)) for table in self.after.tables if table.outcome == UNEQUAL]
+        return [Refusal(one.name, reason) for one, reason in found if reason]
 
 
 def repair(
-    options: VerifyOptions, *, reporter: Reporter, confirm: Callable[[Verification], None], dry_run: bool = False
+    options: VerifyOptions,
+    *,
+    reporter: Reporter,
+    confirm: Callable[[Verification], None],
+    dry_run: bool = False,
+    publisher_is_right: bool = False,
 ) -> Reparation:
     """Compare, and bring what differs without a known reason.
 
     :param confirm: called before anything is changed; raises where the answer is no.
+    :param publisher_is_right: repair tables that the target publishes, too.
+    :raises StateForbids: the target publishes a table that differs.
     :raises PgsubError: as of :func:`pgsub.commands.verify.verify.verify`; what was brought before stays.
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)
-    if dry_run or not any(_keys(table) for table in before.tables):
+    differing = [table for table in before.tables if _keys(table)]
+    for caution in _published_here(options, differing):
+        # guard: a row that is on its way to the publisher is not taken for a fault
+        if not (dry_run or publisher_is_right):
+            raise StateForbids(caution.message, detail=caution.detail, hint=caution.hint)
+        reporter.warning(caution.message, caution.detail, caution.hint)
+    if dry_run or not differing:
         return found
     confirm(before)
     with told_apart():
@@ -85,6 +106,36 @@ def repair(
     return found
 
 
+def _published_here(options: VerifyOptions, tables: Sequence[TableVerdict]) -> list[Caution]:
+    """Warn of tables that differ and that the target publishes, where what clients write there may travel back."""
+    if not tables:
+        return []
+    with StateStore.open(options.state_dir, create=False) as store:
+        sub = store.subscription(options.name)
+    if sub.origin != "none":
+        return []
+    with ledger_session(sub) as session:
+        here = [one.name for one in tables if one.result and publication_of(session, one.result.table.target.oid)]
+    words = ["pgsub", "verify", sub.name, *(part for one in options.tables for part in ("--table", one)), "--repair"]
+    return list(
+        concerning(
+            here,
+            "the target publishes {}, and what it has is replaced by what the publisher has",
+            "What was written on the target and has not reached the publisher yet would be lost on the target only.",
+            "Write nothing on the target until the publisher has received all of it, then say whose rows are right:\n"
+            + " ".join(word(one) for one in [*words, "--from", "publisher"]),
+        )
+    )
+
+
+def _unfit(table: TableVerdict) -> str | None:
+    """Return why not all rows of a table that differ can be brought; None where they can."""
+    reason = None if table.result is None else unfit(table.result.table)
+    if reason is None and table.written_by is not None:
+        return f'subscription "{table.written_by}" writes it, too, so only missing rows are brought'
+    return reason
+
+
 def _unexplained(compared: Verification) -> int:
     return sum(one.result.differences.unexplained for one in compared.tables if one.result is not None)
 
@@ -94,7 +145,11 @@ def _keys(table: TableVerdict) -> list[Key]:
     result = table.result
     if table.outcome != UNEQUAL or result is None or unfit(result.table):
         return []
-    return list(dict.fromkeys(_key(result, one) for one in result.differences.listed if one.explained is None))
+    listed = [one for one in result.differences.listed if one.explained is None]
+    # guard: rows that another subscription may have written are no faults, and are not replaced
+    if table.written_by is not None:
+        listed = [one for one in listed if one.kind == MISSING]
+    return list(dict.fromkeys(_key(result, one) for one in listed))
 
 
 def _key(result: TableResult, one: Difference) -> Key:

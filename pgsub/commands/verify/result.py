@@ -23,6 +23,7 @@ class TableVerdict:
     :ivar outcome: equal, different (in what has no known reason), or not compared.
     :ivar lsn: the position at which it was compared: an earlier one where a verify that broke off had done it.
     :ivar reason: why it was not compared; ``error`` where something failed.
+    :ivar written_by: another subscription that writes the table, too.
     """
 
     schemaname: str
@@ -32,6 +33,7 @@ class TableVerdict:
     result: TableResult | None = None
     reason: str | None = None
     error: PgsubError | None = None
+    written_by: str | None = None
 
     @property
     def name(self) -> str:
@@ -115,6 +117,7 @@ def _table(verdict: TableVerdict, *, rows: bool) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "lsn": format_lsn(verdict.lsn),
         "reason": verdict.reason,
+        "written_by": verdict.written_by,
         "publisher_rows": None if result is None else result.publisher_rows,
         "target_rows": None if result is None else result.target_rows,
         **counts,

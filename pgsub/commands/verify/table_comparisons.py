@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,10 @@ from pgsub.target.catalog.table_names import name_of, names_below
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session.connect import SessionName, translate
 from pgsub.target.session.connect import connect as connect_to_target
+from pgsub.target.sql import resync_truncate
 
+#: A table, what the record explains of its rows, and another subscription that writes it.
+_Described = tuple[ComparedTable, dict[int, str], str | None]
 _EVENTS = """
 SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflict' AND body ->> 'relname' = ANY (%s)
  ORDER BY id
@@ -41,6 +44,8 @@ SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflic
 _NOT_MADE = {history.KEPT: explained_differences.CONFLICT, history.SKIPPED: LEFT_OUT}
 #: The reason for a difference where the publication leaves out what made it.
 UNPUBLISHED = "unpublished"
+#: The reason for a row that only the target has, where more than one subscription brings rows.
+OTHER = "other_subscription"
 
 
 def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
@@ -80,9 +85,16 @@ class TableComparisons:
         with contextlib.closing(self.sides[0].connect()) as connection:
             return publication.unpublished_operations(connection, self._sub.publications)
 
-    def _not_sent(self, state: RelationState) -> set[str]:
-        """Return the kinds of differences that changes leave which are not published."""
-        return left_by(self._unpublished.get((state.schemaname, state.relname), ()))
+    def _expected(self, state: RelationState, written_by: str | None) -> dict[str, str]:
+        """Return the kinds of differences that are no fault in this table, with the reason.
+
+        :param written_by: another subscription that writes it.
+        """
+        found = dict.fromkeys(left_by(self._unpublished.get((state.schemaname, state.relname), ())), UNPUBLISHED)
+        # guard: rows that another subscription may have written are no faults, and are not replaced
+        if written_by is not None:
+            found.setdefault(EXTRA, OTHER)
+        return found
 
     def verdict(self, comparison: Comparison, state: RelationState, progress: Progress) -> TableVerdict:
         """Compare one table, or say why it is not."""
@@ -106,19 +118,19 @@ class TableComparisons:
         state: RelationState,
         progress: Progress,
     ) -> None:
-        table, explained = self._described(comparison, state)
-        unpublished = self._not_sent(state)
+        table, explained, verdict.written_by = self._described(comparison, state)
+        expected = self._expected(state, verdict.written_by)
         result = comparison.compare(
             table,
             sources(table, in_utf8=self._in_utf8),
-            lambda key, kind: _reason(explained.get(key), kind, unpublished),
+            lambda key, kind: _reason(explained.get(key), kind, expected),
             progress,
         )
         verdict.result, verdict.error = result, result.error
         verdict.outcome = UNEQUAL if result.differences.unexplained else EQUAL
 
-    def _described(self, comparison: Comparison, state: RelationState) -> tuple[ComparedTable, dict[int, str]]:
-        """Describe a table as both servers have it, and what the record explains of its rows."""
+    def _described(self, comparison: Comparison, state: RelationState) -> _Described:
+        """Describe a table as both servers have it."""
         publisher, target = self.sides
         remote = comparison.on(publisher, partial(self._remote, state))
         return comparison.on(target, partial(self._local, state, remote))
@@ -131,9 +143,7 @@ class TableComparisons:
             raise found.faults[name]
         return found.tables[name]
 
-    def _local(
-        self, state: RelationState, remote: RemoteTable, connection: psycopg.Connection
-    ) -> tuple[ComparedTable, dict[int, str]]:
+    def _local(self, state: RelationState, remote: RemoteTable, connection: psycopg.Connection) -> _Described:
         known_as = (state.schemaname, state.relname)
         with self.sides[1].seeing(connection, "describe a table"):
             name = name_of(connection, state.srrelid) or known_as
@@ -152,7 +162,9 @@ class TableComparisons:
             explained = explained_differences.explained(
                 connection, subid, table, conflicts, names=names, in_utf8=in_utf8
             )
-        return table, explained
+            members = resync_truncate.members(connection, [local.oid])
+            other = resync_truncate.other_writer(connection, subid, members)
+        return table, explained, None if other is None else other[0]
 
     def _conflicts(
         self, session: psycopg.Connection, names: Sequence[tuple[str, str]]
@@ -176,13 +188,13 @@ class TableComparisons:
                 yield from ((_NOT_MADE[row.action], one) for one in rows if one)
 
 
-def _reason(known: str | None, kind: str, unpublished: Collection[str]) -> str | None:
+def _reason(known: str | None, kind: str, expected: Mapping[str, str]) -> str | None:
     """Return what is known of a difference.
 
     :param known: what the record has of the row.
-    :param unpublished: kinds of differences that changes leave which are not published.
+    :param expected: reasons by the kind of difference.
     """
     if known not in (None, LEFT_OUT):
         return known
     # what is left out leaves no row that only the target has
-    return UNPUBLISHED if kind in unpublished else None if kind == EXTRA else known
+    return expected.get(kind, None if kind == EXTRA else known)

@@ -171,19 +171,30 @@ def members(connection: psycopg.Connection, relids: Sequence[int]) -> list[int]:
     return [oid for (oid,) in connection.execute(query, (list(relids), list(relids)))]
 
 
-def check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
-    """Refuse tables that another subscription writes, also through a table that they are partitions of.
+def other_writer(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> tuple[str, str] | None:
+    """Return another subscription that writes tables, and which; also through a table that they are partitions of."""
+    query = "SELECT a.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_ancestors(w) AS a"
+    written = [*members, *(oid for (oid,) in connection.execute(query, (list(members),)))]
+    found = row(connection, _OTHERS, (subid, written, written))
+    return None if found is None else (found[0], found[1])
+
+
+def check_writers(
+    connection: psycopg.Connection,
+    subid: int,
+    members: Sequence[int],
+    hint: str = "Remove the rows of this publisher by hand, drop this subscription and create it again.",
+) -> None:
+    """Refuse tables that another subscription writes.
 
     :raises StateForbids: there is one.
     """
-    query = "SELECT a.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_ancestors(w) AS a"
-    written = [*members, *(oid for (oid,) in connection.execute(query, (list(members),)))]
-    if found := row(connection, _OTHERS, (subid, written, written)):
+    if found := other_writer(connection, subid, members):
         name, table = found
         raise StateForbids(
             f"table {table} has rows of another subscription too",
             detail=f'Subscription "{name}" writes it, and its rows would be lost.',
-            hint="Remove the rows of this publisher by hand, drop this subscription and create it again.",
+            hint=hint,
         )
 
 
