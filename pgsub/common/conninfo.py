@@ -65,6 +65,11 @@ PINNED = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    # the servers, too, are to notice a launcher that vanished: its sessions hold locks, a snapshot, a temporary slot.
+    # No tcp_user_timeout: a peer that takes nothing for so long would count as vanished, and apply may wait for a lock
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
 #: Minor versions that came with restrict_nonsystem_relation_kind; from 17 on it is always there.
 _RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}

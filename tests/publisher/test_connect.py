@@ -122,6 +122,19 @@ def test_a_vanished_peer_is_noticed_in_time_and_the_words_of_conninfo_and_servic
     assert timeouts("service=src", subscriber, bulk=True) == [7000, 30, 3]
 
 
+@pytest.mark.parametrize("opened", ["a walsender", "a session on the publisher", "a session on the target"])
+def test_a_server_notices_a_launcher_that_vanished(pubdb, opened):
+    """By default it would take more than two hours, in which locks, a snapshot or a temporary slot stay."""
+    address = f"host=127.0.0.1 port={pubdb.server.port} dbname={pubdb.name} user=postgres"
+    if opened == "a session on the target":
+        session = target.connect(address, "x")
+    else:
+        session = connect(address, application_name="x", replication=opened == "a walsender")
+    with contextlib.closing(session):
+        names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+        assert [scalar(session, f"SHOW {name}") for name in names] == ["30", "10", "3"]
+
+
 def test_the_word_replication_in_a_conninfo_does_not_make_every_session_a_walsender(pubdb):
     with connect(pubdb.conninfo + " replication=database", application_name="x") as session:
         assert not is_replication(session)

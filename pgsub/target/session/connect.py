@@ -28,10 +28,6 @@ _SETTINGS = {
     "xmloption": "content",
     "client_min_messages": "warning",
     "jit": "off",
-    # the server, too, is to notice a launcher that vanished: its session holds the lock that the next one needs
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
 }
 #: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
 #: and a backend that waits for a lock reads nothing. Others have
