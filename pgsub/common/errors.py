@@ -272,7 +272,7 @@ class SparkUnusable(PgsubError):
 
 
 class Fenced(PgsubError):
-    """Another attempt took over: this one ends without a message. Never shown to a user."""
+    """Another attempt took over: this one ends without a message, unless that goes on and on at one position."""
 
     directive = Directive.RETRY
 

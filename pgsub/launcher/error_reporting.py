@@ -32,10 +32,23 @@ SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
 PUBLICATIONS = "publications"  #: likewise what looks whether the publications are there
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
+#: Restarts without a message, one soon after the other from one position, after which it is said.
+QUIET_RESTARTS = 20
+#: Seconds after which a restart is no more of that row.
+_SOON = 60.0
 #: Seconds after which an error that goes on is logged with all its fields again.
 WHOLE_AGAIN = 3600.0
 #: Records that wait for the state store at most; the oldest are dropped, the log has them.
 WAITING = 1000
+
+
+@dataclass(slots=True)
+class _Restarts:
+    """Restarts of a worker, one soon after the other, that are no concern of operators."""
+
+    of: tuple[type[PgsubError], int | None]
+    times: int = 0
+    last: float = 0.0
 
 
 @dataclass(slots=True)
@@ -63,6 +76,7 @@ class ErrorReporter:
         #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
         self._shown: dict[str, int] = {}
         self._logged: dict[str, _Logged] = {}  #: the last error of each worker
+        self._restarts: dict[str, _Restarts] = {}  #: by worker
         self._records: deque[Callable[[], None]] = deque(maxlen=WAITING)
         self.disabling: PgsubError | None = None
         self.disabled_by: PgsubError | None = None
@@ -102,19 +116,30 @@ class ErrorReporter:
         :param position: of apply in the ledger, None if unknown.
         :param repeats: whether every attempt with the same error is logged.
         """
-        if isinstance(error, Fenced | StreamsMustRestart):
+        quiet = isinstance(error, Fenced | StreamsMustRestart)
+        if quiet and not self._gets_nowhere(worker, error, position):
             return  # no concern of operators
         error.hint = named(error.hint, self._sub.name)
         text = self._text(worker, error)
         if repeats or not self._logged[worker].repeats:
             self._log("ERROR", text)
-        self._shown[worker] = error_rows.finish_lsn(error)
+        # one that gets nowhere is past it when its position is, not when it lives
+        self._shown[worker] = (position or 0) if quiet else error_rows.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
         known = self._recorder.current(self._sub.subid)  # as of the last time that the store could be read
         if counts is not None and known is not None and known.disable_on_error:
             self.disabling = error
         self._record(lambda: self._write(worker, error, row, counts))
+
+    def _gets_nowhere(self, worker: str, error: PgsubError, position: int | None) -> bool:
+        """Return whether a worker is begun anew again and again from one position."""
+        of, now = (type(error), position), time.monotonic()
+        known = self._restarts.get(worker)
+        if known is None or known.of != of or now - known.last > _SOON:
+            known = self._restarts[worker] = _Restarts(of)
+        known.times, known.last = known.times + 1, now
+        return known.times >= QUIET_RESTARTS
 
     def _text(self, worker: str, error: PgsubError) -> LogText:
         """Return the record of the log; that of an error which goes on is short, but for once an hour."""
