@@ -197,6 +197,10 @@ class SchemaFault(ApplyError):
     absent: Any = None
 
 
+class TableReplaced(SchemaFault):
+    """A table's name that is another table's, or nobody's, where a statement was to name it."""
+
+
 class ReplicationBroken(PgsubError):
     """Slot lost, wrong system, or a peer that breaks the protocol."""
 

@@ -16,8 +16,8 @@ from typing import LiteralString
 import psycopg
 from psycopg.rows import TupleRow
 
-from pgsub.common import server_words
-from pgsub.common.errors import PublisherUnavailable
+from pgsub.common import server_words, table_lock
+from pgsub.common.errors import PublisherUnavailable, TableReplaced
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 from pgsub.publisher.slot_creation import Report, SlotWatch
@@ -144,6 +144,26 @@ def use_snapshot(connection: Connection, snapshot_name: str, more: LiteralString
             ) from None
 
 
+def hold_table(connection: Connection, oid: int, schema: str, name: str) -> None:
+    """Lock a table that is to be read under an imported snapshot, and verify that the name is its own still.
+
+    :raises PublisherUnavailable: it is another table's: another snapshot helps.
+    :raises PgsubError: translated.
+    """
+    with translating(connection, f'lock table "{schema}.{name}"', table=(schema, name)):
+        try:
+            table_lock.hold(connection, oid, schema, name, table_lock.READING)
+        except TableReplaced:
+            raise _rewritten(schema, name) from None
+
+
+def _rewritten(schema: str, name: str) -> PublisherUnavailable:
+    return PublisherUnavailable(
+        f'table "{schema}.{name}" was rewritten on the publisher while it was copied',
+        detail="The slot's snapshot does not see its rows as they are now; a new one will.",
+    )
+
+
 def leave_snapshot(connection: Connection) -> None:
     """End the transaction that :func:`use_snapshot` began, and with it the locks of what it read.
 
@@ -168,10 +188,7 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     with translating(connection, doing, table=(schema, name)):
         row = connection.execute(_REWRITTEN.encode(), {"schema": schema, "name": name}).fetchone()
     if row != (False,):
-        raise PublisherUnavailable(
-            f'table "{schema}.{name}" was rewritten on the publisher while it was copied',
-            detail="The slot's snapshot does not see its rows as they are now; a new one will.",
-        )
+        raise _rewritten(schema, name)
 
 
 def _execute(connection: Connection, query: str, doing: str) -> psycopg.Cursor[TupleRow]:

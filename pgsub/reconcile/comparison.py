@@ -19,7 +19,7 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import PROBE, hashes
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
 from pgsub.reconcile.sessions import Progress, Reading, Session, Sessions
-from pgsub.reconcile.side import HASH_BITS, Piece, Side, Source
+from pgsub.reconcile.side import HASH_BITS, Named, Piece, Side, Source
 
 #: Rows that are asked for one by one at most, where the buckets that differ have many more.
 MOST_HASHES = 500_000
@@ -55,7 +55,7 @@ class _Addresses:
     :ivar many: they are more than are kept.
     """
 
-    by_leaf: dict[str, tuple[sql.Composable, list[str]]] = field(default_factory=dict)
+    by_table: dict[Named, list[str]] = field(default_factory=dict)
     rows: int = 0
 
     @property
@@ -64,13 +64,13 @@ class _Addresses:
 
     @property
     def pieces(self) -> list[Piece]:
-        return [Piece(leaf, addresses=tuple(found)) for leaf, found in self.by_leaf.values()]
+        return [Piece(table, addresses=tuple(found)) for table, found in self.by_table.items()]
 
     def add(self, piece: Piece, addresses: Sequence[str]) -> None:
-        assert piece.leaf is not None
+        assert piece.table is not None
         self.rows += len(addresses)
         if addresses and not self.many:
-            self.by_leaf.setdefault(repr(piece.leaf), (piece.leaf, []))[1].extend(addresses)
+            self.by_table.setdefault(piece.table, []).extend(addresses)
 
 
 class Comparison(Sessions):
@@ -141,19 +141,19 @@ class Comparison(Sessions):
         return first, second
 
     def _add(self, total: Totals, side: Side, source: Source, piece: Piece, chosen: Selection) -> None:
-        found = self._fetch(side, chosen.sums(source.rows(piece, self._sample)), piece)
+        found = self._fetch(side, chosen.sums(source.rows(piece, self._sample)), source, piece)
         with self._lock:
             total.add([(bucket, rows, int(summed)) for bucket, rows, summed in found])
 
-    def _fetch(self, side: Side, query: sql.Composed, piece: Piece) -> list[Any]:
+    def _fetch(self, side: Side, query: sql.Composed, source: Source, piece: Piece) -> list[Any]:
         # a table that is no sum of small pieces takes its time
-        bounded = piece.leaf is not None
-        return self.on(side, lambda one: side.fetch(one, query, "compare a table", bounded=bounded))
+        bounded, named = piece.table is not None, source.named([piece])
+        return self.on(side, lambda one: side.fetch(one, query, "compare a table", named=named, bounded=bounded))
 
     def _found(self, work: Sequence[_Work], chosen: Selection, reading: Reading) -> _Wanted:
         """Find the addresses of rows, piece by piece, unless they are very many or those of several tables."""
         addresses = {side.name: _Addresses() for side in self.sides}
-        if chosen.rows <= MOST_HASHES and all(piece.leaf is not None for *_, piece in work):
+        if chosen.rows <= MOST_HASHES and all(piece.table is not None for *_, piece in work):
             self.read([(side, piece, partial(self._locate, addresses[side.name], side, source, piece, chosen))
                        for side, source, piece in work], reading)  # fmt: skip
             if not any(one.many for one in addresses.values()):
@@ -165,7 +165,7 @@ class Comparison(Sessions):
         if found.many:
             return
         rows = replace(source, values=(_CTID,), more=()).rows(piece, self._sample, values=True)
-        addresses = self._fetch(side, sql.SQL("SELECT v1 {}").format(chosen.of(rows)), piece)
+        addresses = self._fetch(side, sql.SQL("SELECT v1 {}").format(chosen.of(rows)), source, piece)
         with self._lock:
             found.add(piece, [address for (address,) in addresses])
 
@@ -199,7 +199,7 @@ class Comparison(Sessions):
     def _hashes(self, table: ComparedTable, session: Session, source: Source, chosen: Selection) -> Iterator[int]:
         """Yield hashes of rows in their order."""
         rows = chosen.of(source.rows(Piece(), self._sample))
-        for (hashed,) in self._sorted(table, session, source, sql.SQL("SELECT r {} ORDER BY r").format(rows)):
+        for (hashed,) in self._sorted(table, session, source, sql.SQL("SELECT r {} ORDER BY r").format(rows), ()):
             yield int(hashed)
 
     def _stream(
@@ -212,15 +212,15 @@ class Comparison(Sessions):
         columns = sql.SQL(", ").join([sql.Identifier("k"), sql.Identifier("r"), *names])
         rows = sql.SQL(" UNION ALL ").join(source.rows(piece, self._sample, values=True) for piece in pieces)
         query = sql.SQL("SELECT {} {} ORDER BY k, r").format(columns, chosen.of(rows))
-        for key, hashed, *values in self._sorted(table, session, source, query):
+        for key, hashed, *values in self._sorted(table, session, source, query, pieces):
             yield int(key), int(hashed), tuple(values)
 
     def _sorted(
-        self, table: ComparedTable, session: Session, source: Source, query: sql.Composed
+        self, table: ComparedTable, session: Session, source: Source, query: sql.Composed, pieces: Sequence[Piece]
     ) -> Iterator[tuple[Any, ...]]:
         """Yield what a query gives; the server sorts it."""
         side, connection = session
-        yield from side.stream(connection, source, query, table.name)
+        yield from side.stream(connection, source, query, table.name, pieces)
 
 
 def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tuple[Source, Source]:

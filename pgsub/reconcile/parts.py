@@ -31,7 +31,7 @@ from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.comparison import Comparison, relation_of, row_filters
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Piece, Side, Source
+from pgsub.reconcile.side import Named, Piece, Side, Source
 
 #: Rows of a part that are brought or removed one by one; if they are more it is copied again.
 MOST_ROWS = 50_000
@@ -41,6 +41,8 @@ _AT_ONCE = 16
 _ROWS_A_SUM = 16
 #: Bytes of a hash with an address on the line.
 _LINE = 32
+#: A statement of rows, and the pieces that it reads.
+_Rows = tuple[sql.Composable, Sequence[Piece]]
 _XMIN, _TABLE, _CTID = (sql.SQL(f"{name}::pg_catalog.text") for name in ("xmin", "tableoid", "ctid"))
 
 
@@ -54,7 +56,7 @@ class Part:
     :ivar rows: that were brought; ``bytes`` likewise.
     """
 
-    leaf: tuple[str, str] | None
+    leaf: Named | None
     first: int
     until: int
     xids: tuple[int, ...]
@@ -148,7 +150,7 @@ class PartComparison:
         piece = self._pieces[number]
         query = sql.SQL("SELECT v1, pg_catalog.count(*), pg_catalog.sum(r)::pg_catalog.text FROM ({}) AS s GROUP BY 1")
         text = query.format(source.rows(piece, None, values=True))
-        found = self._comparison.on(self._target, lambda one: self._fetch(self._target, one, source, text, piece))
+        found = self._comparison.on(self._target, lambda one: self._fetch(self._target, one, source, text, [piece]))
         with self._lock:
             for xid, rows, summed in found:
                 self._brought.setdefault(int(xid), []).append((number, rows, int(summed)))
@@ -157,9 +159,16 @@ class PartComparison:
         self._published[part] = self._comparison.on(self._publisher, partial(self._of_part, part))
 
     def _fetch(
-        self, side: Side, connection: psycopg.Connection, source: Source, query: sql.Composed, piece: Piece
+        self,
+        side: Side,
+        connection: psycopg.Connection,
+        source: Source,
+        query: sql.Composed,
+        pieces: Sequence[Piece],
     ) -> list[tuple[Any, ...]]:
-        with side.seeing(connection, "compare a part of a table", bounded=piece.leaf is not None):
+        named = source.named() | source.named(pieces)
+        bounded = len(pieces) == 1 and pieces[0].table is not None
+        with side.seeing(connection, "compare a part of a table", named=named, bounded=bounded):
             rows = connection.execute(query).fetchall()
             side.refuse_rewritten(connection, source, self._name)  # reading has locked it
         return rows
@@ -171,7 +180,7 @@ class PartComparison:
         piece = _piece(part)
         rows = self._here.rows(piece, None)
         query = sql.SQL("SELECT pg_catalog.count(*), coalesce(pg_catalog.sum(r), 0)::pg_catalog.text FROM ({}) AS s")
-        [(count, summed)] = self._fetch(self._publisher, connection, self._here, query.format(rows), piece)
+        [(count, summed)] = self._fetch(self._publisher, connection, self._here, query.format(rows), [piece])
         return count, int(summed)
 
     def _look_closely(self, result: PartResult) -> None:
@@ -179,38 +188,40 @@ class PartComparison:
         if part.leaf is None or not self._published[part][0] or not part.rows:
             result.anew = True
             return
-        here = self._here.rows(_piece(part), None, values=True)
+        of_part = [_piece(part)]
+        here = self._here.rows(of_part[0], None, values=True)
         source = replace(self._there, conditions=(_of_xids(part.xids),))
         numbers = sorted({number for xid in part.xids for number, *_ in self._brought.get(xid, [])})
-        there = sql.SQL(" UNION ALL ").join(source.rows(self._pieces[n], None, values=True) for n in numbers)
+        brought = [self._pieces[number] for number in numbers]
+        there = sql.SQL(" UNION ALL ").join(source.rows(piece, None, values=True) for piece in brought)
 
         def read(chosen: Selection) -> tuple[Totals, Totals]:
             return (
-                self._sums(self._publisher, self._here, chosen.sums(here)),
-                self._sums(self._target, self._there, chosen.sums(there)),
+                self._sums(self._publisher, self._here, chosen.sums(here), of_part),
+                self._sums(self._target, self._there, chosen.sums(there), brought),
             )
 
         _, _, selection = buckets.find(read, min(buckets.BITS, (part.rows // _ROWS_A_SUM).bit_length()))
         if selection is not None and selection.rows // 2 * _LINE > part.bytes // 2:
             result.anew = True
         elif selection is not None:
-            self._list(result, selection, here, there)
+            self._list(result, selection, (here, of_part), (there, brought))
 
-    def _sums(self, side: Side, source: Source, query: sql.Composed) -> Totals:
+    def _sums(self, side: Side, source: Source, query: sql.Composed, pieces: Sequence[Piece]) -> Totals:
         totals = Totals()
-        found = self._comparison.on(side, lambda one: self._fetch(side, one, source, query, Piece()))
+        found = self._comparison.on(side, lambda one: self._fetch(side, one, source, query, pieces))
         totals.add([(bucket, rows, int(summed)) for bucket, rows, summed in found])
         return totals
 
-    def _list(self, result: PartResult, chosen: Selection, here: sql.Composable, there: sql.Composable) -> None:
+    def _list(self, result: PartResult, chosen: Selection, here: _Rows, there: _Rows) -> None:
         """List the rows that differ."""
         columns = sql.SQL("SELECT r, v1 {} ORDER BY r"), sql.SQL("SELECT r, v1, v2, v3 {} ORDER BY r")
-        queries = columns[0].format(chosen.of(here)), columns[1].format(chosen.of(there))
+        queries = columns[0].format(chosen.of(here[0])), columns[1].format(chosen.of(there[0]))
 
         def with_both(ours: psycopg.Connection, theirs: psycopg.Connection) -> None:
             with (
-                contextlib.closing(self._publisher.stream(ours, self._here, queries[0], self._name)) as sent,
-                contextlib.closing(self._target.stream(theirs, self._there, queries[1], self._name)) as kept,
+                contextlib.closing(self._publisher.stream(ours, self._here, queries[0], self._name, here[1])) as sent,
+                contextlib.closing(self._target.stream(theirs, self._there, queries[1], self._name, there[1])) as kept,
             ):
                 _take(result, _alone(sent, kept))
 
@@ -222,7 +233,7 @@ class PartComparison:
 
 def _piece(part: Part) -> Piece:
     assert part.leaf is not None
-    return Piece(sql.SQL("ONLY {}").format(sql.Identifier(*part.leaf)), part.first, part.until)
+    return Piece(part.leaf, part.first, part.until)
 
 
 def _of_xids(xids: Sequence[int]) -> sql.Composed:

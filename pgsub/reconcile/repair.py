@@ -28,7 +28,7 @@ from pgsub.apply.rows.worker_sessions import TargetSession, target_session
 from pgsub.apply.skip.replay import ReplayFilter
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import Kind
-from pgsub.common import failpoints
+from pgsub.common import failpoints, table_lock
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
@@ -110,7 +110,7 @@ class Repair:
         :raises StateForbids: the table must not be changed.
         """
         with contextlib.closing(publisher.connect()) as connection:
-            with publisher.seeing(connection, "read rows"):
+            with publisher.seeing(connection, "read rows", named=self.sources[0].named()):
                 connection.execute("SET LOCAL enable_seqscan = off")  # by the key's index, however small the table was
                 connection.execute("SET LOCAL statement_timeout = '10s'")  # apply stands no longer
                 there = self._rows(connection, self.sources[0], of_publisher=True)
@@ -194,6 +194,7 @@ class Repair:
                 detail="Rows that are brought now would be changed once more when it is released.",
                 hint=f"Release it first:\npgsub alter {word(self.sub.name)} --release {word(self.table.name)}",
             )
+        table_lock.hold(connection, local.oid, local.schema, local.name)
         here = self._rows(connection, self.sources[1], of_publisher=False)
         bodies = sorted(
             (body for key in self.keys if (body := self._change(there.get(key), here.get(key))) is not None),

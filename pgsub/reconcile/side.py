@@ -1,28 +1,31 @@
 """One server's side of a comparison: sessions that see its snapshot, and the statements that read a table there.
 
 NOTES
-Each statement has a transaction of its own that imports the snapshot: so no lock is held for longer than one piece of a
-table takes, and TRUNCATE or ALTER TABLE waits no longer. What they did is noticed at the end: a table that has other
-files than in the snapshot was emptied or rewritten, which a snapshot does not show. One that has another name may have
-given its old one to a table that was read in its place.
+Each statement has a transaction of its own that imports the snapshot, locks the tables that it names, and verifies that
+the names are theirs (:mod:`pgsub.common.table_lock`). So no lock is held for longer than one piece of a table takes,
+and TRUNCATE or ALTER TABLE waits no longer. What they did is noticed at the end: a table that has other files than in
+the snapshot was emptied or rewritten, which a snapshot does not show. One that has another name may have given its old
+one to a table that was read in its place, where the session may not lock it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from pgsub.common import server_words
-from pgsub.common.errors import PgsubError, PublisherUnavailable, TableRewritten, TargetUnavailable
+from pgsub.common import server_words, table_lock
+from pgsub.common.errors import PgsubError, PublisherUnavailable, TableReplaced, TableRewritten, TargetUnavailable
 from pgsub.common.query import scalar
 from pgsub.reconcile.read_rate import MOST_BLOCKS
 
 HASH_BITS = 64
+#: Oid, schema and name of a table.
+Named = tuple[int, str, str]
 _MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
 
 #: So that a value has the same text on both servers.
@@ -57,7 +60,8 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
 # Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
 # Who may read some columns of a table may not read addresses of its rows.
 _LEAVES = f"""{_MEMBERS}
-SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, (pg_catalog.pg_relation_size(c.oid)
+SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
+       (pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
        (coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0::pg_catalog.oid)), 0)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
@@ -72,18 +76,23 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, (pg_catalog.pg_re
 class Piece:
     """A part of a table that one statement reads: blocks of it or of one of its partitions, or all of it.
 
-    :ivar leaf: the table whose blocks they are, None for all of the source.
+    :ivar table: whose blocks they are, None for all of the source.
     :ivar until: the block after the last one, None for the end.
     :ivar blocks: that are read for it, those of large values among them, as they were when the table was divided; 0
         where that is not known.
     :ivar addresses: of its only rows, where not all of them are read.
     """
 
-    leaf: sql.Composable | None = None
+    table: Named | None = None
     first: int = 0
     until: int | None = None
     blocks: int = 0
     addresses: tuple[str, ...] | None = None
+
+    @property
+    def leaf(self) -> sql.Composed | None:
+        """The table as SQL."""
+        return None if self.table is None else sql.SQL("ONLY {}").format(sql.Identifier(*self.table[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,10 @@ class Source:
     row_hash: sql.Composable
     loose: bool = False
     more: tuple[sql.Composable, ...] = ()
+
+    def named(self, pieces: Iterable[Piece] = ()) -> set[Named]:
+        """Return the tables that a statement names, which reads these pieces, or all of it."""
+        return {piece.table or (self.oid, *self.name) for piece in pieces} or {(self.oid, *self.name)}
 
     def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
         """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
@@ -186,10 +199,14 @@ class Side:
             raise translated from None
 
     @contextlib.contextmanager
-    def seeing(self, connection: psycopg.Connection, doing: str, *, bounded: bool = True) -> Iterator[None]:
-        """Open a transaction that sees the snapshot.
+    def seeing(
+        self, connection: psycopg.Connection, doing: str, *, named: Collection[Named] = (), bounded: bool = True
+    ) -> Iterator[bool]:
+        """Open a transaction that sees the snapshot; gives whether the named tables are locked.
 
+        :param named: tables that its statements name.
         :param bounded: whether its statements may take :data:`_STATEMENT_TIMEOUT` only.
+        :raises TableRewritten: a name is another table's.
         """
         with self.translating(doing):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -197,10 +214,23 @@ class Side:
                 self._import(connection)
                 if bounded:
                     connection.execute(f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
-                yield
+                locked = [self._hold(connection, *one) for one in sorted(named)]
+                yield all(locked)
             finally:
                 with contextlib.suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
+
+    def _hold(self, connection: psycopg.Connection, oid: int, schema: str, name: str) -> bool:
+        try:
+            return table_lock.hold(connection, oid, schema, name, table_lock.READING)
+        except TableReplaced:
+            raise self._rewritten(f"{schema}.{name}") from None
+
+    def _rewritten(self, name: str) -> TableRewritten:
+        return TableRewritten(
+            f'table "{name}" was truncated, rewritten or renamed on the {self.name} while it was compared',
+            hint="Compare it again.",
+        )
 
     def _import(self, connection: psycopg.Connection) -> None:
         try:
@@ -214,22 +244,36 @@ class Side:
             ) from None
 
     def fetch(
-        self, connection: psycopg.Connection, query: sql.Composable, doing: str, *, bounded: bool = True
+        self,
+        connection: psycopg.Connection,
+        query: sql.Composable,
+        doing: str,
+        *,
+        named: Collection[Named] = (),
+        bounded: bool = True,
     ) -> list[Any]:
         """Return the rows of a query under the snapshot, as :meth:`seeing` says."""
-        with self.seeing(connection, doing, bounded=bounded):
+        with self.seeing(connection, doing, named=named, bounded=bounded):
             return connection.execute(sql.Composed([query])).fetchall()
 
     def stream(
-        self, connection: psycopg.Connection, source: Source, query: sql.Composable, name: str
+        self,
+        connection: psycopg.Connection,
+        source: Source,
+        query: sql.Composable,
+        name: str,
+        pieces: Iterable[Piece] = (),
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yield the rows of a query, texts of all columns; nobody has rewritten the table.
 
+        :param pieces: that the query reads; none: all of it.
         :raises TableRewritten: somebody has.
         """
-        with self.seeing(connection, "compare rows", bounded=False):
+        named = source.named() | source.named(pieces)
+        with self.seeing(connection, "compare rows", named=named, bounded=False) as locked:
             # locks the table against being rewritten while it is read, then looks: what is found may be acted upon
-            connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
+            if not locked:
+                connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
             self.refuse_rewritten(connection, source, name)
             with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:
                 yield from copy.rows()
@@ -246,13 +290,12 @@ class Side:
         if not leaves or not all(readable for *_, readable in leaves):
             return [Piece()]
         pieces = []
-        for schema, name, blocks, large, _ in leaves:
+        for *table, blocks, large, _ in leaves:
             end = min(max(blocks or 0, 1), _MOST_BLOCKS)
             whole = min(end + max(large or 0, 0), _MOST_BLOCKS)  # evenly distributed, as far as anybody knows
             starts = list(range(0, end, -(-most * end // whole)))
-            leaf = sql.SQL("ONLY {}").format(sql.Identifier(schema, name))
             pieces += [
-                Piece(leaf, at, until, ((until or end) - at) * whole // end)
+                Piece((table[0], table[1], table[2]), at, until, ((until or end) - at) * whole // end)
                 for at, until in zip(starts, [*starts[1:], None], strict=True)
             ]
         return pieces
@@ -272,10 +315,7 @@ class Side:
         [(changed,)] = connection.execute(query).fetchall()
         # guard: a table that was rewritten while it was compared is not judged
         if changed:
-            raise TableRewritten(
-                f'table "{name}" was truncated, rewritten or renamed on the {self.name} while it was compared',
-                hint="Compare it again.",
-            )
+            raise self._rewritten(name)
 
 
 def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:

@@ -337,6 +337,19 @@ def test_a_copy_says_what_a_role_that_is_no_member_lacks(pair: MakePair, roles: 
     p.same("a")
 
 
+def test_a_role_that_may_not_lock_a_table_for_it_has_privileges_on_columns_only_goes_on(
+    pair: MakePair, roles: Roles
+) -> None:
+    p = pair(TABLES)
+    _as_app(p, roles)
+    p.subdb.execute(
+        f"GRANT INSERT (id, v), UPDATE (id, v) ON a TO {roles.app}; GRANT SELECT ON a TO {roles.app};"
+        f"GRANT INSERT ON b TO {roles.app}"
+    )
+    p.apply("INSERT INTO a VALUES (1, 'x')", "UPDATE a SET v = 'y'; INSERT INTO b VALUES (1, 'x')")
+    p.same("a", "b")
+
+
 def test_the_code_of_a_table_runs_with_its_owners_rights(pair: MakePair, roles: Roles) -> None:
     p = pair(TABLES)
     roles.own()

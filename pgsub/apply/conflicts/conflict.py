@@ -15,7 +15,7 @@ from pgsub.apply.conflicts.error_context import Place, context, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
+from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError, TableReplaced
 from pgsub.common.quoting import word
 from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target.catalog.relation_map import RelationMap
@@ -23,6 +23,7 @@ from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.statement_builder import Statement
+from pgsub.target.sql.verified_names import VERIFY
 
 
 class RowConflict(NamedTuple):
@@ -198,6 +199,8 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
     :param place: the change that failed, None where none is to blame.
     :param statement: what failed, where it was a single-row statement.
     """
+    if statement is VERIFY:
+        return _replaced(subid, place)
     if place is None:
         return translate(error, "apply changes to the target")
     if error.sqlstate == "23505" and place.message_type in ("INSERT", "UPDATE"):
@@ -209,6 +212,17 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
             raised = schema_fault.with_column(raised, error, place.relation, place.new, statement)
         elif place.relation is not None and isinstance(raised, PermissionMissing):
             raised.denied = place.relation.target, place.message_type
+    locate(raised, subid, place)
+    return raised
+
+
+def _replaced(subid: int, place: Place | None) -> TableReplaced:
+    if place is None or place.relation is None:
+        return TableReplaced("a logical replication target relation was replaced by another table")
+    raised = TableReplaced(
+        f'logical replication target relation "{place.name}" was replaced by another table',
+        detail=f"The changes were meant for OID {place.relation.target.oid}.",
+    )
     locate(raised, subid, place)
     return raised
 

@@ -16,11 +16,12 @@ from psycopg.pq import TransactionStatus
 from pgsub.apply.conflicts import conflict, conflict_record
 from pgsub.apply.conflicts.conflict import UniqueFailure
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.common import table_lock
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.subscription import Subscription
-from pgsub.target.catalog.relation import TargetRelation, describe
+from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
-from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch, bounded
+from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch, bounded, member
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +86,11 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
 
 def _search(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
     place, change = failure.place, failure.place.resulting_row()
-    table = describe(connection, record.schemaname, record.relname)
+    table = member(connection, place.mapped.target, (record.schemaname, record.relname))
     if table is None:
         return None
     with bounded(connection, place.mapped.target.acts_as):
+        table_lock.hold(connection, table.oid, table.schema, table.name, table_lock.READING)
         search = TableSearch(connection, table)
         return search.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=place.inserts)
 

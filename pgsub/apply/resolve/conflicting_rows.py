@@ -12,11 +12,11 @@ import psycopg
 from psycopg import pq
 
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.target.catalog.relation import describe
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.session import roles
 from pgsub.target.sql import row_queries, statements
-from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch
+from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch, member
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 
@@ -31,11 +31,11 @@ class RowChanged(Exception):
 class ConflictingRows:
     """The rows in the way of changes, through one target session.
 
-    :param connection: in the transaction of the change, out of the pipeline.
+    :param rows: its writer, in the transaction of the change, out of the pipeline.
     """
 
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
+    def __init__(self, rows: RowWriter) -> None:
+        self._rows, self._connection = rows, rows.connection
         self._searches: dict[tuple[str, str], TableSearch] = {}
         self._changes: dict[tuple[int, bytes, bytes | None, bool], tuple[RelationMap, Statement]] = {}
 
@@ -54,10 +54,11 @@ class ConflictingRows:
         relation = place.mapped
         known = self._searches.get(where)
         if known is None:
-            table = describe(self._connection, *where)
-            if table is None or (relation.target.relkind == "p" and not table.partition):
+            table = member(self._connection, relation.target, where)
+            if table is None:
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
+        self._rows.hold(place, known.table)
         change, sent = self._resulting_row(place), place.columns(sent=True)
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
             return known.search(change, *place.parameters(change), sent=sent, inserts=place.inserts)
@@ -80,6 +81,8 @@ class ConflictingRows:
         :raises StatementFailed: the target refuses.
         """
         relation, table = place.mapped, self._searches[where].table
+        self._rows.hold(place, table)
+        self._rows.hold(place, relation.target)
         same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
         became = None
         one = psycopg.RawCursor(self._connection)  # the table's name may hold a percent sign

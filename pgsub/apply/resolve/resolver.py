@@ -73,7 +73,7 @@ class Resolver:
         self._filter = changes
         self._apply_unruled = apply
         self._size = AttemptSize()
-        self._conflicting_rows = ConflictingRows(rows.connection)
+        self._conflicting_rows = ConflictingRows(rows)
         self._records = Records(rows)
 
     def begin(self) -> None:

@@ -26,6 +26,7 @@ from pgsub.target.session import roles
 from pgsub.target.sql import copy_from, statements
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
+from pgsub.target.sql.verified_names import VerifiedNames, may_lock
 
 
 class SetFallback(Exception):
@@ -66,12 +67,14 @@ class RowWriter:
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
+        self._names = VerifiedNames(self._pipeline)
 
     def begin(self) -> None:
         """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = InsertRun()
         self.records, self._depth, self._role = [], 0, None
         self._unresolved = None
+        self._names.forget()
         self.missing.begin()
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
@@ -183,6 +186,10 @@ class RowWriter:
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
         """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
         text = statements.truncate(targets, restart_identity=restart_identity)
+        self.flush()
+        self._become(None)
+        for target in targets:
+            self._names.verify(target, place, locks=may_lock(target, None))
         self.sync()
         try:
             self.connection.execute(text)  # not prepared: prepared statements stay with the session
@@ -213,7 +220,7 @@ class RowWriter:
         :param values: parameters in binary form.
         """
         self.flush()
-        self._become(relation.target.acts_as)
+        self._enter(relation, relation)
         self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
     def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
@@ -226,7 +233,7 @@ class RowWriter:
         self._copy(relation, relation, stream, binary=binary)
 
     def _copy(self, tag: object, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
-        self._become(relation.target.acts_as, tag)
+        self._enter(relation, tag)
         self._pipeline.sync()
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
@@ -273,6 +280,7 @@ class RowWriter:
             self.command(statements.RELEASE)
             self._depth -= 1
         self.sync()
+        self._names.forget()  # with the savepoint, locks since then are gone
         self.records = [one for one in self.records if one[0] <= depth]
 
     def leave(self) -> None:
@@ -289,6 +297,7 @@ class RowWriter:
         """
         self.sync()
         records, changes, outer = len(self.records), self.changes, self._pipeline.undo
+        names = self._names.known()
         self.connection.execute("SAVEPOINT pgsub_undo")
         self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
         try:
@@ -298,6 +307,7 @@ class RowWriter:
             with contextlib.suppress(StatementFailed):
                 self.leave()
             self._role, self.changes, self._unresolved = None, changes, None
+            self._names.forget(names)
             self.missing.forget()
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
@@ -321,6 +331,25 @@ class RowWriter:
             statement = self._becoming[role] = Statement(roles.set_role(role), (), ())
         self._pipeline.send(statement, (), (), tag)
         self._role = role
+
+    def _enter(self, relation: RelationMap, tag: object) -> None:
+        """Send what comes before a statement about a relation."""
+        target = relation.target
+        self._become(target.acts_as, tag)
+        self._names.verify(target, tag, locks=may_lock(target, target.acts_as))
+
+    def hold(self, place: Place, table: TargetRelation) -> None:
+        """Lock the table of a change, or a partition of it, and verify its name; other statements may name it then.
+
+        :raises StatementFailed: the name is another table's, or something before failed.
+        """
+        role = place.mapped.target.acts_as
+        if self._names.verified(table):
+            return
+        self.flush()
+        self._become(role, place)
+        self._names.verify(table, place, locks=may_lock(table, role))
+        self.sync()
 
     def _check_origin(self, place: Place) -> None:
         """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
@@ -348,5 +377,5 @@ class RowWriter:
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
     ) -> None:
-        self._become(place.mapped.target.acts_as, place)
+        self._enter(place.mapped, place)
         self._pipeline.send(statement, *place.parameters(statement), place, on_count, on_row)

@@ -25,7 +25,7 @@ from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common.errors import ApplyError
+from pgsub.common.errors import ApplyError, TableReplaced
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
 from pgsub.protocol.parse_changes import ROW_CHANGES
@@ -89,7 +89,7 @@ class PartialSkip:
                 for payload in payloads:
                     self._executor.change(self._transaction, payload)
         except ApplyError as error:
-            if error.sqlstate == DEALLOCATED:
+            if error.sqlstate == DEALLOCATED or isinstance(error, TableReplaced):
                 raise
             self._size.failed(len(payloads))
             if len(payloads) > 1:

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from pgsub.commands.preflight import catalog_facts
 from pgsub.commands.preflight.findings import Table
+from pgsub.common import table_lock
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.sql.statement_builder import table_name
 
@@ -41,18 +42,27 @@ def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], ans
         sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), table_name(one))
         for one in batch
     ]
-    rows = _unless_locked(session, sql.SQL(" UNION ALL ").join(queries))
+    rows = _unless_locked(session, sql.SQL(" UNION ALL ").join(queries), named=batch)
     answers.update({oid: not there for oid, there in rows or []})
     return rows is not None
 
 
 def _unless_locked(
-    session: psycopg.Connection, query: bytes | sql.Composed, params: Sequence[object] | None = None
+    session: psycopg.Connection,
+    query: bytes | sql.Composed,
+    params: Sequence[object] | None = None,
+    *,
+    named: Sequence[TargetRelation] = (),
 ) -> list[tuple[int, int]] | None:
-    """Run a query that must not wait for locks; None where it would, or where the role may not run it."""
+    """Run a query that must not wait for locks; None where it would, or where the role may not run it.
+
+    :param named: the tables that the query names.
+    """
     try:
         with session.transaction():
             session.execute("SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '10s'")
+            for one in named:
+                table_lock.hold(session, one.oid, one.schema, one.name, table_lock.READING)
             return session.execute(query, params).fetchall()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege):
         return None

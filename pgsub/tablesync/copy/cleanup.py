@@ -104,7 +104,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
 def delete_rows(connection: psycopg.Connection, target: TargetRelation, xids: Sequence[int]) -> int:
     """Delete the rows of some transactions of a copy; return how many there were."""
     texts = [str(xid) for xid in xids]
-    with roles.acting(connection, target.acts_as):
+    with roles.using(connection, target):
         # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
         return connection.execute(
             sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table_name(target), sql.Literal(texts))

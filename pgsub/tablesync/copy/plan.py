@@ -10,7 +10,7 @@ from functools import partial
 import psycopg
 from psycopg import sql
 
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, table_lock
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.copy_statements import copy_statement
@@ -185,7 +185,7 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
     :raises psycopg.errors.LockNotAvailable: after :data:`LOCK_TIMEOUT`: others queue behind a lock that is waited for.
     """
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
-    with roles.acting(connection, target.acts_as):
+    with roles.using(connection, target):
         lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
         connection.execute(lock.format(table_name(target)))
 
@@ -193,5 +193,5 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
 def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
     """Return whether a table has no row."""
     query = sql.SQL("SELECT true FROM {} LIMIT 1").format(table_name(target))
-    with roles.acting(connection, target.acts_as):
+    with connection.transaction(), roles.using(connection, target, table_lock.READING):
         return scalar(connection, query) is None

@@ -35,6 +35,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import roles
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql import resync_truncate
+from pgsub.target.sql.verified_names import may_lock
 
 
 @dataclass(slots=True)
@@ -186,7 +187,7 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
     if (reason := not_comparable(both)) is not None:
         raise SchemaFault(f'table "{both.name}" cannot be adopted: {reason}')
     relation, selection = row_by_row.described(table.remote, table.target)
-    piece = CopiedTable(relation, selection, table.target.oid, "", True, False, table.target.acts_as, ())
+    piece = CopiedTable(relation, selection, table.target.oid, "", True, False, table.target.acts_as, True, ())
     rows = int(table.remote.reltuples) if table.remote.reltuples >= 0 else None
     left = left_by(unpublished) - {MISSING}  # a copy brings all rows
     return Piece(
@@ -275,6 +276,7 @@ def _copied(
         atomic=atomic,
         resolves=bool(plan.rules_of(sub, relation)),
         acts_as=relation.acts_as,
+        locks=may_lock(relation, relation.acts_as),
         types=types,
     )
     return copied, made

@@ -46,8 +46,9 @@ SELECT pg_catalog.array_agg(ARRAY[t.oid::bigint, pg_catalog.pg_relation_filenode
   FROM (SELECT %(oid)s::oid AS oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass)) AS t
 """
 
-#: Moves what a COPY of a table of the publisher gives to the target, in the open transaction; gives rows and bytes.
-Move = Callable[[str, tuple[str, str]], tuple[int, int]]
+#: Moves what a COPY of a table of the publisher (oid, schema, name) gives to the target, in the open transaction;
+#: gives rows and bytes.
+Move = Callable[[str, tuple[int, str, str]], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ class Resumed:
         return {self._compared(part, of_part): (part, of_part) for part, of_part in together.items()}
 
     def _compared(self, part: Part, done: Sequence[Brought]) -> parts.Part:
-        name = (part.schema, part.name)
+        leaf = self._leaves.get((part.schema, part.name))
         return parts.Part(
-            name if name in self._leaves else None,
+            None if leaf is None else (leaf.oid, leaf.schema, leaf.name),
             part.first,
             part.until,
             tuple(one.xid for one in done),
@@ -193,7 +194,7 @@ class Resumed:
         query = sql.SQL(
             "DELETE FROM {} WHERE tableoid = {}::oid AND xmin::text = {} AND ctid = ANY ({}::pg_catalog.tid[])"
         ).format(table_name(self._target), table, str(xid), "{" + ",".join(f'"{ctid}"' for ctid in ctids) + "}")
-        with roles.acting(self._session, self._target.acts_as):
+        with roles.using(self._session, self._target):
             removed = self._session.execute(query).rowcount
         if removed != len(ctids):
             raise self._changed(len(ctids), removed)
@@ -222,7 +223,7 @@ class Resumed:
         self._alive()
         # no block that would roll back: after an error of a copy the session is good for nothing but to be closed
         self._session.execute(f"BEGIN; SET LOCAL synchronous_commit = on; {_PATIENCE}".encode())
-        rows, size = self._move(copy_out, (leaf.schema, leaf.name))
+        rows, size = self._move(copy_out, (leaf.oid, leaf.schema, leaf.name))
         chunks.supplement(self._session, self._key.claim, self._key.attempt, part, rows, size)
         self._brought += rows
         failpoints.point("resume.before_commit")

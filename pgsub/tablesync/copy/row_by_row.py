@@ -55,6 +55,7 @@ class CopiedTable:
     :ivar atomic: it is one piece: ``f`` commits with it.
     :ivar resolves: rules resolve the conflicts of its rows.
     :ivar acts_as: role that stores the rows, None: the session's own.
+    :ivar locks: whether that role may lock the table.
     :ivar types: SQL of the publisher's types of columns that are of other types on the target, for hints.
     """
 
@@ -65,6 +66,7 @@ class CopiedTable:
     atomic: bool
     resolves: bool
     acts_as: str | None
+    locks: bool
     types: tuple[tuple[str, str], ...]
 
     @property

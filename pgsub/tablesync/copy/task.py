@@ -14,13 +14,13 @@ from typing import LiteralString
 import psycopg
 
 from pgsub.apply.rows import verified_publisher
-from pgsub.common import failpoints, server_words
+from pgsub.common import failpoints, server_words, table_lock
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
-from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
+from pgsub.publisher.snapshot import check_not_rewritten, hold_table, leave_snapshot, use_snapshot
 from pgsub.publisher.stream.transport import reachable
 from pgsub.tablesync.copy import conflict, copy_to_copy, row_by_row
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, alone
@@ -175,7 +175,8 @@ class _CopySessions:
             self._sender.send(heartbeat)
 
         moved(0)
-        source_of = (chunk.leaf.schema, chunk.leaf.name) if chunk.leaf else table.name
+        leaf = chunk.leaf
+        source_of = (leaf.oid, leaf.schema, leaf.name) if leaf else (table.relation.relid, *table.name)
         rows, size = self._move(piece, chunk.copy_out, source_of, moved, patience)
         if self._spec.grouped:
             self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
@@ -189,21 +190,23 @@ class _CopySessions:
         return rows, size
 
     def _move(
-        self, piece: Piece, copy_out: str, source_of: tuple[str, str], moved: Moved, patience: LiteralString = ""
+        self, piece: Piece, copy_out: str, source_of: tuple[int, str, str], moved: Moved, patience: LiteralString = ""
     ) -> tuple[int, int]:
         table = piece.table
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot, patience)
+        hold_table(self._source, *source_of)
         if table.resolves:
             writer = self._resolving(piece.key)
             rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
         else:
             with roles.acting(self._session, table.acts_as):
+                table_lock.hold(self._session, table.oid, *table.name, may_lock=table.locks)
                 rows, size = copy_to_copy.move(
                     self._source, self._session, copy_out, table.copy_in, moved, direct=self._direct
                 )
         # guard: chunks of a rewritten table are not mixed
-        check_not_rewritten(self._source, *source_of)
+        check_not_rewritten(self._source, *source_of[1:])
         leave_snapshot(self._source)
         return rows, size
 
@@ -214,7 +217,7 @@ class _CopySessions:
         def alive(size: int = 0) -> None:
             self._sender.send(heartbeat)
 
-        def move(copy_out: str, source_of: tuple[str, str]) -> tuple[int, int]:
+        def move(copy_out: str, source_of: tuple[int, str, str]) -> tuple[int, int]:
             return self._move(piece, copy_out, source_of, alive)
 
         with alone(session, key) as first:

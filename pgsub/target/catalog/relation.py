@@ -9,6 +9,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from pgsub.common import table_lock
+
 LEDGER = "pgsub"  #: schema that is never subscribed
 FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
 
@@ -17,7 +19,7 @@ FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publicati
 # TargetRelation are.
 _TABLES = """
 WITH RECURSIVE wanted AS MATERIALIZED (
-     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relispartition,
+     SELECT c.oid, n.nspname, c.relnamespace, c.relname, c.relkind, c.relowner, c.relispartition,
             c.relrowsecurity AND c.relforcerowsecurity AS forced
        FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
        JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
@@ -59,6 +61,10 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
             WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
             WHEN pg_catalog.pg_has_role(session_user, o.oid, 'MEMBER') THEN 'refused'
             WHEN o.rolsuper THEN 'trusted' ELSE 'none' END AS access,
+       pg_catalog.has_table_privilege(w.oid, %(locking)s)
+           OR NOT pg_catalog.has_schema_privilege(w.relnamespace, 'USAGE') AS user_locks,
+       pg_catalog.has_table_privilege(o.oid, w.oid, %(locking)s)
+           OR NOT pg_catalog.has_schema_privilege(o.oid, w.relnamespace, 'USAGE') AS owner_locks,
        w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
@@ -203,6 +209,9 @@ class TargetRelation:
     #: member, trusted neither, but the owner is a superuser
     access: str = "own"
     owner_row_security: bool = False  #: a policy applies to the owner
+    #: the user may lock it, or not use its schema, which is what is said then; ``owner_locks``: of the owner
+    user_locks: bool = True
+    owner_locks: bool = True
     acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
     partition: bool = False  #: of another table
     #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
@@ -251,6 +260,7 @@ def describe_many(
         "names": [name for _, name in wanted],
         "firing": ["A", "R"] if replica else ["A", "O"],
         "may_set": "SET" if version >= 160000 else "MEMBER",
+        "locking": table_lock.WRITING,
     }
     tables = connection.cursor(row_factory=dict_row).execute(_TABLES.encode(), params).fetchall()
     columns: dict[int, list[TargetColumn]] = {table["oid"]: [] for table in tables}

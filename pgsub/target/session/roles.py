@@ -16,7 +16,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from pgsub.common import quoting
+from pgsub.common import quoting, table_lock
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
@@ -127,3 +127,15 @@ def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
     yield
     if role is not None:
         connection.execute(set_role(None))
+
+
+@contextlib.contextmanager
+def using(connection: psycopg.Connection, target: TargetRelation, purpose: str = table_lock.WRITING) -> Iterator[None]:
+    """Act as the role of a table, which is locked and whose name is verified, inside an open transaction.
+
+    :param purpose: as of :func:`~pgsub.common.table_lock.hold`.
+    :raises TableReplaced: the name is another table's.
+    """
+    with acting(connection, target.acts_as):
+        table_lock.hold(connection, target.oid, target.schema, target.name, purpose)
+        yield

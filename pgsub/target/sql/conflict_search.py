@@ -17,7 +17,8 @@ from psycopg import pq, sql
 
 from pgsub.common.query import row
 from pgsub.target.catalog import unique_indexes
-from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation import TargetRelation, describe
+from pgsub.target.catalog.table_names import PARTITIONS
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.session.connect import tracks_commits
@@ -182,6 +183,15 @@ def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingR
     """Add time and origin of the transaction that wrote a row; none where the target does not know them."""
     found = row(connection, _WRITTEN, (str(hit.xid),)) if hit.xid is not None else None
     return hit if found is None else replace(hit, commit_ts=found[0], origin=found[1], at=found[2])
+
+
+def member(connection: psycopg.Connection, root: TargetRelation, name: tuple[str, str]) -> TargetRelation | None:
+    """Describe the table that has a name, if it is this one or one of its partitions."""
+    table = describe(connection, *name)
+    if table is None or table.oid == root.oid:
+        return table
+    members = connection.execute(PARTITIONS, (root.oid,)).fetchall() if root.relkind == "p" else []
+    return table if table.oid in {oid for oid, *_ in members} else None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.common import quoting
+from pgsub.common import quoting, table_lock
 from pgsub.common.errors import PermissionMissing, StateForbids, one_line
 from pgsub.common.query import row, scalar
 from pgsub.target.session import origins
@@ -234,6 +234,8 @@ def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -
     A plain table without its inheritance children: those are published, and subscribed, on their own.
     """
     if tables:
+        for table in tables:
+            table_lock.hold(connection, table.oid, table.schema, table.name)
         listed = sql.SQL(", ").join(
             sql.SQL("" if t.relkind == "p" else "ONLY ") + sql.Identifier(t.schema, t.name) for t in tables
         )

@@ -1,0 +1,82 @@
+"""A table is locked, and its name is verified, before any statement is planned that names the table.
+
+SQL names tables, and a name can change hands: whoever owns a schema or the database may drop a table in it, and create
+another of that name. Planning a statement is enough to run code of that table (the predicate of an index, functions
+that are declared immutable), and so is a trigger. The server's own subscriber opens relations by oid
+(logicalrep_rel_open, relation.c).
+
+LOCK TABLE runs no code. What it has locked is neither dropped nor renamed before the transaction ends. So a name that
+still means the known oid afterwards means it to the end. Renaming a *schema* takes no lock on its tables.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common.errors import TableReplaced
+from pgsub.common.query import scalar
+
+#: Fails (:data:`CHANGED`) where a name ($1, as SQL) is not that of a table (oid $2): what follows is not even planned.
+#: It is asked of the catalog as of now, whatever the snapshot of the transaction.
+VERIFY = "SELECT 1 / coalesce((pg_catalog.to_regclass($1)::pg_catalog.oid = $2)::pg_catalog.int4, 0)"
+CHANGED = "22012"  #: division_by_zero
+
+#: Any of these privileges on the whole table allows the lock (LockTableAclCheck, lockcmds.c); one on columns does not.
+WRITING = "INSERT, UPDATE, DELETE, TRUNCATE"
+READING = "SELECT"
+# Who may not use the schema is to be told so.
+_MAY_LOCK = """
+SELECT pg_catalog.has_table_privilege(c.oid, %s) OR NOT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+  FROM pg_catalog.pg_class c WHERE c.oid = %s::pg_catalog.oid
+"""
+_MODES = {WRITING: "ROW EXCLUSIVE", READING: "ACCESS SHARE"}
+
+
+def lock(schema: str, name: str, purpose: str = WRITING) -> sql.Composed:
+    """Compose the statement that locks a table; its partitions are found by oid, and locked when they are used."""
+    return sql.SQL("LOCK TABLE ONLY {} IN {} MODE").format(
+        sql.Identifier(schema, name),
+        sql.SQL(_MODES[purpose]),
+    )
+
+
+def name_as_sql(schema: str, name: str) -> str:
+    """Return the name as :data:`VERIFY` takes it."""
+    return ".".join('"{}"'.format(part.replace('"', '""')) for part in (schema, name))
+
+
+def hold(
+    connection: psycopg.Connection,
+    oid: int,
+    schema: str,
+    name: str,
+    purpose: str = WRITING,
+    *,
+    may_lock: bool | None = None,
+) -> bool:
+    """Lock a table in the open transaction and verify that the name is its own; return whether it is locked.
+
+    A role that has privileges on columns only may not lock the table: then the name is verified without a lock.
+
+    :param purpose: :data:`WRITING` or :data:`READING`.
+    :param may_lock: whether the role may, None to ask the server.
+    :raises TableReplaced: the name is another table's now, or nobody's.
+    """
+    if may_lock is None:
+        may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
+    verify = sql.SQL(VERIFY.replace("$1", "{}").replace("$2", "{}")).format(name_as_sql(schema, name), oid)
+    try:
+        # guard: a table is locked and its name verified before anything is planned with it
+        connection.execute(sql.SQL("; ").join([*([lock(schema, name, purpose)] if may_lock else []), verify]))
+    except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        raise replaced(oid, schema, name) from None
+    return may_lock
+
+
+def replaced(oid: int, schema: str, name: str) -> TableReplaced:
+    """Make the error of a name that is another table's now."""
+    return TableReplaced(
+        f'table "{schema}.{name}" was replaced by another table, or dropped',
+        detail=f"The name was expected to be that of OID {oid}.",
+    )
