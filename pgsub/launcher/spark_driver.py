@@ -46,7 +46,7 @@ _GIVEN_SECONDS = 2.0
 
 
 class Engine:
-    """Submits jobs from any thread.
+    """A submitter of jobs, from any thread.
 
     :param state_dir: where Spark's log and pid file go.
     :param master: a Spark master, None for a local one.
