@@ -40,6 +40,7 @@ _IN_TEXT = {
     "status --watch": "cli/test_status.py",
     "switchover --abort --gone": "switchover/test_servers_gone.py",
     "switchover --gone": "switchover/test_servers_gone.py",
+    "verify --from --repair": "commands/test_repair.py",
 }
 _INLINE = re.compile(r"`pgsub ([^`]+)`")
 #: What a command does not become another one by.
