@@ -197,6 +197,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that is on its way to the publisher is not taken for a fault": (
         "test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault",
     ),
+    "a way back that somebody has disabled since is not enabled again": (
+        "test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run",
+    ),
     "rows are repaired only while apply stands at the point": (
         "test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point",
     ),

@@ -530,6 +530,17 @@ def test_no_subscription_of_a_switchover_is_enabled_at_the_wrong_time(mover: Mov
 
 
 @pytest.mark.long
+def test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run(mover: Mover) -> None:
+    mover("--no-verify", "--timeout", "2m", kill="done")
+    assert mover.cli("disable", "moved_back").returncode == 0
+    assert mover("--no-verify")["state"] == "done"
+    assert [(row["subname"], row["subenabled"]) for row in mover.subscriptions()] == [("moved_back", False)]
+    assert mover.cli("enable", "moved_back").returncode == 0
+    mover.side = 1
+    mover.caught_up()
+
+
+@pytest.mark.long
 def test_a_way_back_that_would_copy_a_table_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "1m")
     mover.alone(0, "UPDATE pgsub.subscription_rel SET srsubstate = 'i'")

@@ -73,7 +73,7 @@ class Turn:
         promoted()
         with self.timing.step("turn"):
             self._end(fence=here.phase != journal.DONE)
-            self._lead_back()
+            self._lead_back(enabled=here.phase == journal.DONE)
             enabled()
             if here.phase != journal.DONE:
                 with durable(self.taking):
@@ -105,12 +105,17 @@ class Turn:
             worker_takeover.take_over(self.taking, self.sub.subid, worker_takeover.APPLY)
         failpoints.point("switchover.disabled")
 
-    def _lead_back(self) -> None:
+    def _lead_back(self, *, enabled: bool) -> None:
+        """Let the way back replicate, or drop it.
+
+        :param enabled: it was enabled before: whoever has disabled it since wants it so.
+        """
         if self.options.gone == PUBLISHER:
             server_gone.drop_way_back(self.options, self.back, InnerReporter(self.reporter, backward=True))
             return
         assert self.back is not None
-        if not self.store.subscription(self.back.name).enabled:
+        # guard: a way back that somebody has disabled since is not enabled again, without "not enabled and "
+        if not enabled and not self.store.subscription(self.back.name).enabled:
             enable(self.options.state_dir, self.back.name, reporter=self.reporter)
         failpoints.point("switchover.enabled")
 
