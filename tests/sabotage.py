@@ -197,6 +197,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that is on its way to the publisher is not taken for a fault": (
         "test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault",
     ),
+    "a switchover is not left without the state store that can end it": (
+        "test_a_subscription_that_is_switched_over_comes_into_no_other_state_store",
+    ),
     "a way back that somebody has disabled since is not enabled again": (
         "test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run",
     ),

@@ -212,10 +212,15 @@ def needs(connection: psycopg.Connection, subid: int, *, enabled: bool) -> bool:
 
     :param enabled: whether it is: the way back is enabled at the end.
     """
+    return needing(connection, subid, enabled=enabled) is not None
+
+
+def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Entry | None:
+    """Return the row of the switchover that is under way and needs a subscription; parameters as of :func:`needs`."""
     entry = _found(connection, "subid = %s::integer ORDER BY changed_at DESC LIMIT 1", str(subid))
     if entry is None:
-        return False
-    return entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled)
+        return None
+    return entry if entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled) else None
 
 
 def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 from fix_program import Cli, nothing_created, one_error, until
+from fix_switchover import moving
 
 pytestmark = pytest.mark.long
 
@@ -220,6 +221,27 @@ def test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served
     assert cli("drop", "s", "--yes").returncode == 0
     assert cli.stop(running) == 0
     nothing_created(cli, pubdb, subdb)
+
+
+def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(make_cli, pubdb, subdb):
+    cli = make_cli("", "")
+    running = cli.launcher()
+    mover = moving(cli, (pubdb, subdb))
+    mover("--no-verify", "--timeout", "2m", kill="created")
+    running.kill()
+    running.wait()
+    elsewhere = make_cli(cli.connection, cli.target)
+    words = again(elsewhere, "--until-caught-up")
+    words = ("run", "moved", *words[2:])
+    said = one_error(
+        elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub switchover NAME --status"
+    )
+    assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and subdb.value(_MOVES) == 0
+    # the state folder where it was begun is lost
+    mover.alone(1, next(line for line in said.splitlines() if "UPDATE pgsub.switchover" in line))
+    ended = elsewhere(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert elsewhere("drop", "moved", "--yes").returncode == 0
 
 
 def test_a_publisher_a_name_or_a_target_that_is_not_the_ledgers_changes_nothing(cli, tables, elsewhere):

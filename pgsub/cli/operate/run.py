@@ -47,7 +47,8 @@ caught-up ends with 3 while there are any.
 With --from-target the named subscriptions need not be in the state folder: state.db is recreated from the ledger on the
 target, and then they are served. Use this to move a launcher to another host, or if state.db is lost. Options are those
 that were last written to the ledger; connection strings are those of --connection and --target. Nothing is changed if
-the publisher is not the one recorded in the ledger, or if another launcher serves the subscription. The former state
+the publisher is not the one recorded in the ledger, if another launcher serves the subscription, or if a switchover of
+it is under way, which only the state folder where it was begun can end or abort. The former state
 folder refuses to serve the subscription from then on. Conflicts, statistics and the journal are not in the ledger. A
 subscription that the state folder already has is not changed.
 """,

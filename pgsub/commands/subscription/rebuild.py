@@ -26,7 +26,7 @@ from pgsub.commands.subscription import definition, ledger_definition, passfiles
 from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
 from pgsub.common import conninfo as ci
-from pgsub.common import failpoints
+from pgsub.common import failpoints, quoting
 from pgsub.common.errors import SlotLost, StateForbids, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
@@ -35,6 +35,8 @@ from pgsub.launcher.mirror import held_stats
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import held_tables, subscription_tables
@@ -66,7 +68,7 @@ def rebuild(options: RebuildOptions, *, reporter: Reporter) -> bool:
     :return: whether a launcher serves the whole state folder, and so these subscriptions.
     :raises UsageError: no name is given, or no connection string.
     :raises StateForbids: the state store has another subscription of this name; the ledger has none, several, or one
-        that is being created or dropped; or it does not have its options.
+        that is being created or dropped, or that a switchover needs; or it does not have its options.
     :raises LockHeld: another launcher serves it, or a command changes it.
     :raises WrongSystem: the publisher is another one.
     """
@@ -127,6 +129,7 @@ def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore
         subid, slot_name = ledger_definition.find(session, given.name)  # as it stays now
         installation.install(session, lambda: worker_takeover.evict_all(session, subid))
         sub = ledger_definition.read(session, replace(given, subid=subid, slot_name=slot_name), store)
+        _check_not_moving(session, sub)
         warnings = servers.check_target(session)
         unavailable = tuple(one.unavailable for one in warnings if one.unavailable)
         made = _with_passfiles(replace(sub, unavailable=unavailable), store)
@@ -159,6 +162,32 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
     finally:
         with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
             session.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
+
+
+def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
+    """Check that no switchover is under way: only the state store that began it knows the way back.
+
+    :raises StateForbids: one is.
+    """
+    entry = journal.needing(session, sub.subid, enabled=sub.enabled)
+    # guard: a switchover is not left without the state store that can end it
+    if entry is not None:
+        raise _being_moved(sub.name, entry)
+
+
+def _being_moved(name: str, entry: Entry) -> StateForbids:
+    hint = "With the state folder where it was begun, let it end, or abort it:\npgsub switchover NAME --status"
+    if entry.side == journal.TAKING and entry.phase not in journal.HAS_TAKEN:
+        hint += (
+            "\nIf that folder is lost, let clients write on the publisher. Then run this on the target, and the command"
+            f" here again:\nBEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DECLINED}'"
+            f" WHERE id = {quoting.literal(entry.id)}; COMMIT;"
+        )
+    return StateForbids(
+        f'subscription "{name}" takes part in a switchover that is under way',
+        detail="A state store that is made now would not know the subscription that leads back.",
+        hint=hint,
+    )
 
 
 def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
