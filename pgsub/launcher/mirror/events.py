@@ -32,7 +32,8 @@ SELECT e.id, e.body, s.two_phase::text FROM pgsub.event e JOIN pgsub.subscriptio
 _LEVELS = frozenset({"LOG", "INFO", "NOTICE", "WARNING", "ERROR", "DEBUG1", "DEBUG2"})
 #: As :func:`~pgsub.common.errors.log_text` makes it.
 _RECORD = re.compile(
-    r"(?P<message>[^\n]*)(?:\nDETAIL:  (?P<detail>.*?))?(?:\nCONTEXT:  (?P<context>.*?))?(?:\nHINT:  (?P<hint>.*))?",
+    r"(?P<message>[^\n]*)"
+    + "".join(rf"(?:\n{one.upper()}:  (?P<{one}>.*?))?" for one in ("detail", "context", "hint")),
     re.DOTALL,
 )
 _HINTS = frozenset({None, origins.SHORT_HINT})
