@@ -270,6 +270,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a table is locked and its name verified before anything is planned with it": (
         "test_nothing_of_a_table_that_took_a_name_is_run",
         "test_nothing_of_a_table_that_took_a_name_between_two_chunks_is_run",
+        "test_nothing_of_a_table_that_took_a_name_meanwhile_is_run",
     ),
     "names are verified before the commit": (
         "test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_the_same_batch",

@@ -14,6 +14,8 @@ import pytest
 from fix_program import Cli, one_error, until, valid
 from fix_servers import Database
 
+from pgsub.cli.operate import verify as shown
+from pgsub.commands.verify.result import NOT_COMPARED, TableVerdict, Verification, document
 from pgsub.common.errors import StateForbids, ThreadDied
 
 pytestmark = pytest.mark.unserved_first
@@ -379,3 +381,9 @@ def test_a_comparison_that_applies_up_to_the_point_itself_and_is_killed_is_run_a
     assert found["equal"] and _table(found, "a")["publisher_rows"] == _table(found, "a")["target_rows"] == 102
     assert cli.status("s")["state"] in ("stopped", "waiting")
     assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+
+
+def test_where_no_table_could_be_compared_none_is_called_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    one = TableVerdict("public", "t", NOT_COMPARED, 16, reason="it was renamed")
+    shown._print(document(Verification("s", 16, 0.001, None, [one])), rows=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "At 0/10 no table was compared; apply stood still for 1 ms."

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fix_servers import Database, Servers, other_servers
 from psycopg import sql
+from swapped import Swapped
 from verified import compare, exported
 
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
@@ -465,6 +466,23 @@ def test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged(
     changed = pubdb if where == "publisher" else subdb
     with pytest.raises(StateForbids, match=f"was truncated, rewritten or renamed on the {where}"):
         both(TABLE, pub=ROWS, sub=ROWS, meanwhile=lambda: changed.execute(what))
+
+
+@pytest.mark.parametrize("where", ["publisher", "target"])
+@pytest.mark.parametrize("name", ["t", "t1"], ids=["table", "partition"])
+def test_nothing_of_a_table_that_took_a_name_meanwhile_is_run(
+    both: Compare, pubdb: Database, subdb: Database, where: str, name: str
+) -> None:
+    parted = f"{TABLE} PARTITION BY RANGE (id); CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10000)"
+    swapped: list[Swapped] = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if not swapped:
+            swapped.append(Swapped(pubdb if where == "publisher" else subdb, name))
+
+    with pytest.raises(StateForbids, match=f"was truncated, rewritten or renamed on the {where}"):
+        both(TABLE if name == "t" else parted, pub=ROWS, sub=f"{ROWS}; DELETE FROM t WHERE id = 7", progress=meanwhile)
+    assert not swapped[0].ran
 
 
 def test_a_table_that_gives_its_name_to_another_meanwhile_is_not_judged(both: Compare, subdb: Database) -> None:

@@ -213,6 +213,9 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
     but = f" but for {explained}" if any(one["explained"] for one in tables) else ""
     verdict = f"are equal{but}" if found["equal"] else "differ"
     pause = f"{1000 * found['pause']:.0f} ms"
+    if tables and all(one["outcome"] == "not compared" for one in tables):
+        emit(console.line(f"At {found['lsn']} no table was compared; apply stood still for {pause}."))
+        return
     emit(console.line(f"At {found['lsn']} the compared tables{share and ' (' + share.strip() + ')'} {verdict};"
                       f" apply stood still for {pause}."))  # fmt: skip
 
