@@ -41,6 +41,17 @@ def name(*parts: str) -> str:
     return statement(sql.Identifier(*parts))
 
 
+def dumping(options: str) -> str:
+    """Return sentences and a line to paste by which something of the publisher comes to the target, through a file.
+
+    :param options: of pg_dump, quoted.
+    """
+    return (
+        "The publisher decides what this writes, and it would run with your rights: read dump.sql, then run it with"
+        f" psql --file=dump.sql TARGET\npg_dump {options} --file=dump.sql PUBLISHER"
+    )
+
+
 def value(text: str) -> sql.Composable:
     """Quote a value as SQL; line breaks are written as escapes."""
     from psycopg import sql

@@ -18,7 +18,7 @@ from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.commands.status.next_steps import _hinted
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
-from pgsub.common.quoting import statement, value, word
+from pgsub.common.quoting import dumping, statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction
@@ -52,6 +52,19 @@ def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
             if _UNQUOTED.search(line.replace(" {name}", "") if quoted else line):
                 found.append(f"{path.relative_to(root)}: {line.strip()}")
     assert found == []
+
+
+#: A publisher decides what pg_dump writes.
+_UNREAD = re.compile(r"pg_dump[^\n]*(?:\\?\n[^\n]*)?\| *psql|PUBLISHER *\|")
+
+
+def test_nothing_that_a_publisher_dumps_runs_on_a_target_before_it_could_be_read() -> None:
+    root = Path(pgsub.__file__).parent
+    pages = [root.parent / "README.md", *(root.parent / "docs").rglob("*.md"), *(root.parent / "man").iterdir()]
+    found = [str(path) for path in (*root.rglob("*.py"), *pages) if _UNREAD.search(path.read_text())]
+    assert found == []
+    shown = dumping("--schema-only").splitlines()
+    assert shown[-1] == "pg_dump --schema-only --file=dump.sql PUBLISHER" and "read dump.sql" in shown[0]
 
 
 @pytest.mark.parametrize("kind", ["schema", "function", "sequence", "table"])

@@ -148,9 +148,8 @@ def _creating(names: Sequence[Name]) -> str:
     chosen = [f"-t {word(quoting.name(*name))}" for name in names] if len(names) <= _PASTED else []
     options = ["--schema-only", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions", *chosen]
     more = " With -t, pg_dump leaves out the schemas, types and functions that they need: create those before."
-    return (
-        f"Create the tables on the target first, for example as below.{more if chosen else ''}\n"
-        f"pg_dump {' '.join(options)} PUBLISHER | psql TARGET"
+    return f"Create the tables on the target first, for example as below.{more if chosen else ''} " + quoting.dumping(
+        " ".join(options)
     )
 
 

@@ -21,7 +21,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     swapped,
 )
 from pgsub.common.errors import PgsubError, PublisherUnavailable
-from pgsub.common.quoting import word
+from pgsub.common.quoting import dumping, word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
 from pgsub.publisher.tables import Name
@@ -98,8 +98,8 @@ def _unused(sides: Sides) -> Iterator[Obstacle]:
         ("sequence", "sequences"),
         "{} [is|are] used by no subscribed table",
         "Their values are not brought to the target.",
-        "Use them in defaults of the tables, or bring their values while nobody writes:\n"
-        f"pg_dump --data-only {options} PUBLISHER | psql TARGET",
+        "Use them in defaults of the tables, or bring their values while nobody writes. "
+        + dumping(f"--data-only {options}"),
         server=GIVING,
     )
 
