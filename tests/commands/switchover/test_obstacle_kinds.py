@@ -13,6 +13,7 @@ from fix_pair import MakePair, Pair
 from fix_servers import Database, Servers, embedded_version
 from fix_switchover_obstacles import Scene, between, both, paste, session
 
+from pgsub.commands.switchover.obstacles.given_power import is_harmless
 from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
 from pgsub.commands.switchover.obstacles.search import find
 from pgsub.publisher.connect import connect
@@ -125,6 +126,42 @@ def test_owners_grants_and_roles_that_the_target_lacks_are_found(scene: Scene) -
     assert 'GRANT UPDATE ("v") ON TABLE "public"."t" TO "sw_old" WITH GRANT OPTION;' in pasted
     assert 'GRANT SELECT ON TABLE "public"."s" TO PUBLIC;' in pasted
     assert scene.look() == []
+
+
+def test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste(scene: Scene) -> None:
+    pubdb, subdb = both(scene)
+    scene.role("sw_app", pubdb, subdb)
+    scene.role("sw_boss", pubdb, subdb, attributes="SUPERUSER")
+    scene.role("sw_deputy", pubdb, subdb, attributes="NOLOGIN")
+    scene.role("sw_team", pubdb, subdb, attributes="NOLOGIN")
+    for database in (pubdb, subdb):
+        database.execute("GRANT pg_execute_server_program TO sw_deputy")
+    for group in ("pg_execute_server_program", "sw_boss", "sw_deputy", "sw_team"):
+        pubdb.execute(f"GRANT {group} TO sw_app")
+    pubdb.execute("GRANT SELECT ON t TO sw_app; ALTER TABLE parts OWNER TO sw_deputy; ALTER ROLE sw_deputy LOGIN")
+    powerful = {
+        "session_preload_libraries": "auto_explain",
+        "dynamic_library_path": "$libdir",
+        "log_statement": "none",
+        "plperl.on_init": "x",
+    }
+    for name, value in {**powerful, "work_mem": "9MB", "app.name": "x"}.items():
+        pubdb.execute(f"ALTER DATABASE {pubdb.name} SET {name} TO '{value}'")
+    pubdb.execute(f"ALTER ROLE sw_boss IN DATABASE {pubdb.name} SET work_mem TO '7MB'")
+    found = [one.hint or "" for one in scene.look()]
+    pasted = [line for hint in found for line in hint.split("\n") if line.endswith(";")]
+    assert pasted == [
+        'GRANT "sw_team" TO "sw_app";',
+        'GRANT SELECT ON TABLE "public"."t" TO "sw_app";',
+        f'ALTER DATABASE "{subdb.name}" SET "app"."name" TO \'x\';',
+        f'ALTER DATABASE "{subdb.name}" SET "work_mem" TO \'9MB\';',
+    ]
+    with_statements = [hint for hint in found if hint.endswith(";")]
+    assert len(with_statements) == 3 and all("the publisher's choice" in hint for hint in with_statements)
+    named = "\n".join(hint.split("\n")[0] for hint in found)
+    for what in ("pg_execute_server_program", "sw_boss", "sw_deputy", "plperl", *powerful):
+        assert what.split(".")[0] in named, what
+    assert not is_harmless("LOCAL_preload_libraries", {"local_preload_libraries"})
 
 
 def test_roles_whose_own_setting_goes_before_the_fence_are_found(scene: Scene) -> None:

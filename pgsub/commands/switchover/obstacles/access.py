@@ -5,6 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from pgsub.commands.switchover.obstacles.given_power import (
+    SAID,
+    harmless_settings,
+    hint,
+    is_harmless,
+    powerful_roles,
+    shown,
+)
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, named, paste, rows, several
 from pgsub.common import quoting
 from pgsub.publisher.tables import Name
@@ -92,13 +100,14 @@ def find(sides: Sides) -> Iterator[Obstacle]:
 def _roles(sides: Sides) -> Iterator[Obstacle]:
     used = dict(rows(sides.giving, _ROLES))
     here = dict(rows(sides.taking, _ALL_ROLES))
+    powerful = powerful_roles(sides)
     missing = [name for name in used if name not in here]
     yield from several(
         missing,
         ("role", "roles"),
         "{} of the publisher [is|are] missing on the target",
         "Passwords are not replicated either.",
-        paste(TAKING, [f"CREATE ROLE {quoting.name(name)}{' LOGIN' if used[name] else ''};" for name in missing]),
+        paste(TAKING, [f"CREATE ROLE {quoting.name(name)}{' LOGIN' if used[name] else ''};" for name in missing], SAID),
         server=TAKING,
     )
     closed = [name for name in used if used[name] and here.get(name) is False]
@@ -107,7 +116,7 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
         ("role", "roles"),
         "{} cannot log in on the target",
         "",
-        paste(TAKING, [f"ALTER ROLE {quoting.name(name)} LOGIN;" for name in closed]),
+        shown([(quoting.name(name), f"ALTER ROLE {quoting.name(name)} LOGIN;", name) for name in closed], powerful),
         server=TAKING,
     )
     there = {pair for pair in rows(sides.giving, _MEMBERS) if pair[1] in used}
@@ -117,7 +126,13 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
         ("role", "roles"),
         "{} [is|are] no member of the same roles on the target",
         "",
-        paste(TAKING, [f"GRANT {quoting.name(group)} TO {quoting.name(member)};" for group, member in lacking]),
+        shown(
+            [
+                (quoting.name(group), f"GRANT {quoting.name(group)} TO {quoting.name(member)};", group)
+                for group, member in lacking
+            ],
+            powerful,
+        ),
         server=TAKING,
     )
 
@@ -148,7 +163,7 @@ def _grants(sides: Sides) -> Iterator[Obstacle]:
         ("relation or schema", "relations and schemas"),
         "privileges on {} were granted on the publisher, but not on the target",
         "Applications may lack them after the switchover.",
-        paste(TAKING, _statements(lacking)),
+        paste(TAKING, _statements(lacking), SAID),
         server=TAKING,
     )
 
@@ -189,7 +204,14 @@ def _owners(sides: Sides) -> Iterator[Obstacle]:
         ("table", "tables"),
         "{} [has|have] another owner on the target",
         "",
-        paste(TAKING, [f"ALTER TABLE {quoting.name(*name)} OWNER TO {quoting.name(moved[name])};" for name in other]),
+        shown(
+            [
+                (quoting.name(moved[name]), f"ALTER TABLE {quoting.name(*name)} OWNER TO {owner};", moved[name])
+                for name in other
+                for owner in [quoting.name(moved[name])]
+            ],
+            powerful_roles(sides),
+        ),
         server=TAKING,
     )
 
@@ -199,17 +221,20 @@ def _settings(sides: Sides) -> Iterator[Obstacle]:
     there = _values(rows(sides.giving, _SETTINGS, {}))
     differing = [key for key, value in there.items() if here.get(key) != value]
     database = quoting.name(sides.taking.info.dbname)
+    harmless, powerful = harmless_settings(sides), powerful_roles(sides)
+    left = [(role, name) for role, name in differing if role in powerful or not is_harmless(name, harmless)]
     statements = [
         ("ALTER DATABASE " + database if role is None else f"ALTER ROLE {quoting.name(role)} IN DATABASE {database}")
         + f" SET {_setting(name)} TO {_value(name, there[role, name])};"
         for role, name in differing
+        if (role, name) not in left
     ]
     yield from several(
         sorted({name for _, name in differing}),
         ("setting", "settings"),
         "{} of the database [is|are] not the same on the target",
         "",
-        paste(TAKING, statements),
+        hint(statements, [_setting(name) for _, name in left]),
         server=TAKING,
     )
 

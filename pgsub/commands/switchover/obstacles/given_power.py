@@ -1,0 +1,56 @@
+"""What the publisher says of its roles and settings, as statements to paste: those that give no power over the server.
+
+A publisher sends what it likes, and whoever pastes the statements may be a superuser. What others are about is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from pgsub.commands.switchover.obstacles.obstacle import TAKING, Sides, paste, rows
+
+# Roles of the target by which somebody may do more than what was granted on objects, himself or by way of others.
+_POWERFUL = """
+SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE EXISTS (
+       SELECT FROM pg_catalog.pg_roles p
+        WHERE (p.rolsuper OR p.rolcreaterole OR p.rolreplication OR p.rolbypassrls OR p.rolname ~ '^pg_')
+          AND p.rolname <> 'pg_database_owner' AND pg_catalog.pg_has_role(r.oid, p.oid, 'MEMBER'))
+"""
+# Settings that every role may change for itself.
+_HARMLESS = "SELECT pg_catalog.lower(name) FROM pg_catalog.pg_settings WHERE context IN ('user', 'backend')"
+#: Settings that name code: libraries, and functions that procedural languages begin with.
+_CODE = re.compile(r".*_preload_libraries|dynamic_library_path|extension_control_path|pl\w*\..*", re.IGNORECASE)
+SAID = "What this gives is the publisher's choice, and you give it: read it first."
+
+
+def powerful_roles(sides: Sides) -> set[str]:
+    """Return roles of the target that have power over the server, or can get it."""
+    return {name for (name,) in rows(sides.taking, _POWERFUL)}
+
+
+def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str]) -> str:
+    """Return a hint with the statements that give nobody power over the server; what else there is, is named.
+
+    :param statements: what to name, the statement, and the role of the target that it is about.
+    """
+    # guard: no statement to paste gives what only a superuser may give
+    left = [what for what, _, role in statements if role in powerful or role.startswith("pg_")]
+    return hint([text for what, text, _ in statements if what not in left], left)
+
+
+def hint(statements: Sequence[str], left: Sequence[str]) -> str:
+    """Return a hint; what is left out has no statement."""
+    listed = list(dict.fromkeys(left))
+    why = f"{', '.join(listed)}: no statement is shown, for that gives power over the server." if left else ""
+    return paste(TAKING, statements, f"{why} {SAID}".strip()) if statements else why
+
+
+def harmless_settings(sides: Sides) -> set[str]:
+    """Return the settings that every role of the target may change for itself."""
+    return {name for (name,) in rows(sides.taking, _HARMLESS)}
+
+
+def is_harmless(name: str, harmless: Collection[str]) -> bool:
+    """Return whether a setting loads no code and is none that only superusers may set; others' own names are."""
+    return not _CODE.fullmatch(name) and (name.lower() in harmless or "." in name)
