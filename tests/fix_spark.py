@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import patience
 import pytest
 import pythons
 from fix_faults import until
@@ -27,6 +28,8 @@ from pgsub.spark import archive
 from pgsub.spark.java import find_java
 from pgsub.spark.jvm_process import spark_home
 
+#: For how long a bounded command waits for executors.
+WAITING = "spark.scheduler.maxRegisteredResourcesWaitingTime"
 #: Where the machines are; the launcher is at 127.0.0.1.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 CORES = 6
@@ -70,6 +73,7 @@ class Cluster:
             "spark.pyspark.python": "./env/bin/python",
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            WAITING: f"{patience.SECONDS:.0f}s",
             **{name.replace("_", "."): value for name, value in more.items()},
         }
         pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]

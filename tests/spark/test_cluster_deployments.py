@@ -11,10 +11,11 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import patience
 import pytest
 from fix_faults import Site, until
 from fix_servers import Pair
-from fix_spark import ADDRESSES, Cluster, other_python, python
+from fix_spark import ADDRESSES, WAITING, Cluster, other_python, python
 from psycopg.conninfo import conninfo_to_dict
 from spark.seen import begins, status, stored
 from thorough import only_thorough
@@ -41,7 +42,8 @@ def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_an
     case = site()
     case.make("audit1").stop()
     case.end(case.create("--no-wait"))
-    plain = ["--master", cluster.url, "--conf", "spark.executor.memory=512m"]
+    long = f"{WAITING}={patience.SECONDS:.0f}s"
+    plain = ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", long]
 
     said = said_of(case, 13, [*plain, "--conf", f"spark.pyspark.python={python()}"])
     assert 'the executors cannot import "pgsub"' in said
@@ -61,10 +63,9 @@ def test_each_fault_of_a_deployment_ends_a_bounded_run_with_its_line_and_code_an
     assert f'Spark master "{cluster.url}" has 1 task slot, but 2 are needed' in said
     assert said.rstrip().endswith("--conf spark.cores.max=2")
 
-    waits = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-    said = said_of(case, 3, [*plain, "--conf", "spark.executor.memory=100g", "--conf", f"{waits}=3s"])
+    said = said_of(case, 3, [*plain, "--conf", "spark.executor.memory=100g", "--conf", f"{WAITING}=3s"])
     assert f'Spark master "{cluster.url}" has 0 task slots, but 2 are needed' in said
-    assert "HINT:  Start another worker of Spark" in said and said.rstrip().endswith(f"--conf {waits}=5m")
+    assert "HINT:  Start another worker of Spark" in said and said.rstrip().endswith(f"--conf {WAITING}=5m")
 
     case.output.write_bytes(b"")
     process = case.run(*plain, "--conf", "spark.pyspark.python=/nowhere/python", "--timeout", "10m")
@@ -135,9 +136,8 @@ def test_where_only_apply_fits_it_goes_on_and_a_copy_waits_which_is_shown_until_
     ends = ("--connection", case.pubdb.conninfo, "--target", case.target, "--publication", "q", "--no-copy-data")
     case.end(case.start("create", other, *ends, "--no-wait"))
     cluster.lose(0)
-    waits = "spark.scheduler.maxRegisteredResourcesWaitingTime=5s"
-    # a machine has memory for two executors
-    process = case.start("run", *cluster.conf(spark_executor_cores="1"), "--conf", waits, "--timeout", "15m")
+    words = [*cluster.conf(spark_executor_cores="1"), "--conf", f"{WAITING}=5s"]  # a machine has memory for two
+    process = case.start("run", *words, "--timeout", "15m")
     alive = "SELECT count(*) FROM pgsub_task WHERE stage = 'alive' AND waits_for IS NULL"
     until(lambda: case.sqlite(alive) == [(2,)], case.said)
     assert re.search("Spark has only [12] of the 3 task slots that are needed", case.output.read_text())

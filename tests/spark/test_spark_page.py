@@ -17,7 +17,7 @@ import pytest
 import task_pages
 from fix_faults import until
 from fix_servers import Database, Pair
-from fix_spark import Cluster, python
+from fix_spark import WAITING, Cluster, python
 from psycopg.conninfo import conninfo_to_dict
 from thorough import only_thorough
 
@@ -38,6 +38,7 @@ _LEAN = f"""spark.executor.memory 512m
 spark.executor.extraJavaOptions {_JVM}
 spark.cores.max 2
 spark.executor.cores 2
+{WAITING} 100s
 """
 
 
