@@ -25,12 +25,14 @@ CHANGED = "22012"  #: division_by_zero
 #: Any of these privileges on the whole table allows the lock (LockTableAclCheck, lockcmds.c); one on columns does not.
 WRITING = "INSERT, UPDATE, DELETE, TRUNCATE"
 READING = "SELECT"
+#: A lock that is taken later in a stronger mode would have two sessions that do so wait for each other.
+EMPTYING = "TRUNCATE"
 # Who may not use the schema is to be told so.
 _MAY_LOCK = """
 SELECT pg_catalog.has_table_privilege(c.oid, %s) OR NOT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
   FROM pg_catalog.pg_class c WHERE c.oid = %s::pg_catalog.oid
 """
-_MODES = {WRITING: "ROW EXCLUSIVE", READING: "ACCESS SHARE"}
+_MODES = {WRITING: "ROW EXCLUSIVE", READING: "ACCESS SHARE", EMPTYING: "ACCESS EXCLUSIVE"}
 
 
 def lock(schema: str, name: str, purpose: str = WRITING) -> sql.Composed:
@@ -59,7 +61,7 @@ def hold(
 
     A role that has privileges on columns only may not lock the table: then the name is verified without a lock.
 
-    :param purpose: :data:`WRITING` or :data:`READING`.
+    :param purpose: :data:`WRITING`, :data:`READING` or :data:`EMPTYING`.
     :param may_lock: whether the role may, None to ask the server.
     :raises TableReplaced: the name is another table's now, or nobody's.
     """

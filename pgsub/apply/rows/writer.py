@@ -17,6 +17,7 @@ from pgsub.apply.rows.missing_rows import MissingRows
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import table_lock
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert
@@ -189,7 +190,7 @@ class RowWriter:
         self.flush()
         self._become(None)
         for target in targets:
-            self._names.verify(target, place, locks=may_lock(target, None))
+            self._names.verify(target, place, locks=may_lock(target, None), purpose=table_lock.EMPTYING)
         self.sync()
         try:
             self.connection.execute(text)  # not prepared: prepared statements stay with the session

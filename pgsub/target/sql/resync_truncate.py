@@ -235,7 +235,7 @@ def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -
     """
     if tables:
         for table in tables:
-            table_lock.hold(connection, table.oid, table.schema, table.name)
+            table_lock.hold(connection, table.oid, table.schema, table.name, table_lock.EMPTYING)
         listed = sql.SQL(", ").join(
             sql.SQL("" if t.relkind == "p" else "ONLY ") + sql.Identifier(t.schema, t.name) for t in tables
         )

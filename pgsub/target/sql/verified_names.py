@@ -37,7 +37,7 @@ class VerifiedNames:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._verified: set[_Known] = set()
-        self._statements: dict[_Known, tuple[Statement, tuple[bytes, bytes]]] = {}
+        self._statements: dict[tuple[_Known, str], tuple[Statement, tuple[bytes, bytes]]] = {}
 
     def known(self) -> frozenset[_Known]:
         """Return what is verified, for :meth:`forget`."""
@@ -51,24 +51,26 @@ class VerifiedNames:
         """Return whether statements may name the table."""
         return (table.oid, table.schema, table.name) in self._verified
 
-    def verify(self, table: TargetRelation, tag: object, *, locks: bool) -> None:
+    def verify(self, table: TargetRelation, tag: object, *, locks: bool, purpose: str = table_lock.WRITING) -> None:
         """Send what locks a table and verifies its name, unless that was done.
 
         :param tag: of what the table is needed for.
         :param locks: whether the role may lock it; if not, the name is verified only.
+        :param purpose: WRITING or EMPTYING of :mod:`pgsub.common.table_lock`.
         """
         known = table.oid, table.schema, table.name
         if known in self._verified:
             return
-        lock, values = self._statements.get(known) or self._compose(known)
+        lock, values = self._statements.get((known, purpose)) or self._compose(known, purpose)
         # guard: a table is locked and its name verified before anything is planned with it
         self._send(lock if locks else None, values, tag)
         self._verified.add(known)
 
-    def _compose(self, known: _Known) -> tuple[Statement, tuple[bytes, bytes]]:
-        oid, *name = known
-        made = Statement(table_lock.lock(*name), (), ()), (table_lock.name_as_sql(*name).encode(), str(oid).encode())
-        self._statements[known] = made
+    def _compose(self, known: _Known, purpose: str) -> tuple[Statement, tuple[bytes, bytes]]:
+        oid, schema, name = known
+        lock = Statement(table_lock.lock(schema, name, purpose), (), ())
+        made = lock, (table_lock.name_as_sql(schema, name).encode(), str(oid).encode())
+        self._statements[known, purpose] = made
         return made
 
     def _send(self, lock: Statement | None, values: tuple[bytes, bytes], tag: object) -> None:
