@@ -34,7 +34,6 @@ def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str])
 
     :param statements: what to name, the statement, and the role of the target that it is about.
     """
-    # guard: no statement to paste gives what only a superuser may give
     left = [what for what, _, role in statements if role in powerful or role.startswith("pg_")]
     return hint([text for what, text, _ in statements if what not in left], left)
 
