@@ -171,6 +171,16 @@ def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
     return options(**{name: value for name, value in values.items() if name in options.__dataclass_fields__})
 
 
+def value(metavar: str, meaning: str, **more: Any) -> Any:
+    """Declare an option with a value, by the name of its parameter."""
+    return typer.Option(metavar=metavar, help=meaning, **more)
+
+
+def flag(name: str, meaning: str) -> Any:
+    """Declare an option that is on where it is given."""
+    return typer.Option(f"--{name}", help=meaning)
+
+
 def choice(words: str, meaning: str) -> Any:
     """Declare an option whose value is one of some words.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
-from pgsub.cli.command_tree.option_values import AsJson, Name, parse_duration
+from pgsub.cli.command_tree.option_values import AsJson, Name, flag, parse_duration, value
 from pgsub.cli.conflicts import prune, replay
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
@@ -102,27 +102,19 @@ class Options:
     conflict_type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
     ] = None
-    table: Annotated[
-        str | None, typer.Option(metavar="SCHEMA.TABLE", help="With list, or --lsn: only on this table.")
-    ] = None
-    since: Annotated[
-        float | None, typer.Option(metavar="D", parser=parse_duration, help="With list: detected within this time.")
-    ] = None
+    table: Annotated[str | None, value("SCHEMA.TABLE", "With list, or --lsn: only on this table.")] = None
+    since: Annotated[float | None, value("D", "With list: detected within this time.", parser=parse_duration)] = None
     limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, show_default=str(_LIMIT), help="With list: no more than the newest N."),
+        int | None, value("N", "With list: no more than the newest N.", min=1, show_default=str(_LIMIT))
     ] = None
-    lsn: Annotated[
-        str | None, typer.Option(metavar="LSN", help="With replay: all skipped changes of this transaction.")
-    ] = None
-    replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False
+    lsn: Annotated[str | None, value("LSN", "With replay: all skipped changes of this transaction.")] = None
+    replayed: Annotated[bool, flag("replayed", "With prune: only changes that were replayed.")] = False
     older_than: Annotated[
-        float | None,
-        typer.Option(metavar="D", parser=parse_duration, help="With prune: only changes skipped longer ago."),
+        float | None, value("D", "With prune: only changes skipped longer ago.", parser=parse_duration)
     ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With replay or prune: show what it would do, and change nothing.")
-    ] = False
+    dry_run: Annotated[bool, flag("dry-run", "With replay or prune: show what it would do, and change nothing.")] = (
+        False
+    )
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False
     as_json: AsJson = False
 
@@ -132,13 +124,13 @@ def conflicts(action: str, name: str, as_json: bool, **given: Any) -> None:
     """Show conflicts, or apply skipped changes."""
     if action not in _TAKEN:
         raise _unknown(action, name)
-    for option, value in given.items():
-        if value is not None and value is not False and option not in _TAKEN[action]:
+    for option, chosen in given.items():
+        if chosen is not None and chosen is not False and option not in _TAKEN[action]:
             hint = None
             if (action, option) == ("list", "number"):
-                hint = f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {value}"
-            word = _WORDS.get(option, f"--{option.replace('_', '-')}")
-            raise UsageError(f"pgsub conflicts {action} takes no {word}", hint=hint)
+                hint = f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {chosen}"
+            shown = _WORDS.get(option, f"--{option.replace('_', '-')}")
+            raise UsageError(f"pgsub conflicts {action} takes no {shown}", hint=hint)
     run: dict[str, Callable[..., None]]
     run = {"list": _list, "show": _show, "replay": replay.replay, "prune": prune.prune}
     run[action](name, as_json=as_json, **{option: given[option] for option in _TAKEN[action]})

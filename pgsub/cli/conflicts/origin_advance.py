@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, parse_lsn
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, flag, parse_lsn
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -48,7 +48,7 @@ Asks on a terminal; elsewhere --yes is needed. The journal has the old position 
 def origin_advance(
     name: Name,
     lsn: Annotated[str, typer.Argument(metavar="LSN", help="The new position: a finish LSN plus one, or an end LSN.")],
-    preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
+    preview: Annotated[bool, flag("preview", "Show what would be lost, and change nothing.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

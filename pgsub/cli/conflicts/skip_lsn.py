@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, parse_lsn
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, flag, parse_lsn, value
 from pgsub.cli.conflicts import skip_conflicts
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
@@ -73,20 +73,11 @@ def skip_lsn(
             metavar="LSN|none", help="Finish LSN of the transaction, or of several; default: of the recorded error."
         ),
     ] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
-    rows: Annotated[
-        str, typer.Option("--rows", metavar="whole|conflicting", help="Which rows of the transaction are skipped.")
-    ] = "whole",
-    conflict: Annotated[
-        str | None,
-        typer.Option("--conflict", metavar="TYPE", help="Skip rows with this conflict, whatever the transaction."),
-    ] = None,
-    table: Annotated[
-        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With --conflict: rows of this table.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="With --conflict: the next N of them.")
-    ] = None,
+    preview: Annotated[bool, flag("preview", "Show what would be lost, and change nothing.")] = False,
+    rows: Annotated[str, value("whole|conflicting", "Which rows of the transaction are skipped.")] = "whole",
+    conflict: Annotated[str | None, value("TYPE", "Skip rows with this conflict, whatever the transaction.")] = None,
+    table: Annotated[str | None, value("SCHEMA.TABLE", "With --conflict: rows of this table.")] = None,
+    limit: Annotated[int | None, value("N", "With --conflict: the next N of them.", min=1)] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

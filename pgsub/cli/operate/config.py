@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.option_values import flag
 from pgsub.cli.configuration import SETTINGS, Setting, configuration
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
@@ -34,7 +33,7 @@ config.toml is described in pgsub.toml(5).
 
 
 @command("config", PAGE)
-def config(as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False) -> None:
+def config(as_json: Annotated[bool, flag("json", "A JSON document.")] = False) -> None:
     """Show the settings."""
     found = [*map(_setting, SETTINGS), *_options()]
     path = str(configuration.path) if configuration.path else None

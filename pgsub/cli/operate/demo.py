@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.option_values import flag, value
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit
@@ -37,10 +36,8 @@ def _show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> No
 
 @command("demo", PAGE, connects=True)
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the servers running and say how to reach them.")] = False,
-    rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, show_default=True, help="Rows in the largest table.")
-    ] = 100_000,
+    keep: Annotated[bool, flag("keep", "Leave the servers running and say how to reach them.")] = False,
+    rows: Annotated[int, value("N", "Rows in the largest table.", min=1, show_default=True)] = 100_000,
 ) -> None:
     """Run the demo."""
     from pgsub.cli.output.reporting import ConsoleReporter

@@ -15,9 +15,11 @@ from pgsub.cli.command_tree.option_values import (
     Target,
     Timeout,
     collected,
+    flag,
     parse_lsn,
     repeatable,
     take_conninfos,
+    value,
 )
 from pgsub.cli.general_options import current
 from pgsub.cli.operate.metrics import Address, listen, parse_address
@@ -70,27 +72,16 @@ class Options:
         list[str], typer.Argument(metavar="NAME", help="Subscriptions to serve; all if none is named.")
     ] = []
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End once apply has reached the publisher's present position.")
+        bool, flag("until-caught-up", "End once apply has reached the publisher's present position.")
     ] = False
-    until_lsn: Annotated[
-        int | None, typer.Option(metavar="LSN", parser=parse_lsn, help="End once apply has reached this position.")
-    ] = None
+    until_lsn: Annotated[int | None, value("LSN", "End once apply has reached this position.", parser=parse_lsn)] = None
     timeout: Timeout = None
     master: Master = None
     conf: Conf = []
-    metrics_listen: Annotated[
-        Address | None,
-        typer.Option(
-            "--metrics-listen",
-            metavar="[HOST:]PORT",
-            parser=parse_address,
-            help="Serve metrics there.",
-        ),
-    ] = None
-    log_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the log to a file.")] = None
+    metrics_listen: Annotated[Address | None, value("[HOST:]PORT", "Serve metrics there.", parser=parse_address)] = None
+    log_file: Annotated[Path | None, value("FILE", "Append the log to a file.")] = None
     from_target: Annotated[
-        bool,
-        typer.Option("--from-target", help="Rebuild what is missing from the ledger on the target, then serve it."),
+        bool, flag("from-target", "Rebuild what is missing from the ledger on the target, then serve it.")
     ] = False
     connection: Connection = None
     target: Target = None

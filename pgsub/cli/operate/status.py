@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
-from pgsub.cli.command_tree.option_values import parse_duration, parse_seconds
+from pgsub.cli.command_tree.option_values import flag, parse_duration, parse_seconds, value
 from pgsub.cli.general_options import current
 from pgsub.cli.operate import status_tables
 from pgsub.cli.output import console, render
@@ -105,31 +105,20 @@ class Options:
     """The contents of the output, and its form."""
 
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None
-    view: Annotated[str | None, typer.Option(metavar="VIEW", help="Print this table or view of the state store.")] = (
+    view: Annotated[str | None, value("VIEW", "Print this table or view of the state store.")] = None
+    watch: Annotated[
+        float | None, value("[SECONDS]", "Repeat this every 2, or so many, seconds.", parser=parse_seconds)
+    ] = None
+    as_json: Annotated[bool, flag("json", "JSON documents; one in a line with --watch.")] = False
+    check: Annotated[bool, flag("check", "Report health through the exit code.")] = False
+    max_lag: Annotated[float | None, value("D", "With --check: the lag that is tolerated.", parser=parse_duration)] = (
         None
     )
-    watch: Annotated[
-        float | None,
-        typer.Option(metavar="[SECONDS]", parser=parse_seconds, help="Repeat this every 2, or so many, seconds."),
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="JSON documents; one in a line with --watch.")] = False
-    check: Annotated[bool, typer.Option("--check", help="Report health through the exit code.")] = False
-    max_lag: Annotated[
-        float | None, typer.Option(metavar="D", parser=parse_duration, help="With --check: the lag that is tolerated.")
-    ] = None
-    reset_stats: Annotated[
-        bool, typer.Option("--reset-stats", help="Reset the counters of pg_stat_subscription_stats first.")
-    ] = False
-    runbook: Annotated[
-        bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
-    ] = False
+    reset_stats: Annotated[bool, flag("reset-stats", "Reset the counters of pg_stat_subscription_stats first.")] = False
+    runbook: Annotated[bool, flag("runbook", "Print what to do next, with real names and positions.")] = False
     expanded: Annotated[bool, typer.Option("--expanded", "-x", help="Turn on the expanded table format.")] = False
-    columns: Annotated[
-        str | None, typer.Option(metavar="COLUMN,...", help="Only these columns of the table, in this order.")
-    ] = None
-    sort: Annotated[
-        str | None, typer.Option(metavar="[-]COLUMN", help="Sort the table by a column; with - in front descending.")
-    ] = None
+    columns: Annotated[str | None, value("COLUMN,...", "Only these columns of the table, in this order.")] = None
+    sort: Annotated[str | None, value("[-]COLUMN", "Sort the table by a column; with - in front descending.")] = None
 
 
 @dataclass(frozen=True)

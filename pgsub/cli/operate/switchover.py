@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout, Yes
+from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout, Yes, flag, value
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit, emit_document
@@ -103,33 +103,21 @@ class Options:
     """The direction, the fence, and the way back."""
 
     name: Name
-    back: Annotated[bool, typer.Option("--back", help="Move the writes back to where they were.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would prevent it, and rehearse.")] = False
+    back: Annotated[bool, flag("back", "Move the writes back to where they were.")] = False
+    dry_run: Annotated[bool, flag("dry-run", "List what would prevent it, and rehearse.")] = False
     timeout: Timeout = None
     fence: Annotated[
         Literal["read-only", "connect"], typer.Option("--fence", help="How clients are kept from writing.")
     ] = "read-only"
-    fence_command: Annotated[
-        str | None, typer.Option("--fence-command", metavar="C", help="Command that keeps clients from writing.")
-    ] = None
-    promote_command: Annotated[
-        str | None, typer.Option("--promote-command", metavar="C", help="Command that leads clients to the target.")
-    ] = None
-    back_connection: Annotated[
-        str | None, typer.Option("--back-connection", metavar="CONNINFO", help="How the way back reads the target.")
-    ] = None
-    back_target: Annotated[
-        str | None, typer.Option("--back-target", metavar="CONNINFO", help="How the way back writes to the publisher.")
-    ] = None
-    back_publication: Annotated[
-        list[str] | None, typer.Option("--back-publication", metavar="PUB", help="What the way back subscribes to.")
-    ] = None
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the tables.")] = False
-    accept_explained: Annotated[
-        bool, typer.Option("--accept-explained", help="Accept rows that differ for a known reason.")
-    ] = False
-    status: Annotated[bool, typer.Option("--status", help="Show how far a switchover is.")] = False
-    abort: Annotated[bool, typer.Option("--abort", help="Restore everything as it was.")] = False
+    fence_command: Annotated[str | None, value("C", "Command that keeps clients from writing.")] = None
+    promote_command: Annotated[str | None, value("C", "Command that leads clients to the target.")] = None
+    back_connection: Annotated[str | None, value("CONNINFO", "How the way back reads the target.")] = None
+    back_target: Annotated[str | None, value("CONNINFO", "How the way back writes to the publisher.")] = None
+    back_publication: Annotated[list[str] | None, value("PUB", "What the way back subscribes to.")] = None
+    no_verify: Annotated[bool, flag("no-verify", "Do not compare the tables.")] = False
+    accept_explained: Annotated[bool, flag("accept-explained", "Accept rows that differ for a known reason.")] = False
+    status: Annotated[bool, flag("status", "Show how far a switchover is.")] = False
+    abort: Annotated[bool, flag("abort", "Restore everything as it was.")] = False
     gone: Annotated[
         Literal["publisher", "target"] | None,
         typer.Option("--gone", help="Finish without a server that is gone for good."),

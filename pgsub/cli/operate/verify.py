@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout
+from pgsub.cli.command_tree.option_values import AsJson, Name, Timeout, flag, value
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -118,22 +118,17 @@ def parse_rate(text: str | int) -> int:
 def verify(
     name: Name,
     tables: Annotated[list[str] | None, _TABLE] = None,
-    sample: Annotated[
-        float | None, typer.Option("--sample", metavar="P%", parser=parse_percent, help="Compare this share of keys.")
-    ] = None,
+    sample: Annotated[float | None, value("P%", "Compare this share of keys.", parser=parse_percent)] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts read at the same time.")] = 4,
-    rate: Annotated[
-        int | None,
-        typer.Option("--rate", metavar="SIZE", parser=parse_rate, help="Read this much per second on each server."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a verify that was killed or failed.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
+    rate: Annotated[int | None, value("SIZE", "Read this much per second on each server.", parser=parse_rate)] = None,
+    resume: Annotated[bool, flag("resume", "Continue a verify that was killed or failed.")] = False,
+    rows: Annotated[bool, flag("rows", "Show both versions of a row, not its key alone.")] = False,
     timeout: Timeout = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Change rows that differ to the publisher's state.")] = False,
+    repair: Annotated[bool, flag("repair", "Change rows that differ to the publisher's state.")] = False,
     right: Annotated[
         Literal["publisher"] | None, typer.Option("--from", help="With --repair: whose rows are right.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --repair: compare, and change nothing.")] = False,
+    dry_run: Annotated[bool, flag("dry-run", "With --repair: compare, and change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:

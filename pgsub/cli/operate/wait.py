@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.option_values import Name, Timeout, parse_lsn
+from pgsub.cli.command_tree.option_values import Name, Timeout, flag, parse_lsn
 from pgsub.cli.general_options import current
 from pgsub.cli.pages import Page
 
@@ -71,7 +71,7 @@ def wait(
     ],
     timeout: Timeout = None,
     even_if_stopped: Annotated[
-        bool, typer.Option("--even-if-stopped", help="Wait even if it is disabled, not served, or a table is held.")
+        bool, flag("even-if-stopped", "Wait even if it is disabled, not served, or a table is held.")
     ] = False,
 ) -> None:
     """Wait."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.option_values import Name, Yes
+from pgsub.cli.command_tree.option_values import Name, Yes, flag
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.cli.output.prompts import require_terminal
@@ -38,11 +38,9 @@ and the command ends with 3.
 @command("drop", PAGE, connects=True)
 def drop(
     name: Name,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
-    keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
-    keep_target: Annotated[
-        bool, typer.Option("--keep-target", help="Change nothing on the target, which is gone for good.")
-    ] = False,
+    if_exists: Annotated[bool, flag("if-exists", "Only a notice if it does not exist.")] = False,
+    keep_slot: Annotated[bool, flag("keep-slot", "Leave the slots on the publisher alone.")] = False,
+    keep_target: Annotated[bool, flag("keep-target", "Change nothing on the target, which is gone for good.")] = False,
     yes: Yes = False,
 ) -> None:
     """Ask, then drop."""

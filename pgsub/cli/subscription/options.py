@@ -20,11 +20,13 @@ from pgsub.cli.command_tree.option_values import (
     Timeout,
     Yes,
     choice,
+    flag,
     receiver_timeout,
     repeatable,
     sessions_that_apply,
     switch,
     unsupported,
+    value,
 )
 from pgsub.common.subscription import AUTO, KEEP
 
@@ -53,7 +55,7 @@ _COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 class Service:
     """The synchronization that follows: who does it, and for how long the command waits."""
 
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False
+    strict: Annotated[bool, flag("strict", "Treat warnings as errors.")] = False
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Synchronize in the foreground, or leave the work to pgsub run.")
     ] = True
@@ -105,10 +107,10 @@ class Parameters:
     ] = "off"
     wal_receiver_timeout: Annotated[
         str,
-        typer.Option(
-            metavar="TIME",
+        value(
+            "TIME",
+            "Override the wal_receiver_timeout setting, as 30s or 5min; 0 disables it, -1 takes the target's.",
             callback=receiver_timeout,
-            help="Override the wal_receiver_timeout setting, as 30s or 5min; 0 disables it, -1 takes the target's.",
         ),
     ] = "-1"
     disable_on_error: Annotated[
@@ -139,24 +141,21 @@ class Parameters:
     ] = "batched"
     copy_atomic: Annotated[bool, typer.Option(help="Copy every table in one transaction, never in chunks.")] = False
     max_sync_workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Table synchronization workers at once; small tables share one.")
+        int, value("N", "Table synchronization workers at once; small tables share one.", min=1)
     ] = 2
-    copy_workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at the same time.")
-    ] = 2
+    copy_workers: Annotated[int, value("N", "Chunks of a table copied at the same time.", min=1)] = 2
     apply_workers: Annotated[
         int,
-        typer.Option(
-            metavar="N|auto",
+        value(
+            "N|auto",
+            "Sessions of the target that apply at the same time, each with a replication origin of its own;"
+            " commits keep their order. auto adds sessions only while they pay and the target has room for them.",
             parser=sessions_that_apply,
             show_default="auto",
-            help="Sessions of the target that apply at the same time, each with a replication origin of its own;"
-            " commits keep their order. auto adds sessions only while they pay and the target has room for them.",
         ),
     ] = AUTO
     max_parallel_apply_workers: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="In-progress transactions applied at once with --streaming parallel."),
+        int, value("N", "In-progress transactions applied at once with --streaming parallel.", min=0)
     ] = 2
 
 
@@ -199,7 +198,7 @@ class Create:
     connect: Annotated[bool | None, switch("connect", "Connect to the publisher at all.")] = None
     create_slot: Annotated[bool | None, switch("create-slot", "Create the replication slot on the publisher.")] = None
     slot_name: Annotated[
-        str | None, typer.Option(metavar="NAME|none", show_default="NAME", help="Name of the replication slot to use.")
+        str | None, value("NAME|none", "Name of the replication slot to use.", show_default="NAME")
     ] = None
     enabled: Annotated[bool | None, switch("enabled", "Replicate actively, or only set up but do not start.")] = None
     copy_data: Annotated[bool | None, _COPY_DATA] = None
@@ -211,43 +210,33 @@ class Create:
 class Checks:
     """The checks of ``create``, and what follows from them."""
 
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Issue a notice if it exists, and end.")] = (
-        False
-    )
+    if_not_exists: Annotated[bool, flag("if-not-exists", "Issue a notice if it exists, and end.")] = False
     dry_run: DryRun = False
     as_json: AsJson = False
-    follow: Annotated[bool, typer.Option("--follow", help="Stay and replicate once everything is synchronized.")] = (
-        False
-    )
+    follow: Annotated[bool, flag("follow", "Stay and replicate once everything is synchronized.")] = False
 
 
 class Alter:
     """Clauses of ALTER SUBSCRIPTION."""
 
     name: Name
-    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", help=PUBLISHER)] = None
+    connection: Annotated[str | None, value("CONNINFO", PUBLISHER)] = None
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="CONNINFO",
-            help="Another way to the same target database, in the same forms; PGHOST and its like complete it.",
+        value(
+            "CONNINFO", "Another way to the same target database, in the same forms; PGHOST and its like complete it."
         ),
     ] = None
-    rename_to: Annotated[str | None, typer.Option(metavar="NEW", help="New name of the subscription.")] = None
+    rename_to: Annotated[str | None, value("NEW", "New name of the subscription.")] = None
     set_publication: Annotated[list[str], repeatable("PUB", "Replace the list of publications")] = []
     add_publication: Annotated[list[str], repeatable("PUB", "Add a publication to the list")] = []
     drop_publication: Annotated[list[str], repeatable("PUB", "Drop a publication from the list")] = []
     refresh: Annotated[bool | None, switch("refresh", "Refresh the tables once the publications changed.")] = None
     copy_data: Annotated[bool | None, _COPY_DATA] = None
-    slot_name: Annotated[str | None, typer.Option(metavar="NAME|none", help="Name of the replication slot to use.")] = (
-        None
-    )
+    slot_name: Annotated[str | None, value("NAME|none", "Name of the replication slot to use.")] = None
     hold: Annotated[list[str], repeatable("SCHEMA.TABLE", "Keep the changes of this table and apply the others")] = []
     release: Annotated[list[str], repeatable("SCHEMA.TABLE", "Apply the kept changes of a held table")] = []
     publisher_upgraded: Annotated[
         bool,
-        typer.Option(
-            "--publisher-upgraded",
-            help="Accept the publisher that pg_upgrade made of the old one, together with its slot.",
-        ),
+        flag("publisher-upgraded", "Accept the publisher that pg_upgrade made of the old one, together with its slot."),
     ] = False

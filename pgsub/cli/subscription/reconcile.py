@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, collected
+from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, collected, flag, value
 from pgsub.cli.output.documents import emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
@@ -59,10 +57,8 @@ class Reconcile:
     """Options of its own."""
 
     name: Name
-    slot_name: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="that of the old one", help="Name of the new slot.")
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Make another slot although nothing seems wrong.")] = False
+    slot_name: Annotated[str | None, value("NAME", "Name of the new slot.", show_default="that of the old one")] = None
+    force: Annotated[bool, flag("force", "Make another slot although nothing seems wrong.")] = False
     keep_replaced: options.KeepReplaced = KEEP
     yes: Yes = False
     dry_run: options.DryRun = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.option_values import Name, Yes, collected, repeatable
+from pgsub.cli.command_tree.option_values import Name, Yes, collected, flag, repeatable
 from pgsub.cli.output.progress import size
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
@@ -62,11 +62,11 @@ class Refresh:
     resync: Annotated[list[str], repeatable("SCHEMA.TABLE", "Empty this table and copy it again")] = []
     adopt: options.Adopt = False
     keep_replaced: options.KeepReplaced = KEEP
-    sequences: Annotated[
-        bool, typer.Option("--sequences", help="Set sequences to the publisher's values, and do nothing else.")
-    ] = False
+    sequences: Annotated[bool, flag("sequences", "Set sequences to the publisher's values, and do nothing else.")] = (
+        False
+    )
     allow_backward: Annotated[
-        bool, typer.Option("--allow-backward", help="With --sequences: also set those that are ahead of the publisher.")
+        bool, flag("allow-backward", "With --sequences: also set those that are ahead of the publisher.")
     ] = False
     yes: Yes = False
     dry_run: options.DryRun = False
