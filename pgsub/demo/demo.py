@@ -24,11 +24,12 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import status
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.create import CreateOptions, create
+from pgsub.commands.verify.result import EQUAL, TableVerdict, Verification
+from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.demo import schema
 from pgsub.demo.binaries import find_binaries
-from pgsub.demo.compare import TableComparison, compare
 from pgsub.demo.stage import Stage
 from pgsub.demo.workload import Workload
 
@@ -38,6 +39,7 @@ SYNC_WORKERS = 3
 _NOTE_SECONDS = 2.0  #: between two lines about live changes
 _CATCH_UP_SECONDS = 600.0
 _CHECK_SECONDS = 5.0
+_NAMED = 3  #: differing rows of a table that an error names
 _END = "Stop everything and remove its files"
 
 _BEHIND = """
@@ -64,7 +66,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
             with Workload(stage.conninfo("publisher"), show.sizes) as writers:
                 show.synchronize(writers)
                 show.live(writers)
-            compared = show.compare()
+            found = show.verify()
         except (KeyboardInterrupt, SystemExit):
             show.step(_END)
             raise
@@ -74,7 +76,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
             show.keep()
         else:
             show.step(_END)
-    _judge(compared)
+    _judge(found)
 
 
 @contextlib.contextmanager
@@ -193,22 +195,23 @@ class _Show:
                 if time.monotonic() > deadline:
                     raise
 
-    def compare(self) -> list[TableComparison]:
-        """Show the status and what both sides hold."""
+    def verify(self) -> Verification:
+        """Show the status, and whether both sides hold the same rows."""
         stage = self._stage
         command = ["status", NAME, "--state-dir", str(stage.state_dir)]
         self.step(f"{program()} {' '.join(command)}")
         subprocess.run([sys.executable, "-m", "pgsub", *command], check=False, stdin=subprocess.DEVNULL)
-        self.step("Compare both sides row by row")
+        self.step(f"{program()} verify {NAME} --state-dir {stage.state_dir}")
         began = time.monotonic()
-        compared = compare(stage.conninfo("publisher"), stage.conninfo("target"), schema.PUBLICATION)
+        found = verify(VerifyOptions(NAME, stage.state_dir), reporter=self._reporter)
         columns, rows = ("table", "publisher", "target", "result"), []
-        for table in compared:
-            result = f"{table.differences} rows differ" if table.differences else "equal"
-            rows.append(dict(zip(columns, (table.name, table.publisher_rows, table.target_rows, result))))
+        for table in found.tables:
+            result = f"{table.differing} rows differ" if table.differing else table.outcome
+            counts = (0, 0) if table.result is None else (table.result.publisher_rows, table.result.target_rows)
+            rows.append(dict(zip(columns, (table.name, *counts, result))))
         self._show_table(columns, rows)
         self._note(f"compared in {time.monotonic() - began:.1f} s")
-        return compared
+        return found
 
     def keep(self) -> None:
         """Leave the servers and print how to use them."""
@@ -235,11 +238,20 @@ class _Show:
             self._note(f"  {command}")
 
 
-def _judge(compared: Sequence[TableComparison]) -> None:
-    different = [table for table in compared if table.differences]
+def _judge(found: Verification) -> None:
+    different = [table for table in found.tables if table.outcome != EQUAL]
     if different:
-        lines = [line for table in different for line in table.lines()]
-        raise PgsubError(f"{len(different)} of {len(compared)} tables differ", detail="\n".join(lines))
+        lines = [line for table in different for line in _lines(table)]
+        raise found.error or PgsubError(
+            f"{len(different)} of {len(found.tables)} tables differ", detail="\n".join(lines)
+        )
+
+
+def _lines(table: TableVerdict) -> Iterator[str]:
+    """Yield the first rows that differ, a line for each."""
+    for one in table.result.differences.listed[:_NAMED] if table.result is not None else ():
+        rows = (("publisher", one.publisher), ("target", one.target))
+        yield f"{table.name}: {'; '.join(f'on the {side}: {row}' for side, row in rows if row is not None)}"
 
 
 def program() -> str:
