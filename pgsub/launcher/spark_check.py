@@ -1,4 +1,4 @@
-"""Runs the check of a cluster's executor before any worker starts there (:mod:`pgsub.apply.worker.cluster_check`)."""
+"""Runs :mod:`pgsub.apply.worker.executor_requirements` on an executor of a cluster before any worker starts there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pgsub.apply.worker import cluster_check
+from pgsub.apply.worker import executor_requirements
 from pgsub.common.errors import Log, LogText, SparkUnusable, WorkerDied, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -48,8 +48,8 @@ class ExecutorCheck:
         """
         self._checks += 1
         address = None if self.heartbeats is None else self.heartbeats.address
-        spec = cluster_check.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
-        found = self._ask(submitter, cluster_check.run, spec)
+        spec = executor_requirements.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
+        found = self._ask(submitter, executor_requirements.run, spec)
         if found is None:
             return
         unusable = {name: error for name, error in reversed(found.errors) if isinstance(error, SparkUnusable)}
@@ -86,7 +86,7 @@ class ExecutorCheck:
 
     def _check_heartbeat(self, host: str) -> None:
         """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
-        receiver, nobody = self.heartbeats, cluster_check.NOBODY
+        receiver, nobody = self.heartbeats, executor_requirements.NOBODY
         end = time.monotonic() + _HEARTBEAT_SECONDS
         while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:
             if self._given_up():

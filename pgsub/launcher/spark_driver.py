@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgsub.apply.worker import cluster_check, worker
+from pgsub.apply.worker import executor_requirements, worker
 from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
@@ -192,7 +192,7 @@ class Engine:
 
     def _guard(self) -> Callable[[], None] | None:
         """Return what keeps tasks from running with another pgsub, which executors may have, some or all of them."""
-        return None if self.local else partial(cluster_check.refuse_other, *cluster_check.installed())
+        return None if self.local else partial(executor_requirements.refuse_other, *executor_requirements.installed())
 
     def _check_given(self) -> None:
         """Give up with the Spark that this process was given: whoever started both has to start both again.
@@ -261,7 +261,7 @@ class Engine:
         if opening.is_alive() or submitter is None:
             raise jobs.JobCancelled(f'job "{name}" was cancelled')
         if not self.local:
-            function = partial(cluster_check.explained, function)
+            function = partial(executor_requirements.explained, function)
         return submitter.submit(name, function, items, len(items))
 
     def slots(self, job: Any) -> Slots | None:

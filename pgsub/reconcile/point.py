@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
-from pgsub.apply.rows import verified_publisher
+from pgsub import verified_publisher
 from pgsub.common.errors import TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

@@ -15,7 +15,7 @@ from fix_faults import until
 from psycopg import pq
 
 import pgsub
-from pgsub.apply.worker import cluster_check, worker
+from pgsub.apply.worker import executor_requirements, worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
@@ -96,15 +96,15 @@ def test_the_executor_that_cannot_run_tasks_is_named_where_spark_names_it():
 
 
 def test_an_executor_with_another_pgsub_runs_nothing_for_this_launcher():
-    version, build = cluster_check.installed()
-    cluster_check.refuse_other(version, build)
-    cluster_check.refuse_other(version, "")  # whose source is not in files
+    version, build = executor_requirements.installed()
+    executor_requirements.refuse_other(version, build)
+    executor_requirements.refuse_other(version, "")  # whose source is not in files
     for other, named in (
         (("0.0.9", build), f"the executors have pgsub {version}, but this launcher is 0.0.9"),
         ((version, "0" * 64), f"the executors have another build of pgsub {version} than this launcher"),
     ):
         with pytest.raises(SparkUnusable, match=re.escape(named)) as raised:
-            cluster_check.refuse_other(*other)
+            executor_requirements.refuse_other(*other)
         assert (raised.value.context or "").startswith('executor on "')
         assert raised.value.hint is not None and "pgsub.spark.archive" in raised.value.hint
 
@@ -270,7 +270,8 @@ def test_a_service_that_only_the_launchers_machine_has_is_named_with_the_setting
     other.write_text("[else]\nhost=127.0.0.1\n")
     for file in (other, gone):
         monkeypatch.setenv("PGSERVICEFILE", str(file))
-        found = [e for _, e in cluster_check.run(cluster_check.CheckSpec(1, (sub,), None, str(tmp_path))).errors]
+        spec = executor_requirements.CheckSpec(1, (sub,), None, str(tmp_path))
+        found = [error for _, error in executor_requirements.run(spec).errors]
         assert [error.message for error in found] == [
             'service "copy" of the target is not defined on the executors',
             'service "shop" of the publisher is not defined on the executors',
@@ -289,12 +290,12 @@ def test_a_worker_that_finds_no_service_on_its_executor_says_so(monkeypatch):
         worker.run(spec)
     for function, item in ((worker.run, spec), (sync_worker.run, spec), (task.run, copy)):
         with pytest.raises(SparkUnusable, match='service "copy" of the target is not defined on the exec') as raised:
-            cluster_check.explained(function, item)
+            executor_requirements.explained(function, item)
         assert (raised.value.context or "").startswith('executor on "')
     error = PublisherUnavailable('definition of service "shop" not found')
-    assert 'service "shop" of the publisher' in cluster_check.cause(error, spec.subscription).message
+    assert 'service "shop" of the publisher' in executor_requirements.cause(error, spec.subscription).message
     refused = PublisherUnavailable("connection refused")
-    assert cluster_check.cause(refused, spec.subscription) is refused
+    assert executor_requirements.cause(refused, spec.subscription) is refused
     assert (refused.context or "").startswith('executor on "')  # others may reach it
 
 

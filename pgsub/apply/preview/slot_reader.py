@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgsub.apply.rows.verified_publisher import recorded
 from pgsub.apply.stream.receiver import now
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.subscription import Subscription
@@ -27,6 +26,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger.subscriptions import Identity
+from pgsub.verified_publisher import recorded
 
 #: Seconds between requests for the position, and between answers that keep the walsender patient.
 _ASK, _ANSWER = 0.2, 5.0

@@ -12,7 +12,7 @@ import contextlib
 
 import psycopg
 
-from pgsub.apply.rows import verified_publisher
+from pgsub import verified_publisher
 from pgsub.common.errors import ApplyError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import psycopg
 
-from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
@@ -33,6 +32,7 @@ from pgsub.target.ledger.tables import states, subscription_tables
 from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.sql import resync_truncate
+from pgsub.verified_publisher import recorded_database
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
 PATIENCE_SECONDS = 60.0

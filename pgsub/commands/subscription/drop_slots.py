@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 
-from pgsub.apply.rows.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
@@ -17,6 +16,7 @@ from pgsub.publisher import slots
 from pgsub.publisher.database import Database
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.verified_publisher import recorded_database
 
 
 def drop_slots(

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.rows import verified_publisher
+from pgsub import verified_publisher
 from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from pgsub.apply.rows import verified_publisher
+from pgsub import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import (
     Directive,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from pgsub import verified_publisher
 from pgsub.apply.conflicts import conflict_record
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
-from pgsub.apply.rows import verified_publisher
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription

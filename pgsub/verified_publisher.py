@@ -37,10 +37,7 @@ def recorded(known: Identity) -> PublisherIdentity:
 
 
 def recorded_database(session: psycopg.Connection, subid: int) -> Database | None:
-    """Return the database that the ledger knows as the publisher; None where nobody has answered yet.
-
-    :param session: on the target.
-    """
+    """Return the database that the ledger knows as the publisher; None where nobody has answered yet."""
     known = subscriptions.identity(session, subid)
     return None if known.system_identifier is None else recorded(known).database
 
@@ -50,7 +47,6 @@ def opener(
 ) -> Callable[[], Connection]:
     """Return what opens sessions with the publisher that the ledger knows, for any thread: the target is asked now.
 
-    :param session: on the target.
     :param application_name: that of the subscription by default.
     """
     expected, must = recorded_database(session, sub.subid), must_use_password(session, sub)
@@ -83,7 +79,6 @@ def verify(
 ) -> PublisherIdentity:
     """Verify the publisher and its history.
 
-    :param session: on the target.
     :param replication: the replication connection that is to be used.
     :param claims: of the workers that this is done for. With them a new timeline is recorded, and the first publisher
         that answers after ``create --no-connect``.
