@@ -153,15 +153,12 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
     :raises LockHeld: another launcher serves the subscription, on whatever host.
     """
     key = (advisory_locks.LAUNCHER, subid)
-    # guard: nothing is rebuilt under a launcher that lives
-    if not advisory_locks.take(session, key):
-        message = f'subscription "{name}" is served by another launcher'
-        raise advisory_locks.held(session, key, message, "Stop it first where it runs.")
-    try:
+    with advisory_locks.holding(session, key) as taken:
+        # guard: nothing is rebuilt under a launcher that lives
+        if not taken:
+            message = f'subscription "{name}" is served by another launcher'
+            raise advisory_locks.held(session, key, message, "Stop it first where it runs.")
         yield
-    finally:
-        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
-            session.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
 
 
 def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:

@@ -116,15 +116,13 @@ def alone(session: psycopg.Connection, key: ChunkKey) -> Iterator[bool]:
     lock = (_LOCK_CLASS, relid - (1 << 32 if relid >> 31 else 0))
     before = scalar(session, "SHOW application_name")
     _call_itself(session, str(SessionName(key.claim.subid, f"copy:{relid}", key.claim.epoch)))
-    taken = advisory_locks.take(session, lock, seconds=0.0)
     try:
-        if not taken:
-            _check_holder(session, key.claim.subid, lock)
-        yield taken
+        with advisory_locks.holding(session, lock, seconds=0.0) as taken:
+            if not taken:
+                _check_holder(session, key.claim.subid, lock)
+            yield taken
     finally:
-        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
-            if taken:
-                session.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", lock)
+        with contextlib.suppress(psycopg.Error):
             _call_itself(session, before)
 
 

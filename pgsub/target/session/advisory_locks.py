@@ -6,8 +6,9 @@ the session that holds it.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 
@@ -54,6 +55,18 @@ def take(
         if time.monotonic() > deadline or pause(_PAUSE):
             return False
     return True
+
+
+@contextlib.contextmanager
+def holding(connection: psycopg.Connection, key: Key, seconds: float | None = None) -> Iterator[bool]:
+    """Hold a lock of the session as long as the block lasts; give whether the session has it, as :func:`take`."""
+    taken = take(connection, key, seconds=seconds)
+    try:
+        yield taken
+    finally:
+        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
+            if taken:
+                row(connection, f"SELECT pg_catalog.pg_advisory_unlock({', '.join(['%s'] * len(key))})", key)
 
 
 def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) -> None:

@@ -8,7 +8,6 @@ them: the ledger is the authority.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import psycopg
 
@@ -75,7 +74,8 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
     if not allowed(connection):
         return None
     try:
-        with _alone(connection):
+        # Two that count what is left at once would take one too many. Anyone may hold the lock: the wait is short.
+        with advisory_locks.holding(connection, (_COUNTING,)):
             return _attached(connection, sub.subid, spare=spare)
     except TargetUnavailable:
         # guard: nothing is written without its origin where others rely on it, without " or needed(connection, sub)"
@@ -100,21 +100,6 @@ SELECT EXISTS (
               SELECT coalesce(pg_catalog.pg_partition_root(r.srrelid), r.srrelid) FROM pgsub.subscription_rel r
                WHERE r.subid = %s))
 """
-
-
-@contextlib.contextmanager
-def _alone(connection: psycopg.Connection) -> Iterator[None]:
-    """Take an origin while nobody else of pgsub does: two that count what is left at once take one too many.
-
-    Not worth more than a moment's wait: the lock may be held by anyone.
-    """
-    taken = advisory_locks.take(connection, (_COUNTING,))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(psycopg.Error):  # it goes with the session
-            if taken:
-                connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s)", (_COUNTING,))
 
 
 def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str | None:

@@ -63,13 +63,10 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
     :raises LockHeld: another command changes it.
     """
     key = (_LOCK_CLASS, subid)
-    if not advisory_locks.take(connection, key):
-        raise advisory_locks.held(connection, key, _changed(name), "Wait until it ends, then try again.")
-    try:
+    with advisory_locks.holding(connection, key) as taken:
+        if not taken:
+            raise advisory_locks.held(connection, key, _changed(name), "Wait until it ends, then try again.")
         yield
-    finally:
-        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
-            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
 
 
 def hold_still(connection: psycopg.Connection, subid: int, name: str) -> None:
