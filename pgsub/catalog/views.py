@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pgsub.catalog.codec import Table
 from pgsub.catalog.rows import (
@@ -32,7 +32,10 @@ from pgsub.catalog.subscriptions import SubscriptionCatalog
 from pgsub.catalog.times import utc_now
 from pgsub.common.errors import InternalError
 
-Row = TypeVar("Row")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row", bound="DataclassInstance")
 
 _RELATION = Table("pg_subscription_rel", RelationRow, "srsubid")
 _SEQUENCE = Table("pgsub_sequence", SequenceRow, "subid")
@@ -51,10 +54,7 @@ _COUNTERS = [column for column in _STATS.kinds if column != "stats_reset"]
 
 
 def _rows(table: Table[Row], *order: str) -> Callable[[ViewsCatalog, int], list[Row]]:
-    """Make the method that reads the rows of a subscription.
-
-    :param order: fields to sort by.
-    """
+    """Make the method that reads the rows of a subscription."""
 
     def read(self: ViewsCatalog, subid: int) -> list[Row]:
         found = [table.decode(values) for values in self._database.rows(table.select, (subid,))]
@@ -83,6 +83,18 @@ def _put(table: Table[Row]) -> Callable[[ViewsCatalog, int, Sequence[Row]], None
     return put
 
 
+def _one(table: Table[Row]) -> Callable[[ViewsCatalog, int], Row | None]:
+    """Make the method that reads the only row of a subscription; None where there is none."""
+    read = _rows(table)
+    return lambda self, subid: next(iter(read(self, subid)), None)
+
+
+def _put_one(table: Table[Row]) -> Callable[[ViewsCatalog, int, Row | None], None]:
+    """Make the method that sets the only row of a subscription; None for none."""
+    put = _put(table)
+    return lambda self, subid, row: put(self, subid, [] if row is None else [row])
+
+
 class ViewsCatalog(SubscriptionCatalog):
     """The part of the state store that the running engine keeps up to date."""
 
@@ -99,16 +111,16 @@ class ViewsCatalog(SubscriptionCatalog):
     put_copy_progress = _put(_COPY)
     copy_progress = _rows(_COPY)
 
-    _put_origin = _put(_ORIGIN)
-    _origin = _rows(_ORIGIN)
-    _put_skipped = _put(_SKIPPED)
-    _skipped = _rows(_SKIPPED)
-    _put_slot = _put(_SLOT)
-    _slot = _rows(_SLOT)
-    _put_server = _put(_SERVER)
-    _server = _rows(_SERVER)
-    _put_task = _put(_TASK)
-    _task = _rows(_TASK)
+    origin = _one(_ORIGIN)
+    _put_origin = _put_one(_ORIGIN)
+    skipped = _one(_SKIPPED)  #: the size of pgsub.skipped_change, None where it is empty
+    _put_skipped = _put_one(_SKIPPED)
+    slot = _one(_SLOT)  #: the subscription's slot as it was last seen, None if it has no slot
+    put_slot = _put_one(_SLOT)
+    task = _one(_TASK)  #: the task of the apply worker, None where nothing serves the subscription
+    put_task = _put_one(_TASK)
+    server = _one(_SERVER)  #: the launcher that serves it; :meth:`Lock.holder` says whether that still lives
+    _put_server = _put_one(_SERVER)
 
     def put_origin(
         self, subid: int, remote_lsn: int | None, local_lsn: int | None, reported_lsn: int | None = None
@@ -119,56 +131,18 @@ class ViewsCatalog(SubscriptionCatalog):
         :param local_lsn: the target's LSN of that commit.
         :param reported_lsn: the same with WAL without a transaction: what feedback has named.
         """
-        self._put_origin(subid, [OriginRow(remote_lsn, local_lsn, reported_lsn)])
-
-    def origin(self, subid: int) -> OriginRow | None:
-        """Return the origin's progress, None before the first :meth:`put_origin`."""
-        return next(iter(self._origin(subid)), None)
+        self._put_origin(subid, OriginRow(remote_lsn, local_lsn, reported_lsn))
 
     def put_skipped(self, subid: int, row: SkippedRow) -> None:
         """Set the size of pgsub.skipped_change; an empty one is no row."""
-        self._put_skipped(subid, [row] if row.waiting_changes or row.replayed_changes else [])
-
-    def skipped(self, subid: int) -> SkippedRow | None:
-        """Return the size of pgsub.skipped_change, None where it is empty."""
-        return next(iter(self._skipped(subid)), None)
-
-    def put_slot(self, subid: int, row: SlotRow | None) -> None:
-        """Set the state of the subscription's slot.
-
-        :param row: None if it has no slot.
-        """
-        self._put_slot(subid, [row] if row else [])
-
-    def slot(self, subid: int) -> SlotRow | None:
-        """Return the subscription's slot as it was last seen."""
-        return next(iter(self._slot(subid)), None)
-
-    def put_task(self, subid: int, row: TaskRow | None) -> None:
-        """Set what is known of the task of the apply worker.
-
-        :param row: None where nothing serves the subscription.
-        """
-        self._put_task(subid, [row] if row else [])
-
-    def task(self, subid: int) -> TaskRow | None:
-        """Return the task of the apply worker, None where nothing serves the subscription."""
-        return next(iter(self._task(subid)), None)
+        self._put_skipped(subid, row if row.waiting_changes or row.replayed_changes else None)
 
     def put_server(self, subid: int, pid: int, host: str) -> None:
-        """Set the launcher that serves a subscription from now on; of one that was killed no worker is shown any more.
-
-        :param pid: of the launcher.
-        :param host: where it runs.
-        """
+        """Set the launcher that serves a subscription from now on; workers of a killed one are not shown any more."""
         with self._database.transaction():
-            self._put_server(subid, [ServerRow(pid, host, utc_now())])
+            self._put_server(subid, ServerRow(pid, host, utc_now()))
             self.put_workers(subid, [])
             self.put_task(subid, None)
-
-    def server(self, subid: int) -> ServerRow | None:
-        """Return the launcher that serves a subscription; :meth:`Lock.holder` says whether it still lives."""
-        return next(iter(self._server(subid)), None)
 
     def clear_server(self, subid: int) -> None:
         """Record that no launcher serves the subscription any more; nothing happens if it is gone."""
@@ -211,7 +185,6 @@ class ViewsCatalog(SubscriptionCatalog):
         """Record the error that ended a worker; the same message at the same finish LSN counts as a further attempt.
 
         :param row: ``at``, ``attempts``, ``first_at``, ``restarts`` and ``stuck_since`` are the store's.
-        :return: the row as stored.
         """
         at = row.at or utc_now()
         with self._database.transaction():
