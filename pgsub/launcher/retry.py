@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,40 +88,26 @@ def interval(session: psycopg.Connection) -> float:
 
 
 def seconds(variable: str) -> float | None:
-    """Return the seconds that a variable of the environment sets, None where it is not set.
+    """Return the seconds that a variable of the environment sets, None where it is not set."""
+    said = f"greater than 0 and up to {COPY_BACKOFF_MAX:.0f}"
+    return _seconds(variable, lambda found: 0 < found <= COPY_BACKOFF_MAX, said)
 
-    :raises UsageError: it is no such number.
-    """
+
+def take_over_seconds() -> float:
+    """Return the seconds without a sign of life until a worker, or Spark, is given up: PGSUB_WORKER_TIMEOUT."""
+    said = f"{WAITING_SECONDS:g} or more"
+    found = _seconds("PGSUB_WORKER_TIMEOUT", lambda found: WAITING_SECONDS <= found < math.inf, said)
+    return found or TAKE_OVER_SECONDS
+
+
+def _seconds(variable: str, fits: Callable[[float], bool], said: str) -> float | None:
     text = os.environ.get(variable)
     if not text:
         return None
     try:
         found = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= COPY_BACKOFF_MAX:
-        raise UsageError(
-            f'invalid value for {variable}: "{text}"',
-            detail=f"It is a number of seconds, greater than 0 and up to {COPY_BACKOFF_MAX:.0f}.",
-        )
+        found = math.nan
+    if not fits(found):
+        raise UsageError(f'invalid value for {variable}: "{text}"', detail=f"It is a number of seconds, {said}.")
     return found
-
-
-def take_over_seconds() -> float:
-    """Return the seconds without a sign of life of a worker, or of Spark, until it is given up: PGSUB_WORKER_TIMEOUT.
-
-    :raises UsageError: it is no number of seconds.
-    """
-    text = os.environ.get("PGSUB_WORKER_TIMEOUT")
-    if not text:
-        return TAKE_OVER_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not WAITING_SECONDS <= seconds < float("inf"):
-        raise UsageError(
-            f'invalid value for PGSUB_WORKER_TIMEOUT: "{text}"',
-            detail=f"It is a number of seconds, {WAITING_SECONDS:g} or more.",
-        )
-    return seconds
