@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -28,6 +28,9 @@ from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import must_use_password
 
 __all__ = ["CreateOptions", "create"]
+
+#: What the checks found, a replication connection if there is one, and what interrupted creations left.
+_Found = tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]
 
 
 def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
@@ -87,7 +90,7 @@ def _register(options: CreateOptions, made: Definition, store: StateStore, repor
         session = stack.enter_context(connect_target(made.sub))
         try:
             known = {one.subid for one in store.subscriptions()}
-            found, replication, leftovers = _check(stack, session, options, made, reporter, known)
+            found, replication, leftovers = _Checks(stack, session, options, made, reporter, known).run()
             if not options.dry_run:
                 unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
                 sub = replace(made.sub, **target_facts(session), unavailable=unavailable, two_phase=found.two_phase)
@@ -107,83 +110,75 @@ def _register(options: CreateOptions, made: Definition, store: StateStore, repor
         return found
 
 
-def _check(
-    stack: contextlib.ExitStack,
-    session: psycopg.Connection,
-    options: CreateOptions,
-    made: Definition,
-    reporter: Reporter,
-    known: set[int],
-) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
-    """Check everything before anything is created, and first whether each server is the one that is meant."""
-    holds = any(path.suffix == ".publisher" for path in made.passwords)
-    password_required.check(session, made.sub, given=options.password_required, holds_password=holds)
-    if not made.connect:
-        return _check_both(stack, session, None, options, made, reporter, known)
-    opened = connect_publisher(made.sub, must_use_password=must_use_password(session, made.sub))
-    source = stack.enter_context(opened)
-    databases.check_other_database(source, session)
-    with databases.exchange_named(source, session, made.sub.publications):
-        return _check_both(stack, session, source, options, made, reporter, known)
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """The checks of everything before anything is created.
 
+    :ivar stack: ends the sessions that are opened for them.
+    :ivar known: subids of the state store.
+    """
 
-def _check_both(
-    stack: contextlib.ExitStack,
-    session: psycopg.Connection,
-    source: publisher.Connection | None,
-    options: CreateOptions,
-    made: Definition,
-    reporter: Reporter,
-    known: set[int],
-) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
-    ledger_privileges.check(session)
-    if not options.dry_run:
-        ledger_privileges.give(session)
-    warnings = servers.check_target(session)
-    servers.check_conflict_rules(session, made.sub.on_conflict)
-    leftovers = registration.find_interrupted(
-        session, options.name, options.state_dir, connect=made.connect, known=known
-    )
-    found, replication = Preflight(), None
-    if source is not None:
-        ours = {left.slot_name for left in leftovers if left.slot_intent}
-        creates = made.sub.slot_name not in ours
-        replication, found = _check_publisher(stack, session, source, made, creates=creates)
-    if made.sub.two_phase != two_phase.DISABLED:
-        warnings += servers.check_two_phase(session, source)
-    found.two_phase = _first_state(made, found)
-    found.warnings[:0] = warnings
-    if made.connect:
-        found.warnings += servers.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
-    findings.report(found.warnings, reporter, strict=options.strict)
-    if not made.connect:
-        reporter.warning(
-            "subscription was created, but is not connected",
-            hint="To initiate replication, you must manually create the replication slot,"
-            " enable the subscription, and refresh the subscription.",
+    stack: contextlib.ExitStack
+    session: psycopg.Connection
+    options: CreateOptions
+    made: Definition
+    reporter: Reporter
+    known: set[int]
+
+    def run(self) -> _Found:
+        """Check everything, and first whether each server is the one that is meant."""
+        session, made = self.session, self.made
+        holds = any(path.suffix == ".publisher" for path in made.passwords)
+        password_required.check(session, made.sub, given=self.options.password_required, holds_password=holds)
+        if not made.connect:
+            return self._both(None)
+        opened = connect_publisher(made.sub, must_use_password=must_use_password(session, made.sub))
+        source = self.stack.enter_context(opened)
+        databases.check_other_database(source, session)
+        with databases.exchange_named(source, session, made.sub.publications):
+            return self._both(source)
+
+    def _both(self, source: publisher.Connection | None) -> _Found:
+        session, options, made = self.session, self.options, self.made
+        ledger_privileges.check(session)
+        if not options.dry_run:
+            ledger_privileges.give(session)
+        warnings = servers.check_target(session)
+        servers.check_conflict_rules(session, made.sub.on_conflict)
+        leftovers = registration.find_interrupted(
+            session, options.name, options.state_dir, connect=made.connect, known=self.known
         )
-    return found, replication, leftovers
+        found, replication = Preflight(), None
+        if source is not None:
+            ours = {left.slot_name for left in leftovers if left.slot_intent}
+            found, replication = self._publisher(source, creates=made.sub.slot_name not in ours)
+        if made.sub.two_phase != two_phase.DISABLED:
+            warnings += servers.check_two_phase(session, source)
+        found.two_phase = _first_state(made, found)
+        found.warnings[:0] = warnings
+        if made.connect:
+            found.warnings += servers.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
+        findings.report(found.warnings, self.reporter, strict=options.strict)
+        if not made.connect:
+            self.reporter.warning(
+                "subscription was created, but is not connected",
+                hint="To initiate replication, you must manually create the replication slot,"
+                " enable the subscription, and refresh the subscription.",
+            )
+        return found, replication, leftovers
 
-
-def _check_publisher(
-    stack: contextlib.ExitStack,
-    session: psycopg.Connection,
-    source: publisher.Connection,
-    made: Definition,
-    *,
-    creates: bool,
-) -> tuple[publisher.Connection, Preflight]:
-    sub = made.sub
-    must = must_use_password(session, sub)
-    servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
-    # first, for free walsenders are counted
-    found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
-    found.warnings[:0] = databases.exchanged(source, session, sub.publications)
-    replication = stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
-    given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
-    if given is not None:
-        servers.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
-    return replication, found
+    def _publisher(self, source: publisher.Connection, *, creates: bool) -> tuple[Preflight, publisher.Connection]:
+        session, made, sub = self.session, self.made, self.made.sub
+        must = must_use_password(session, sub)
+        servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
+        # first, for free walsenders are counted
+        found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
+        found.warnings[:0] = databases.exchanged(source, session, sub.publications)
+        replication = self.stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
+        given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
+        if given is not None:
+            servers.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
+        return found, replication
 
 
 def _first_state(made: Definition, found: Preflight) -> str:
