@@ -49,18 +49,15 @@ class JournalCatalog(ConflictCatalog):
         try:
             yield number
         except PgsubError as error:
-            self._amend(number, outcome="failed", error=error.message)
+            self.journal_more(number, outcome="failed", error=error.message)
             raise
 
     def journal_done(self, number: int) -> None:
         """Record that an action was done; nothing happens where its row is no longer kept."""
-        self._amend(number, outcome="done")
+        self.journal_more(number, outcome="done")
 
     def journal_more(self, number: int, **more: Any) -> None:
         """Add to what an action's row tells; nothing happens where it is no longer kept."""
-        self._amend(number, **more)
-
-    def _amend(self, number: int, **more: Any) -> None:
         with self._database.transaction():
             for (text,) in self._database.rows("SELECT detail FROM pgsub_journal WHERE id = ?", (number,)):
                 detail = JSON.encode({**JSON.decode(text), **more})
@@ -70,7 +67,6 @@ class JournalCatalog(ConflictCatalog):
         """Return the newest operator actions first.
 
         :param subid: None for all, dropped subscriptions included.
-        :param limit: rows.
         """
         sql = f"SELECT {_JOURNAL.columns} FROM pgsub_journal WHERE ? IS NULL OR subid = ? ORDER BY id DESC LIMIT ?"
         return [_JOURNAL.decode(values) for values in self._database.rows(sql, (subid, subid, limit))]

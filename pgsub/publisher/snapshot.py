@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import LiteralString
 
 import psycopg
@@ -68,13 +67,10 @@ class SlotSnapshot:
         A failure after the slot was created leaves it: its name is in the ledger before this is called.
 
         :param verify: raises where the session that is to make the slot is not one with the publisher.
-        :param report: see :class:`~pgsub.publisher.slot_creation.SlotWatch`.
-        :param stop: ends the wait.
         :param temporary: the slot ends with the snapshot, or with :meth:`drop`.
         :param deadline: ends the wait, on the clock of ``time.monotonic()``.
         :param on_open: told the process id on the publisher; then the slot is created.
         :raises Fenced: asked to stop.
-        :raises PgsubError: translated.
         """
         connection = connect(
             conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
@@ -95,10 +91,7 @@ class SlotSnapshot:
         return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
 
     def drop(self) -> None:
-        """Drop the slot, which keeps WAL; the snapshot stays.
-
-        :raises PgsubError: translated.
-        """
+        """Drop the slot, which keeps WAL; the snapshot stays."""
         _execute(self.connection, f"DROP_REPLICATION_SLOT {quote_identifier(self.slot_name)}", "drop a slot")
 
     def alive(self) -> bool:
@@ -118,9 +111,7 @@ class SlotSnapshot:
     def __enter__(self) -> SlotSnapshot:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
 
@@ -165,10 +156,7 @@ def _rewritten(schema: str, name: str) -> PublisherUnavailable:
 
 
 def leave_snapshot(connection: Connection) -> None:
-    """End the transaction that :func:`use_snapshot` began, and with it the locks of what it read.
-
-    :raises PgsubError: translated.
-    """
+    """End the transaction that :func:`use_snapshot` began, and with it the locks of what it read."""
     _execute(connection, "COMMIT", "end a transaction")
 
 
@@ -182,7 +170,6 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     for that lock, and the holder waits for the task; no server sees that as a deadlock.
 
     :raises PublisherUnavailable: it was not; another snapshot helps.
-    :raises PgsubError: translated.
     """
     doing = f'check whether table "{schema}.{name}" was rewritten'
     with translating(connection, doing, table=(schema, name)):

@@ -140,10 +140,7 @@ def _progress(taking: psycopg.Connection, subid: int) -> tuple[int, int]:
 
 
 def _written(giving: psycopg.Connection, keep: Collection[int], deadline: float) -> None:
-    """Wait until no transaction of the publisher's database is open that has written: of what is no client, too.
-
-    :raises TimeoutExpired: some stay.
-    """
+    """Wait until no transaction of the publisher's database is open that has written: of what is no client, too."""
     while found := giving.execute(_WRITING, (list(keep),)).fetchall():
         if time.monotonic() > deadline:
             raise TimeoutExpired(
@@ -156,10 +153,7 @@ def _written(giving: psycopg.Connection, keep: Collection[int], deadline: float)
 
 
 def resolved(giving: psycopg.Connection, deadline: float) -> None:
-    """Wait until no prepared transaction of the publisher is undecided: it could be committed behind the fence.
-
-    :raises TimeoutExpired: some stay.
-    """
+    """Wait until no prepared transaction of the publisher is undecided: it could be committed behind the fence."""
     while found := giving.execute(_PREPARED).fetchall():
         if time.monotonic() > deadline:
             listed = ", ".join(f'"{gid}" of "{owner}"' for gid, owner in found)

@@ -115,10 +115,7 @@ def others(connection: psycopg.Connection, id: str) -> list[Entry]:
 
 
 def check_alone(connection: psycopg.Connection, id: str) -> None:
-    """Check that no other switchover of this database is under way: they would share its fence.
-
-    :raises StateForbids: one is.
-    """
+    """Check that no other switchover of this database is under way: they would share its fence."""
     for one in others(connection, id):
         # guard: a database takes part in one switchover at a time
         if one.phase in UNFINISHED[one.side]:
@@ -130,10 +127,7 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
 
 
 def check_right(connection: psycopg.Connection, id: str) -> None:
-    """Check that this database has the right to write, and has not given it away before.
-
-    :raises StateForbids: it has given it away.
-    """
+    """Check that this database has the right to write, and has not given it away before."""
     gone = given_away(connection, id)
     # guard: a database that has given the right away does not give it again
     if gone is not None:
@@ -174,7 +168,6 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     """Change the phase of this server's row, in the caller's transaction.
 
     :param expected: phases that it may have.
-    :param columns: that change with it.
     :raises StateForbids: it has another one; another run of the command went on.
     """
     assignments = sql.SQL("").join(sql.SQL(", {} = %s").format(sql.Identifier(name)) for name in columns)
@@ -189,10 +182,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
 
 
 def hold(connection: psycopg.Connection, id: str, phase: str) -> None:
-    """Hold this server in a phase until the open transaction ends.
-
-    :raises StateForbids: it has another one.
-    """
+    """Hold this server in a phase until the open transaction ends."""
     query = "SELECT true FROM pgsub.switchover WHERE id = %s AND phase = %s FOR UPDATE"
     if scalar(connection, query, (id, phase)) is not True:
         raise _moved(connection, id, (phase,))
@@ -224,10 +214,7 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
 
 
 def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
-    """Check that no switchover that is under way needs a subscription as it is.
-
-    :raises StateForbids: one does.
-    """
+    """Check that no switchover that is under way needs a subscription as it is."""
     # guard: what a switchover needs is neither dropped nor renamed while it is under way
     if needs(connection, subid, enabled=enabled):
         raise StateForbids(

@@ -58,11 +58,7 @@ class PauseLimit:
             ) from None
 
     def check(self) -> None:
-        """Check that there is time left, and that somebody watches it.
-
-        :raises TimeoutExpired: there is none.
-        :raises PgsubError: nobody does.
-        """
+        """Check that there is time left, and that somebody watches it."""
         if (death := self._thread.fatal_error) is not None:
             raise death
         if time.monotonic() > self.deadline:

@@ -74,10 +74,7 @@ def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
 
 
 def published(source: publisher.Connection, publications: Sequence[str], tables: Collection[tuple[str, str]]) -> None:
-    """Check that the taking side publishes tables, so that the way back will bring their changes.
-
-    :raises StateForbids: it does not publish one.
-    """
+    """Check that the taking side publishes tables, so that the way back will bring their changes."""
     with translating(source, "read the publications of the way back"):
         rows = source.execute(_PUBLISHED, (list(publications),) * 2).fetchall()
     missing = sorted(set(tables) - {(schema, name) for schema, name in rows})

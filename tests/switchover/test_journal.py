@@ -274,16 +274,15 @@ def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, t
     """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
     options = SwitchoverOptions("s", tmp_path, gone="publisher")
     with pytest.raises(StateForbids, match="the publisher is not gone: it answers"):
-        server_gone.check_publisher_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
+        server_gone.check_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
 
 
 @pytest.mark.parametrize("side", ["publisher", "target"])
 def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Database, tmp_path: Path, side: str) -> None:
     with _nobody() as nobody:
         sub, back = _subscription(nobody, nobody), _subscription(pubdb.conninfo, pubdb.conninfo)
-        check = server_gone.check_publisher_gone if side == "publisher" else server_gone.check_target_gone
         with pytest.raises(StateForbids, match=f"the {side} is not gone: it answers"):
-            check(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
+            server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
 
 
 def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_string_answers(
@@ -295,13 +294,13 @@ def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_stri
         fenced = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "read-write"}
         sub = _subscription(make_conninfo("", **{**there, **both, **fenced}))
         with pytest.raises(StateForbids, match="it answers"):
-            server_gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
+            server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
 
 
 def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
     with _nobody() as nobody:
         sub = _subscription(nobody, nobody)
-        server_gone.check_publisher_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
+        server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
 from pgsub.catalog.rows import COMPARE, CopyRow
@@ -102,9 +101,7 @@ class Service:
         """Whether nobody else serves the subscription, so that nobody else writes of it into the state store."""
         return self._lock is not None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._lock is not None:
             self._lock.release(unlink=self._store.subscription_by_id(self._sub.subid) is None)
             self._lock = None

@@ -39,7 +39,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         with contextlib.ExitStack() as stack:
             back = found(store, options.names[1])
             if options.gone == TARGET:
-                server_gone.check_target_gone(options, sub, back)
+                server_gone.check_gone(options, sub, back)
             try:
                 taking = stack.enter_context(taking_session(sub))
             except TargetUnavailable:

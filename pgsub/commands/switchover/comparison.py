@@ -17,10 +17,7 @@ _NAMED = 10
 
 
 def check(found: Verification, options: SwitchoverOptions) -> None:
-    """Check that all tables were equal, before anything is done.
-
-    :raises ApplyError: some were not, or were not compared.
-    """
+    """Check that all tables were equal, before anything is done."""
     unequal = _unequal(found, options)
     if not unequal:
         return
@@ -39,12 +36,7 @@ def check(found: Verification, options: SwitchoverOptions) -> None:
 
 
 def report(found: Verification | None, back: str, options: SwitchoverOptions) -> str | None:
-    """Report what the comparison of the last moment found, None where none was asked for.
-
-    :param found: None where there is none.
-    :param back: the subscription that leads back.
-    :raises ApplyError: rows differ.
-    """
+    """Report what the comparison of the last moment found, None where none was asked for."""
     if not options.verify:
         return None
     if found is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.reporter import CallbackReporter, Reporter
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
-from pgsub.common.errors import LogText
 
 
-class InnerReporter:
+class InnerReporter(CallbackReporter):
     """Reporter for a command inside this one: passes warnings on, and drops notices, records and progress.
 
     :param backward: the command is about the way back, which calls the target the publisher: its words are exchanged.
@@ -17,6 +16,7 @@ class InnerReporter:
     """
 
     def __init__(self, reporter: Reporter, *, backward: bool = False, said: Collection[str] = ()) -> None:
+        super().__init__()
         self._reporter = reporter
         self._backward = backward
         self._said = said
@@ -27,15 +27,3 @@ class InnerReporter:
             message, detail, hint = in_their_words(message, detail, hint)
         if message not in self._said:
             self._reporter.warning(message, detail, hint)
-
-    def notice(self, message: str, hint: str | None = None) -> None:
-        """Do nothing."""
-
-    def log(self, level: str, text: LogText) -> None:
-        """Do nothing."""
-
-    def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Do nothing."""
-
-    def done(self) -> None:
-        """Do nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", "none", "rehearsed"
@@ -48,18 +48,9 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """Make the JSON object."""
-        return {
-            "subscription": self.name,
-            "back": self.back_name,
-            "state": self.state,
-            "giving": self.giving,
-            "taking": self.taking,
+        shown = {"subscription": self.name, "back": self.back_name, **asdict(self)}
+        return {name: value for name, value in shown.items() if name not in ("name", "back_name")} | {
             "pause": None if self.pause is None else round(self.pause, 3),
             "steps": {name: round(seconds, 3) for name, seconds in self.steps.items()},
-            "said": self.said,
-            "equal": self.equal,
-            "sessions": self.sessions,
-            "choices": [{"what": one.what, "command": one.command} for one in self.choices],
-            "obstacles": self.obstacles,
-            "unreachable": list(self.unreachable),
+            "choices": [one._asdict() for one in self.choices],
         }

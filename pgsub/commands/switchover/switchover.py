@@ -172,7 +172,7 @@ class _Run:
         timing = Timing(log=self._reporter.log)
         back, lost = way_back_of(self._store, entry), self._options.gone == PUBLISHER
         if lost:
-            server_gone.check_publisher_gone(self._options, self._sub, back)
+            server_gone.check_gone(self._options, self._sub, back)
         elif back is None:
             raise _no_way_back(
                 entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
@@ -231,10 +231,7 @@ class _Run:
             raise
 
     def _check_name(self) -> None:
-        """Check that no subscription has the name of the one that is to lead back.
-
-        :raises SubscriptionExists: one has.
-        """
+        """Check that no subscription has the name of the one that is to lead back."""
         name = self._options.names[1]
         if found(self._store, name) is not None:
             raise SubscriptionExists(
@@ -257,19 +254,13 @@ class _Run:
         return right_to_write.plan(self._taking, sub, options.names[1], options.way)
 
     def _compare(self) -> None:
-        """Compare all tables, if that is asked for.
-
-        :raises ApplyError: some differ, or were not compared.
-        """
+        """Compare all tables, if that is asked for."""
         if self._options.verify:
             asked = VerifyOptions(self._sub.name, self._options.state_dir)
             comparison.check(verify(asked, reporter=self._reporter), self._options)
 
     def _look_around(self) -> None:
-        """Warn of what will be different, and refuse what stands in the way.
-
-        :raises StateForbids: something does.
-        """
+        """Warn of what will be different, and refuse what stands in the way."""
         seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store)
         way_back_subscription.check(seen, self._options)
         for one in seen:
@@ -295,10 +286,7 @@ def _no_way_back(entry: Entry, more: str = "") -> StateForbids:
 
 
 def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
-    """Check that no other subscription of this target follows the same database, whose writes would move with it.
-
-    :raises StateForbids: one does.
-    """
+    """Check that no other subscription of this target follows the same database, whose writes would move with it."""
     others = [row[0] for row in taking.execute(_SAME_PUBLISHER, {"subid": sub.subid}).fetchall()]
     if others:
         raise StateForbids(

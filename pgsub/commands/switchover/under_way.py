@@ -35,10 +35,7 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
 
 
 def check_command(entry: Entry, options: SwitchoverOptions) -> None:
-    """Check that a switchover whose fence is a command has one.
-
-    :raises UsageError: it has none now.
-    """
+    """Check that a switchover whose fence is a command has one."""
     # guard: a fence that is a command is not left out
     if entry.fence == fence.COMMAND and options.fence_command is None:
         raise UsageError(
@@ -53,10 +50,7 @@ def promotes(entry: Entry) -> bool:
 
 
 def check_promote_command(entry: Entry, options: SwitchoverOptions) -> None:
-    """Check that clients will be told where to go, if that was asked for when the switchover was begun.
-
-    :raises UsageError: nobody would tell them.
-    """
+    """Check that clients will be told where to go, if that was asked for when the switchover was begun."""
     # guard: a command that leads clients to the target is not left out
     if promotes(entry) and options.promote_command is None:
         raise UsageError(

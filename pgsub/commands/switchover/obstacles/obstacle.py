@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
@@ -59,13 +59,7 @@ class Obstacle:
 
     def document(self) -> dict[str, Any]:
         """Make the JSON object."""
-        return {
-            "server": self.server,
-            "severity": self.severity,
-            "message": self.message,
-            "detail": self.detail,
-            "hint": self.hint,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,36 +133,22 @@ def several(
     yield Obstacle(server, severity, text.replace("{}", subject), f"{detail}{listing}".strip() or None, hint)
 
 
-def of_error(error: PgsubError, server: str, *, backward: bool = False) -> Obstacle:
-    """Make an obstacle of what a check of ``create`` refuses.
-
-    :param backward: it was asked for the subscription that leads back.
-    """
-    found = Obstacle(server, ERROR, error.message, error.detail, error.hint)
-    return swapped(found) if backward else found
+def of_error(error: PgsubError, server: str) -> Obstacle:
+    """Make an obstacle of what a check of the way back refuses."""
+    return Obstacle(server, ERROR, *in_their_words(error.message, error.detail, error.hint))
 
 
-def of_caution(caution: Caution, server: str, *, backward: bool = False) -> Obstacle:
-    """Make an obstacle of what a check of ``create`` warns of; what stops replication is an error.
-
-    :param backward: it was asked for the subscription that leads back.
-    """
+def of_caution(caution: Caution, server: str) -> Obstacle:
+    """Make an obstacle of what a check of the way back warns of; what stops replication is an error."""
     severity = ERROR if caution.stops else WARNING
-    found = Obstacle(server, severity, caution.message, caution.detail, caution.hint)
-    return swapped(found) if backward else found
-
-
-def swapped(found: Obstacle) -> Obstacle:
-    """Call the servers what the subscription that ends calls them: its publisher is the target of the other.
-
-    Names in quotation marks, the server's own words and statements stay.
-    """
-    message, detail, hint = in_their_words(found.message, found.detail, found.hint)
-    return replace(found, message=message, detail=detail, hint=hint)
+    return Obstacle(server, severity, *in_their_words(caution.message, caution.detail, caution.hint))
 
 
 def in_their_words(message: str, detail: str | None, hint: str | None) -> tuple[str, str | None, str | None]:
-    """Call the servers in a message of the way back what the subscription that ends calls them."""
+    """Call the servers in a message of the way back what the subscription that ends calls them.
+
+    Names in quotation marks, the server's own words and statements stay.
+    """
     return _swap(message), None if detail is None else _swap(detail), None if hint is None else _swap(hint)
 
 

@@ -52,7 +52,6 @@ def find(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscripti
     :param taking: one on the target whose ledger has the subscription, of its role. Both are outside a transaction.
     :param sub: the subscription that ends.
     :param back: the one that leads back; it does not exist yet.
-    :raises PgsubError: translated.
     :raises psycopg.Error: a session is lost.
     """
     return _found(giving, taking, sub, back, _SEARCHES, _OF_TABLES)

@@ -15,10 +15,10 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     Obstacle,
     Sides,
     dotted,
-    of_error,
+    in_their_words,
+    paste,
     rows,
     several,
-    swapped,
 )
 from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.common.quoting import dumping, word
@@ -52,12 +52,13 @@ def find(sides: Sides) -> Iterator[Obstacle]:
     except PublisherUnavailable:
         raise  # the line was cut: that is nothing to mend there
     except PgsubError as error:
-        yield of_error(error, GIVING)
+        yield Obstacle(GIVING, ERROR, error.message, error.detail, error.hint)
         return
     for one in found:
         if not one.message.startswith("insufficient"):  # of a role on one side
             seen.add(one.key)
-        yield _obstacle(one, ERROR)
+        server = GIVING if one.side == "publisher" else TAKING
+        yield Obstacle(server, ERROR, one.message, _CONSEQUENCE, _hint(one, server))
     yield from _backward(sides, seen)
     yield from _unused(sides)
 
@@ -74,15 +75,12 @@ def _backward(sides: Sides, seen: set[Name]) -> Iterator[Obstacle]:
     found = comparison.compare(sides.taking, sides.giving, names, back.publications, run_as_owner=back.run_as_owner)
     for one in found.obstacles:
         if one.key not in seen:
-            yield swapped(_obstacle(one, WARNING, {"publisher": TAKING, "target": GIVING}))
+            server = TAKING if one.side == "publisher" else GIVING
+            yield Obstacle(server, WARNING, *in_their_words(one.message, _CONSEQUENCE, None)[:2], _hint(one, server))
 
 
-def _obstacle(one: comparison.Obstacle, severity: str, servers: dict[str, str] | None = None) -> Obstacle:
-    server = (servers or {"publisher": GIVING, "target": TAKING})[one.side]
-    hint = None
-    if one.statements:
-        hint = "\n".join([f"Run this on the {one.side}:", *one.statements])
-    return Obstacle(server, severity, one.message, _CONSEQUENCE, hint)
+def _hint(one: comparison.Obstacle, server: str) -> str | None:
+    return paste(server, one.statements) if one.statements else None
 
 
 def _unused(sides: Sides) -> Iterator[Obstacle]:

@@ -13,10 +13,7 @@ from pgsub.target.ledger.tables import held_tables
 
 
 def find(sides: Sides, relations: Sequence[RelationState]) -> Iterator[Obstacle]:
-    """Yield them.
-
-    :param relations: the subscribed tables.
-    """
+    """Yield them."""
     name = word(sides.sub.name)
     if not sides.sub.enabled:
         message = f'subscription "{sides.sub.name}" is disabled'

@@ -166,10 +166,10 @@ _KINDS: tuple[tuple[str, tuple[str, str], Callable[[Part], str | None], str], ..
 
 def _disabled(sides: Sides) -> Iterator[Obstacle]:
     """Yield triggers, those of foreign keys among them, that are disabled on the taking side alone."""
-    there = {(sides.tables[row[0], row[1]], row[2]) for row in _disabled_on(sides.giving, list(sides.tables))}
+    there = {(sides.tables[row[0], row[1]], row[2]) for row in _query(sides.giving, _DISABLED, list(sides.tables))}
     found = [
         ((str(row[0]), str(row[1])), row[2])
-        for row in _disabled_on(sides.taking, list(sides.tables.values()))
+        for row in _query(sides.taking, _DISABLED, list(sides.tables.values()))
         if ((row[0], row[1]), row[2]) not in there
     ]
     yield from several(
@@ -187,10 +187,6 @@ def _disabled(sides: Sides) -> Iterator[Obstacle]:
         ),
         server=TAKING,
     )
-
-
-def _disabled_on(session: psycopg.Connection, names: list[Name]) -> list[tuple[Any, ...]]:
-    return _query(session, _DISABLED, names)
 
 
 def _row_security(sides: Sides) -> Iterator[Obstacle]:

@@ -6,7 +6,7 @@ The tables are checked as a whole, whatever the publication is by now: that has 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import psycopg
@@ -75,7 +75,7 @@ def reading(sides: Sides) -> Iterator[Obstacle]:
         try:
             opened = publisher.connect(back.connection, application_name=back.name, replication=replication)
         except PgsubError as error:
-            yield of_error(error, TAKING, backward=True)
+            yield of_error(error, TAKING)
             return
         with contextlib.closing(opened) as connection:
             if replication:
@@ -105,8 +105,8 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
         try:
             check(connection)
         except PgsubError as error:
-            yield of_error(error, TAKING, backward=True)
-    yield from (of_caution(one, TAKING, backward=True) for one in server_limits.delays(connection))
+            yield of_error(error, TAKING)
+    yield from (of_caution(one, TAKING) for one in server_limits.delays(connection))
 
 
 def writing(sides: Sides) -> Iterator[Obstacle]:
@@ -124,13 +124,13 @@ def writing(sides: Sides) -> Iterator[Obstacle]:
     try:
         installation.check(sides.giving)
     except PgsubError as error:
-        yield of_error(error, GIVING, backward=True)
+        yield of_error(error, GIVING)
     cautions = [
         *servers.check_role(sides.giving, replica=_may_be_replica(sides.giving)),
         *server_limits.check_origins(sides.giving, 1),
         *servers.publishing_ledger(sides.giving),
     ]
-    yield from (of_caution(one, GIVING, backward=True) for one in cautions)
+    yield from (of_caution(one, GIVING) for one in cautions)
 
 
 def _same_database(sides: Sides) -> Iterator[Obstacle]:
@@ -166,7 +166,7 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
     try:
         all_there(names, places)
     except PgsubError as error:
-        yield of_error(error, GIVING, backward=True)
+        yield of_error(error, GIVING)
     remote = describe_tables(sides.taking, names, None).tables
     found = [Table(remote[name], places[name]) for name in names if name in remote and name in places]
     usable = [one for one in found if one.target.replicable]
@@ -176,7 +176,7 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
     encodings = tuple(databases.check_encoding(sides.taking, sides.giving))
     for one in [*cautions, *unowned]:
         if "without a replica identity" not in one.message:
-            yield of_caution(one, BOTH if one in encodings else GIVING, backward=True)
+            yield of_caution(one, BOTH if one in encodings else GIVING)
 
 
 def identities(sides: Sides) -> Iterator[Obstacle]:
@@ -206,11 +206,8 @@ def _anonymous(session: psycopg.Connection, names: Iterable[Name]) -> dict[Name,
     facts = catalog_facts.read(session, {leaf.oid for one in described.values() for leaf in one.leaves})
     found: dict[Name, list[Name]] = {}
     for name, one in described.items():
-        lacking = [(leaf.schema, leaf.name) for leaf in one.leaves if not _identified(facts, leaf.oid)]
+        known = [leaf for leaf in one.leaves if leaf.oid in facts]
+        lacking = [(leaf.schema, leaf.name) for leaf in known if not facts[leaf.oid].identified]
         if lacking:
             found[name] = lacking
     return found
-
-
-def _identified(facts: Mapping[int, catalog_facts.Facts], oid: int) -> bool:
-    return oid not in facts or facts[oid].identified

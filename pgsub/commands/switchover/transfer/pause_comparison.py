@@ -7,7 +7,6 @@ milliseconds of the pause; they are compared afterwards, however large the table
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
 
 import psycopg
 
@@ -49,9 +48,7 @@ class PauseComparison:
             self._sessions = self._stack.enter_context(connect_publisher(self._sub, expected=expected)), session
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
     @property

@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.drop import drop
-from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
+from pgsub.commands.switchover.parties import TARGET, SwitchoverOptions, giving_session
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command, way_back_of
 from pgsub.common import conninfo as ci
@@ -36,26 +36,11 @@ from pgsub.target.session.transactions import durable
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
 
 
-def check_publisher_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
-    """Check that the giving side does not answer.
-
-    :raises StateForbids: it does.
-    """
-    _check_gone(options, sub.connection, *([] if back is None else [back.target]))
-
-
-def check_target_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
-    """Check that the taking side does not answer.
-
-    :raises StateForbids: it does.
-    """
-    _check_gone(options, sub.target, *([] if back is None else [back.connection]))
-
-
-def _check_gone(options: SwitchoverOptions, *conninfos: str) -> None:
-    """Check that nothing answers (PQping) where any of the connection strings leads."""
-    for conninfo in conninfos:
-        params = ci.usable(ci.parse(conninfo, options.gone or ""))
+def check_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
+    """Check that nothing answers (PQping) where any connection string of the server leads that is said to be gone."""
+    ways = [(sub.connection, sub.target), *([] if back is None else [(back.target, back.connection)])]
+    for publisher, target in ways:
+        params = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
         # guard: a server that answers is not taken for gone
         if _answers(params):
             raise StateForbids(
@@ -87,7 +72,7 @@ def decline(
 ) -> None:
     """Leave the taking side as it was: it never takes the right, and nothing leads back."""
     back = way_back_of(store, entry)
-    check_publisher_gone(options, sub, back)
+    check_gone(options, sub, back)
     right_to_write.decline(taking, entry)
     failpoints.point("switchover.declined")
     if entry.fence == fence.COMMAND:

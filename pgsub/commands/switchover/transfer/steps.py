@@ -137,9 +137,11 @@ class Switchover:
                 self._giving = stack.enter_context(ledger_session(self._back))
             phase = self._phase(entry)
             if phase == journal.GIVEN:
-                if self._has_taken(entry):
+                here = journal.of(self._taking, entry.id)
+                if here is not None and here.phase in journal.HAS_TAKEN:
                     return True
-                if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and self._is_cut_off():
+                cut_off = self._taking.broken or self._giving.broken
+                if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and cut_off:
                     return False  # another run takes it
             elif phase not in (None, journal.OPEN, journal.FENCED):
                 return False
@@ -148,13 +150,6 @@ class Switchover:
             )
             self.release(entry)
         return False
-
-    def _has_taken(self, entry: Entry) -> bool:
-        here = journal.of(self._taking, entry.id)
-        return here is not None and here.phase in journal.HAS_TAKEN
-
-    def _is_cut_off(self) -> bool:
-        return self._taking.broken or self._giving.broken
 
     def _phase(self, entry: Entry) -> str | None:
         """Return the phase of the giving side, None where it is not known."""
@@ -291,10 +286,7 @@ class Switchover:
         way_back.published(sessions.slots, self._back.publications, names)
 
     def _check_tables_back(self, sessions: PauseSessions) -> None:
-        """Check that the way back brings every table that is published for it, and copies none.
-
-        :raises StateForbids: it does not.
-        """
+        """Check that the way back brings every table that is published for it, and copies none."""
         relations = subscriptions.relations(self._giving, self._back.subid)
         known = {one.recorded or (one.schemaname, one.relname) for one in relations}
         unknown = {one[:2] for one in publication.published_tables(sessions.slots, self._back.publications)} - known

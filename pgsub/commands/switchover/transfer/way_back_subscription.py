@@ -112,10 +112,7 @@ def obstacles(
 
 
 def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
-    """Refuse what stands in the way.
-
-    :raises StateForbids: something does.
-    """
+    """Refuse what stands in the way."""
     errors = [one for one in seen if one.severity == ERROR]
     if errors:
         hints = [one.hint for one in errors if one.hint]
