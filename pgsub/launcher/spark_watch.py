@@ -81,15 +81,10 @@ class SparkWatch:
         return Hang(ago(silent), f"an answer of {named}", None if own else self._kill())
 
     def _named(self) -> str:
-        pid = self._pid()
-        return "the Java process of Spark" + ("" if pid is None else f" (PID {pid})")
+        return "the Java process of Spark" + ("" if self._jvm.pid is None else f" (PID {self._jvm.pid})")
 
     def _kill(self) -> str:
-        return f"kill -9 {self._pid() or 'PID'}"
-
-    def _pid(self) -> int | None:
-        """Return its process id, as far as it is known."""
-        return self._jvm.pid
+        return f"kill -9 {self._jvm.pid or 'PID'}"
 
     def close(self) -> None:
         """Look no more."""

@@ -49,10 +49,7 @@ OTHER = "other_subscription"
 
 
 def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
-    """Make the publisher's side of a comparison.
-
-    :param session: on the target.
-    """
+    """Make the publisher's side of a comparison."""
     publisher = verified_publisher.opener(session, sub)
     return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
 

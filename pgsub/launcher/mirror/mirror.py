@@ -131,9 +131,8 @@ class Mirror:
         prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
         heard = self._heartbeats.of(subid)
         heartbeats = [p for age, p in heard if age < worker_rows.STALE_SECONDS]
-        workers = self._workers.rows(
-            heard, self.apply_heartbeat(), self._task, apply_alive=apply_alive, syncing=syncing
-        )
+        newest = self._heartbeats.newest(subid, worker_takeover.APPLY)
+        workers = self._workers.rows(heard, newest, self._task, apply_alive=apply_alive, syncing=syncing)
         copies = self._copying(_newest([heartbeat for _, heartbeat in heard]), syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
         if row is not None:
@@ -260,10 +259,6 @@ class Mirror:
         if not self._shown_skipped.write(shown, lambda: self._store.put_skipped(self._sub.subid, row)):
             self._skipped.expire()
             self._outdated = True
-
-    def apply_heartbeat(self) -> Heartbeat | None:
-        """Return the apply worker's newest heartbeat."""
-        return self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
 
     def position(self) -> int:
         """Return how far apply is by the ledger, WAL without a transaction included."""
