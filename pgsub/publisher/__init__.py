@@ -1,7 +1,7 @@
 """Everything said to the publisher: sessions, walsender stream, slots, snapshots, publication queries by version.
 
 Mirrors ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c`` and the publisher queries of ``tablesync.c`` and
-``subscriptioncmds.c``. Nothing here decodes changes, and nothing is written on the publisher but slots. Entry points:
-:mod:`~pgsub.publisher.connect` (every session), :mod:`~pgsub.publisher.identity` (what is checked at each),
-:mod:`~pgsub.publisher.stream.walsender` (changes).
+``subscriptioncmds.c``. Nothing here decodes changes, and nothing is written on the publisher but slots. Errors of
+psycopg leave the room as :class:`~pgsub.common.errors.PgsubError`. Entry points: :mod:`~pgsub.publisher.connect` (every
+session), :mod:`~pgsub.publisher.identity` (checked at each), :mod:`~pgsub.publisher.stream.walsender` (changes).
 """

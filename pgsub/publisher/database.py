@@ -41,7 +41,6 @@ def open_session(
 
     :param expected: None where no publisher is recorded yet.
     :raises WrongSystem: another server, or another database, answers.
-    :raises PgsubError: as of :func:`~pgsub.publisher.connect.connect`.
     """
     with contextlib.ExitStack() as stack:
         connection = connect(
@@ -59,7 +58,6 @@ def database(connection: Connection, *, replication: bool = False) -> Database:
     """Ask whose database a session is with.
 
     :param replication: whether it is a replication connection, which needs no privilege for that.
-    :raises PgsubError: translated.
     """
     with translating(connection, "identify the publisher"):
         if replication:

@@ -95,7 +95,6 @@ class ServerError:
 def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
     """Make the error of a connection attempt that failed.
 
-    :param error: as psycopg raised it.
     :param endpoint: what may be shown of the server.
     :param user: role name of the conninfo, if it has one.
     :return: never contains the conninfo or a password.
@@ -132,11 +131,9 @@ def translate(
 ) -> PgsubError:
     """Make pgsub's error of an error on an established publisher connection.
 
-    :param error: as psycopg raised it.
     :param doing: completes "could not …".
     :param table: schema and name, where one table is concerned: named in a missing GRANT.
     :param user: role on the publisher, named in a missing GRANT.
-    :return: the error to raise.
     """
     return classify(ServerError.from_exception(error), doing, table=table, user=user)
 

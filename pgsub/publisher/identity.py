@@ -48,7 +48,6 @@ def identify(connection: Connection) -> PublisherIdentity:
     """Ask the publisher who it is.
 
     :param connection: a replication connection.
-    :raises PgsubError: translated.
     """
     with translating(connection, "receive database system identifier and timeline ID from the publisher"):
         system, oid = connection.execute("IDENTIFY_SYSTEM").fetchone(), scalar(connection, OID)
@@ -63,7 +62,6 @@ def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwit
 
     :param connection: a replication connection.
     :param timeline: the first one has no history.
-    :raises PgsubError: translated.
     """
     if timeline <= 1:
         return []
@@ -206,7 +204,6 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
     :param slot: from :func:`~pgsub.publisher.slots.slot_state`.
     :param reported_lsn: the flush position that the ledger recorded before it was sent.
     :param name: the slot's name, for the case that there is none.
-    :param database: the publisher's database.
     :raises SlotLost: missing or invalidated.
     :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by another client.
     :raises PublisherUnavailable: a standby's copy of its primary's slot, until the standby is promoted.
@@ -247,9 +244,7 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
 def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = False) -> None:
     """Refuse a two-phase slot: it sends PREPARE TRANSACTION as such, whatever its stream asks for.
 
-    :param name: the subscription's.
     :param pending: two_phase is asked for, but a table is not ready for it.
-    :raises StateForbids: it is one.
     """
     if slot is None or not slot.two_phase:
         return

@@ -63,7 +63,6 @@ def published_tables(connection: Connection, publications: Sequence[str]) -> lis
     """List the tables of some publications, ordered by name; schema ``pgsub`` is never among them.
 
     :raises StateForbids: one table has different column lists.
-    :raises PgsubError: translated.
     """
     query = sql.SQL("""
         SELECT DISTINCT n.nspname::text, c.relname::text, c.relkind::text, CASE WHEN gpt.attrs IS NOT NULL THEN ARRAY(
@@ -165,7 +164,6 @@ def tables_with_other_origins(
 
     :param known: schema and name of tables that are subscribed already, so nothing of them is copied.
     :param ledger: whether a ledger of pgsub may be read: an index of it is evaluated by whoever plans a query.
-    :raises PgsubError: translated.
     """
     subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
     doing = "receive list of replicated tables from the publisher"

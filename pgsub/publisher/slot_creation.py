@@ -122,7 +122,6 @@ def long_transactions(connection: Connection, age: float) -> list[OpenTransactio
     """List the transactions that have written and that a new slot would wait for, the oldest first.
 
     :param age: seconds that they have been open at least.
-    :raises PgsubError: translated.
     """
     with translating(connection, "list open transactions of the publisher"):
         return _transactions(connection, _OLDER, {"age": age})

@@ -16,7 +16,6 @@ _RESERVED = "pg_conflict_detection"
 def valid_slot_name(name: str) -> str:
     """Check a slot name as ReplicationSlotValidateName does.
 
-    :return: the name.
     :raises UsageError: with the server's text.
     """
     if not name:
@@ -49,7 +48,6 @@ def group_slot_name(subid: int, number: int, sysid: str) -> str:
     """Name a slot that synchronizes several tables.
 
     :param number: never used before by the subscription.
-    :param sysid: see :func:`sync_slot_name`.
     """
     return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 

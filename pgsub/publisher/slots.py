@@ -90,7 +90,6 @@ def slot_state(connection: Connection, name: str) -> SlotState | None:
     """Read one slot.
 
     :return: None where there is none of that name.
-    :raises PgsubError: translated.
     """
     query = """
         SELECT s.*, s.slot_name AS name, w.lsn::text AS current_lsn,
@@ -215,7 +214,6 @@ def drop_slot(connection: Connection, name: str, *, missing_ok: bool = True, tim
     :param connection: of either kind.
     :param missing_ok: False: a missing slot is an error, as for the main slot of DROP SUBSCRIPTION.
     :param timeout: seconds to wait while the slot is active.
-    :return: whether there was one.
     :raises SlotLost: missing and not ``missing_ok``.
     :raises PublisherUnavailable: still active.
     """

@@ -122,8 +122,6 @@ class SocketChannel:
         """Read what is there, as far as the buffer goes.
 
         It grows for a first message that needs more, but no faster than bytes come: an announced size costs nothing.
-
-        :return: whether anything came.
         """
         before = self._have
         room = self._have + self._missing()

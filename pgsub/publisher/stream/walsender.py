@@ -103,7 +103,6 @@ class WalSender:
         """Start streaming; the server moves the position up to the slot's confirmed_flush_lsn without a word.
 
         :param lsn: end LSN of the last transaction that is done; 0 leaves the position to the slot.
-        :param options: from :func:`start_options`.
         :raises PgsubError: as the server's error says, see :func:`~pgsub.publisher.faults.translate`.
         """
         if self._streaming or self._channel is not None:

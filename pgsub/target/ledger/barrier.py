@@ -53,7 +53,6 @@ class Barrier(NamedTuple):
 def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) -> str:
     """Raise a barrier.
 
-    :return: its token.
     :raises psycopg.errors.LockNotAvailable: apply held its row for more than a second; try again.
     """
     token = str(uuid.uuid4())
@@ -68,22 +67,14 @@ def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) ->
 
 
 def move(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bool:
-    """Move a barrier forward.
-
-    :return: whether it was still there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
-    """
+    """Move a barrier forward."""
     query = "UPDATE pgsub.barrier SET lsn = greatest(lsn, %s) WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
         return scalar(connection, query, (format_lsn(lsn), subid, token)) is True
 
 
 def remove(connection: psycopg.Connection, subid: int, token: str) -> bool:
-    """Release apply.
-
-    :return: whether the barrier was still there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
-    """
+    """Release apply."""
     query = "DELETE FROM pgsub.barrier WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
         return scalar(connection, query, (subid, token)) is True
@@ -93,9 +84,6 @@ def take(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bo
     """Take a barrier away in the open transaction, if apply stands there; it goes on when the transaction ends.
 
     Until then the transaction holds apply's row: nothing is committed that its writer does not see.
-
-    :return: whether apply stood there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
     """
     lock_timeout(connection)
     connection.execute(

@@ -31,10 +31,7 @@ class Position:
 
 
 def position(connection: psycopg.Connection, subid: int) -> Position:
-    """Read apply's position.
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
+    """Read apply's position."""
     query = "SELECT remote_lsn::text, reported_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
     found = row(connection, query, (subid,))
     if found is None:

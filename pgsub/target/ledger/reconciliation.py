@@ -24,10 +24,7 @@ from pgsub.target.session.transactions import durable
 
 
 def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
-    """Record that a slot is about to be made, in place of the one that is there or was.
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
+    """Record that a slot is about to be made, in place of the one that is there or was."""
     with durable(connection):
         query = "UPDATE pgsub.subscription SET new_slot = %s WHERE subid = %s"
         if not connection.execute(query, (slot_name, subid)).rowcount:
@@ -57,7 +54,6 @@ def move(connection: psycopg.Connection, claim: Claim, publisher: Publisher, slo
 
     :param claim: apply's, raised after the reconciliation had begun.
     :param position: the new slot's consistent point; it may lie before the old position.
-    :raises Fenced: another worker took over.
     """
     subid, at = claim.subid, format_lsn(position)
     connection.execute(

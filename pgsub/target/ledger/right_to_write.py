@@ -16,10 +16,7 @@ _CLIENTS_WRITE = ("taken", "promoted", "done")
 
 
 def check(connection: psycopg.Connection, subid: int, name: str) -> None:
-    """Check that what a subscription brings may be written: not once clients write there, nor before they have stopped.
-
-    :raises StateForbids: it may not.
-    """
+    """Check that apply may write: not once clients write on the target, nor before they have stopped to write."""
     found = row(connection, _NEWEST, (subid,))
     if found is None:
         return

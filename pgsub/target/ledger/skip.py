@@ -101,10 +101,7 @@ def _encoded(skip: Skip | None) -> tuple[str | None, str | None, list[str] | Non
 
 
 def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
-    """Return the skip that is set and not consumed.
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
+    """Return the skip that is set and not consumed."""
     return decoded(*_control(connection, subid, COLUMNS))
 
 
@@ -125,10 +122,7 @@ def _encoded_rules(connection: psycopg.Connection, rules: Sequence[Rule]) -> Jso
 
 
 def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...]:
-    """Return the rules with a limit that are not used up.
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
+    """Return the rules with a limit that are not used up."""
     return decoded_rules(*_control(connection, subid, "skip_rules"))
 
 
@@ -148,7 +142,6 @@ def use(
 
     :param rules: as they were read in that transaction.
     :param used: how many rows, by :attr:`Rule.place`.
-    :return: what is left of the rules.
     :raises StreamsMustRestart: an operator has changed them meanwhile.
     """
     counted = [changed(rule, limit=(rule.limit or 0) - used.get(rule.place, 0)) for rule in rules]
@@ -185,10 +178,7 @@ def is_held(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
 
 
 def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -> None:
-    """Set it durably, or clear it with None.
-
-    :raises StateForbids: see :func:`check`.
-    """
+    """Set it durably, or clear it with None."""
     with transactions.durable(connection):
         if skip is not None and not is_held(connection, subid, skip):
             check(skip, subscriptions.apply_position(connection, subid))

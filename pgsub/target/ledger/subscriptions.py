@@ -215,8 +215,6 @@ def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
     """Record that the main slot is about to be dropped: who finds it missing then need not ask why.
 
     The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase.py).
-
-    :return: whether that was recorded before.
     """
     query = """
         UPDATE pgsub.subscription AS s SET slot_intent = true
@@ -274,10 +272,7 @@ def replace_publisher(
 
 
 def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
-    """Follow ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
+    """Follow ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …)."""
     with durable(connection):
         if not _set(connection, subid, subname=name, slot_name=slot_name):
             raise unknown(subid)

@@ -33,12 +33,7 @@ def awaiting(turn: int) -> Step:
 
 
 class Turns:
-    """The turns of one session.
-
-    :param connection: of the session.
-    :param pipeline: of it.
-    :param subid: whose turns these are.
-    """
+    """The turns of one session."""
 
     def __init__(self, connection: psycopg.Connection, pipeline: Pipeline, subid: int) -> None:
         self._connection = connection
@@ -48,8 +43,6 @@ class Turns:
     def take(self, turn: int, *, begin: bool) -> bool:
         """Hold an advisory lock until the transaction ends: the session that comes next waits for that.
 
-        :param turn: of this transaction.
-        :param begin: begin it, too.
         :return: False where somebody else has the lock, whoever it is.
         """
         found: list[Sequence[str | None]] = []

@@ -58,7 +58,6 @@ def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> 
 
     :param lock: whether it stays as it is until the caller's transaction ends. Not FOR UPDATE: where foreign keys are
         checked for this role, the marker of a prepared transaction holds the row's key for as long as that is prepared.
-    :raises StateForbids: the ledger does not know the subscription.
     """
     query = "SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s"
     found = scalar(connection, f"{query} FOR NO KEY UPDATE" if lock else query, (subid,))
@@ -76,7 +75,6 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
     :return: whether it is ``e``; and from where to start then. The slot keeps that position as its ``two_phase_at``,
         which must not lie below the srsublsn of any table: what is prepared between the two would be sent as prepared
         before srsublsn, and taken for a change that came with the copy.
-    :raises Fenced: the epoch was raised.
     """
     subid = claim.subid
     with transactions.durable(connection):
@@ -192,10 +190,7 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
 
 
 def disable(connection: psycopg.Connection, subid: int) -> None:
-    """Set ``d``, once the slot is not two-phase any more.
-
-    :raises StateForbids: see :func:`check_disable`.
-    """
+    """Set ``d``, once the slot is not two-phase any more."""
     with transactions.durable(connection):
         check_disable(connection, subid)
         _set(connection, subid, DISABLED)

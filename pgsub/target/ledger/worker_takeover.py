@@ -196,10 +196,7 @@ def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | 
 
 
 def fence(connection: psycopg.Connection, *claims: Claim) -> None:
-    """Hold control rows of a subscription's workers against a take-over until this (short) transaction ends.
-
-    :raises Fenced: the epoch of one was raised.
-    """
+    """Hold control rows of a subscription's workers against a take-over until this (short) transaction ends."""
     if not claims:
         return
     if len(_held(connection, claims, "FOR SHARE OF c")) != len(claims):

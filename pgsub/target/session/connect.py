@@ -146,7 +146,6 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
 def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> PgsubError:
     """Make pgsub's error of an error on an established target session.
 
-    :param error: as psycopg raised it.
     :param doing: completes "could not …".
     :param user: of the session, where it is known: a hint names the whole GRANT then.
     :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.

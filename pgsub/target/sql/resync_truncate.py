@@ -185,10 +185,7 @@ def check_writers(
     members: Sequence[int],
     hint: str = "Remove the rows of this publisher by hand, drop this subscription and create it again.",
 ) -> None:
-    """Refuse tables that another subscription writes.
-
-    :raises StateForbids: there is one.
-    """
+    """Refuse tables that another subscription writes."""
     if found := other_writer(connection, subid, members):
         name, table = found
         raise StateForbids(

@@ -112,7 +112,6 @@ class InTransaction:
 class TableLookup:
     """Reads of one target table.
 
-    :param session: runs its queries.
 
     :ivar indexes: its unique indexes.
     :ivar fingerprints: compares rows by them, and by keys.

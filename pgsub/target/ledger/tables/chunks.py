@@ -119,10 +119,7 @@ def _part(value: dict[str, Any]) -> Part:
 
 
 def lessen(connection: psycopg.Connection, key: ChunkKey, rows: int) -> None:
-    """Record that rows of a chunk were removed, in the transaction that removes them.
-
-    :raises Fenced: the epoch was raised.
-    """
+    """Record that rows of a chunk were removed, in the transaction that removes them."""
     worker_takeover.fence(connection, key.claim)
     connection.execute(
         f"UPDATE pgsub.copy_chunk SET rows_done = rows_done - %s WHERE {_KEY}".encode(), (rows, *key.params)
@@ -130,10 +127,7 @@ def lessen(connection: psycopg.Connection, key: ChunkKey, rows: int) -> None:
 
 
 def remove(connection: psycopg.Connection, keys: Iterable[ChunkKey]) -> None:
-    """Forget chunks all of whose rows were removed, in the transaction that removes them.
-
-    :raises Fenced: the epoch was raised.
-    """
+    """Forget chunks all of whose rows were removed, in the transaction that removes them."""
     for key in keys:
         worker_takeover.fence(connection, key.claim)
         connection.execute(f"DELETE FROM pgsub.copy_chunk WHERE {_KEY}".encode(), key.params)
@@ -148,10 +142,7 @@ def next_number(connection: psycopg.Connection, claim: Claim, attempt: int) -> i
 
 
 def supplement(connection: psycopg.Connection, claim: Claim, attempt: int, part: Part, rows: int, size: int) -> None:
-    """Record rows that were brought to a part which was copied before, in their transaction.
-
-    :raises Fenced: the epoch was raised.
-    """
+    """Record rows that were brought to a part which was copied before, in their transaction."""
     worker_takeover.fence(connection, claim)
     connection.execute(
         "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, rows_done, bytes_done, xid, part)"
@@ -187,7 +178,6 @@ def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, 
     """Record the chunk as done in the transaction of its rows; with ``atomic`` the table's copy is done with it.
 
     :return: whether this attempt is still the table's; else the caller rolls back.
-    :raises Fenced: the epoch was raised.
     """
     session.execute(
         "UPDATE pgsub.copy_chunk SET xid = pg_catalog.pg_current_xact_id(), rows_done = %s, bytes_done = %s"

@@ -112,10 +112,7 @@ def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positi
 
 
 def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> int:
-    """Fix where the table changes hands: H = max(apply, sync), unless a claim stands.
-
-    :return: H.
-    """
+    """Fix where the table changes hands: H = max(apply, sync), unless a claim stands."""
     with changing(connection, claim.subid) as apply_lsn:
         worker_takeover.fence(connection, claim)
         handover = _handover(connection, claim)

@@ -107,7 +107,6 @@ def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[i
 
     :param rows: that were missing, extra, different.
     :return: these of all transactions.
-    :raises Fenced: the epoch was raised.
     """
     worker_takeover.fence(connection, claim)
     query = """
@@ -149,10 +148,7 @@ def kept(connection: psycopg.Connection, claim: Claim) -> int:
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
-    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
-
-    :return: whether the state was changed.
-    """
+    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done."""
     worker_takeover.fence(connection, claim)
     query = """
         UPDATE pgsub.subscription_rel r SET srsubstate = 'f'
