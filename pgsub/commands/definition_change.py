@@ -26,7 +26,6 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
     """Change a definition.
 
     :param sub: as it is before.
-    :param write: changes it in the state store.
     :raises StateForbids: the subscription was moved to another state store.
     """
     connected = sub.dboid != 0

@@ -84,10 +84,7 @@ class Reporter(Protocol):
     """The receiver of what a command has to say. May be called from several threads."""
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
-        """Report something that the user should know; the command continues.
-
-        :param message: one line, lower-case start, no full stop.
-        """
+        """Report something that the user should know; the command continues."""
 
     def notice(self, message: str, hint: str | None = None) -> None:
         """Report what the server would say with NOTICE."""
@@ -96,7 +93,6 @@ class Reporter(Protocol):
         """Write one record of the log, whole.
 
         :param level: LOG, WARNING, ERROR, DEBUG1 and so on.
-        :param text: the message and its fields.
         """
 
     def progress(self, rows: Sequence[TableProgress]) -> None:

@@ -116,7 +116,6 @@ def connect_publisher(
 def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo: str) -> Iterator[publisher.Connection]:
     """Open a connection to the publisher that the subscription follows: another would remove every table.
 
-    :param session: on the target.
     :param conninfo: its connection string, a password included where there is no passfile yet.
     :raises WrongSystem: another system, database or history.
     """

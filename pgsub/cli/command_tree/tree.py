@@ -113,10 +113,7 @@ def words(metavar: str | None) -> tuple[str, ...]:
 
 
 def describe(group: TyperGroup) -> Tree:
-    """Return the tree of a program.
-
-    :param group: its root.
-    """
+    """Return the tree of a program."""
     commands = tuple(
         Command(name, PAGES[name], arguments(found.params), options(found.params))
         for name, found in group.commands.items()

@@ -82,10 +82,7 @@ def _command(command: Command) -> str:
 
 
 def head(name: str, section: str, purpose: str, source: str) -> list[str]:
-    """Return the first lines of a page.
-
-    :param source: what it is made from.
-    """
+    """Return the first lines of a page."""
     return [
         rf".\" Generated from {source} by: python -m pgsub.cli.docs",
         f'.TH {escaped(name.upper())} {section} "" "pgsub {__version__}" "pgsub manual"',

@@ -65,7 +65,6 @@ def parse_address(text: str | Address) -> Address:
 def listen(address: Address, folder: Path) -> MetricsServer:
     """Serve the metrics in a thread of its own until the process ends.
 
-    :return: the server.
     :raises PgsubError: the address cannot be listened on.
     """
     from pgsub.cli.operate.metrics_server import MetricsServer

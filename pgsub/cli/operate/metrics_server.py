@@ -37,7 +37,6 @@ class MetricsServer(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int, folder: Path) -> None:
         """Listen on an address, and serve it in a thread of its own until the process ends.
 
-        :param folder: the state folder.
         :raises OSError: the address cannot be listened on.
         """
         family, _, _, _, address = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]

@@ -21,8 +21,6 @@ def show(command: str, name: str, found: Preflight, document: dict[str, Any] | N
     """Print what the command would do; its warnings have been shown.
 
     :param command: create or refresh.
-    :param name: of the subscription.
-    :param found: the tables that would be added.
     :param document: print this as JSON instead.
     """
     if document is not None:

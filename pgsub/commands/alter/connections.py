@@ -86,7 +86,6 @@ def check(
 
     :param session: on the target as it will be.
     :param fields: those that change; the ones that depend on the target's role are added.
-    :raises PgsubError: they may not.
     """
     if options.target is not None:
         fields |= _new_target(session, sub, reporter)
@@ -107,10 +106,7 @@ def check(
 
 
 def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
-    """Check that the new target is the same database, whose ledger has the subscription.
-
-    :return: the fields that depend on the role.
-    """
+    """Check that the new target is the same database, whose ledger has the subscription."""
     warnings = servers.check_target(session)
     subscriptions.identity(session, sub.subid)
     facts = target_facts(session)

@@ -47,7 +47,6 @@ def adopt(
     Nothing changes where the publisher is the one that is recorded, so a command that was interrupted can be repeated.
 
     :param connection: the publisher's connection string, a password included.
-    :param folder: the state folder.
     :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
     """
     known = subscriptions.identity(session, sub.subid)

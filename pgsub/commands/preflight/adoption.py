@@ -35,10 +35,7 @@ SELECT c.conname::text, current_user::text FROM pg_catalog.pg_constraint c
 def decide(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that.
-
-    :raises StateForbids: one cannot be.
-    """
+    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that."""
     filled = [table for table in tables if table.empty is not True]
     for table in filled:
         table.mode, table.reason, table.chunks = MODE, None, 1
@@ -48,10 +45,7 @@ def decide(
 def check(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Check that tables can be adopted; yield what may be lost by that.
-
-    :raises StateForbids: one cannot be.
-    """
+    """Check that tables can be adopted; yield what may be lost by that."""
     for table in tables:
         _check_comparable(table)
         _check_order(session, table)
@@ -101,10 +95,7 @@ def _check_comparable(table: Table) -> None:
 
 
 def _check_order(session: psycopg.Connection, table: Table) -> None:
-    """Refuse a table whose rows refer to each other where that is checked: they come in the order of hashes.
-
-    :raises StateForbids: it is one.
-    """
+    """Refuse a table whose rows refer to each other where that is checked: they come in the order of hashes."""
     if target.is_replica(session):
         return
     found = session.execute(_OF_ITSELF.encode(), (table.target.oid,)).fetchone()

@@ -143,7 +143,6 @@ def read(
     """Read the tables of these oids in five round trips; of locked ones no indexes and constraints.
 
     :param acting: roles whose privileges are read where it is not the session's own; TRUNCATE is always that one's.
-    :raises psycopg.Error: as it comes.
     """
     if not oids:
         return {}
@@ -169,10 +168,7 @@ def read(
 
 
 def read_types(connection: psycopg.Connection, tables: Sequence[Facts]) -> dict[int, Type]:
-    """Read the types of these tables' columns, and the types that they are made of.
-
-    :raises psycopg.Error: as it comes.
-    """
+    """Read the types of these tables' columns, and the types that they are made of."""
     oids = sorted({column.type_oid for table in tables for column in table.columns.values()})
     rows = connection.execute(_TYPES.encode(), (oids,)).fetchall() if oids else []
     found = (Type(*row) for row in rows)

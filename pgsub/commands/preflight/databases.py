@@ -25,8 +25,6 @@ SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
     """Refuse to replicate a database into itself, where each change applied would be published again.
 
-    :param source: a session of the publisher.
-    :param session: of the target.
     :raises StateForbids: both are sessions of one database.
     """
     published, applied = source.execute(_DATABASE).fetchone(), session.execute(_DATABASE).fetchone()
@@ -42,8 +40,6 @@ def check_other_database(source: psycopg.Connection, session: psycopg.Connection
 def exchange_named(source: psycopg.Connection, session: psycopg.Connection, names: Sequence[str]) -> Iterator[None]:
     """Begin the hint of an error with the likely cause of all that is missing: each server was taken for the other.
 
-    :param source: a session of the publisher.
-    :param session: of the target.
     :param names: the publications; they are the target's then.
     """
     try:
@@ -76,7 +72,6 @@ def check_same_database(known: psycopg.Connection, other: psycopg.Connection, wh
 
     :param what: publisher or target, whose session ``known`` is.
     :param option: which made the other one.
-    :raises StateForbids: they are not.
     """
     if known.execute(_DATABASE).fetchone() != other.execute(_DATABASE).fetchone():
         raise StateForbids(

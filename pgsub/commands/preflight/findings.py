@@ -119,7 +119,6 @@ def concerning(
     :param message: ``{}`` stands for the one table, or for how many; ``[is|are]`` for the verb.
     :param schemas: the message and the detail name these, not the tables.
     :param most: names that the detail lists.
-    :param stops: as in :class:`Caution`.
     """
     if tables:
         named, noun = (schemas, "schema") if schemas else (tables, "table")

@@ -89,7 +89,6 @@ def _settings(session: psycopg.Connection) -> Iterator[Caution]:
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
     """Check that the target tracks who wrote a row last, and when, if a rule needs it.
 
-    :param rules: of the subscription.
     :raises StateForbids: it does not track that, in full or at all.
     """
     asking = conflict_rules.needing_times(rules)
@@ -114,7 +113,6 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
 def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Caution]:
     """Warn of rules for tables that the subscription does not have; a name may be mistyped.
 
-    :param rules: of the subscription.
     :param known: its tables as schema.table of the target.
     """
     return [
@@ -150,7 +148,6 @@ def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -
     """Check that two_phase of an existing slot fits the subscription: it decides what is sent.
 
     :param ready: whether every table, and there is one, will be ``r`` from the start.
-    :raises StateForbids: it does not fit the subscription.
     """
     if not slot.two_phase or (ready and sub.two_phase != "d"):
         return

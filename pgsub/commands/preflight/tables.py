@@ -60,13 +60,11 @@ def check_tables(
 ) -> Preflight:
     """Check that every published table has a place on the target, and that it can be copied and replicated.
 
-    :param copy_data: whether the tables will be copied.
     :param adopt: whether rows that they have will be compared.
     :param known: schema and name of tables that are subscribed already; they are left out.
     :param named: publications to warn of where the publisher has none of that name; None for all of the subscription.
     :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
     :raises StateForbids: a table cannot be adopted.
-    :raises PgsubError: translated.
     """
     found = Preflight()
     names = sub.publications if named is None else tuple(named)

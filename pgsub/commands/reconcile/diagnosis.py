@@ -140,10 +140,7 @@ def _publisher(
 
 
 def _slot(replication: publisher.Connection, name: str, position: Position, dbname: str) -> PgsubError | None:
-    """Return what is wrong with the subscription's slot.
-
-    :raises PublisherUnavailable: it is still synchronized from the primary.
-    """
+    """Return what is wrong with the subscription's slot."""
     try:
         identity.check_slot(slots.slot_state(replication, name), position.reported_lsn, name, dbname)
     except ReplicationBroken as error:
@@ -163,10 +160,7 @@ def _nothing_to_do(sub: Subscription) -> StateForbids:
 
 
 def _check_standby(replication: publisher.Connection) -> None:
-    """Refuse a standby that cannot have a slot.
-
-    :raises StateForbids: the publisher is one.
-    """
+    """Refuse a standby that cannot have a slot."""
     with translating(replication, "ask whether the publisher is a standby"):
         row = replication.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
     if row == (True,) and replication.info.server_version < _STANDBY_VERSION:

@@ -33,7 +33,6 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
 
     Those in whose way nothing stands are set whatever becomes of the others, as in the server.
 
-    :raises StateForbids: the subscription is disabled.
     :raises TargetSchemaError: a sequence is missing, is defined otherwise, or may not be read or written.
     :raises TimeoutExpired: others hold a sequence in open transactions.
     """

@@ -86,8 +86,6 @@ def origin_advance(
 ) -> SkippedRange:
     """Move the position behind transactions that are never to be applied; with ``preview`` change nothing.
 
-    :param folder: the state folder.
-    :param lsn: the new position.
     :param confirm: called before anything is changed; raises where the answer is no.
     :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
     """
@@ -132,10 +130,7 @@ def _advance(
 
 
 def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRange:
-    """Read what would not be applied.
-
-    :raises StateForbids: see :func:`origin_advance`.
-    """
+    """Read what would not be applied."""
     found = SkippedRange(sub.name, position(session, sub.subid), to)
     if to < found.old.furthest:
         raise StateForbids(

@@ -26,7 +26,6 @@ def prune(
 ) -> Usage:
     """Remove skipped changes, a bounded number in each commit; what a kill leaves is removed by another call.
 
-    :param folder: the state folder.
     :param replayed: only changes that were replayed.
     :param older_than: only changes that were skipped longer ago, in seconds; None for any.
     :param confirm: called before anything is removed; raises where the answer is no.

@@ -31,7 +31,6 @@ def skip_conflicts(
 ) -> tuple[Rule, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
-    :param folder: the state folder.
     :param rule: with a limit.
     :param confirm: called with the subscription's name before the rule is set; raises where the answer is no.
     :return: all that are set now.

@@ -87,10 +87,7 @@ def _said(sub: Subscription, wanted: Skip) -> str:
 
 
 def show(options: SkipOptions) -> Preview:
-    """Preview what :func:`skip_lsn` would lose of one transaction; nothing is changed.
-
-    :raises StateForbids: as of :func:`skip_lsn`.
-    """
+    """Preview what :func:`skip_lsn` would lose of one transaction; nothing is changed."""
     assert options.lsns is not None
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)

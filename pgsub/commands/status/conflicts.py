@@ -67,7 +67,6 @@ def conflicts(
 
     :param table: schema.table.
     :param since: only those detected within so many seconds.
-    :param limit: rows.
     :raises SubscriptionNotFound: there is none of that name, and no conflict of one.
     :raises UsageError: no such type.
     """
@@ -81,10 +80,7 @@ def conflicts(
 
 
 def check_type(conflict_type: str) -> None:
-    """Check a type of conflict.
-
-    :raises UsageError: there is no such type.
-    """
+    """Check a type of conflict."""
     if conflict_type not in TYPES:
         raise UsageError(
             f'"{conflict_type}" is not a conflict type that pgsub can detect', hint=f"Choose one of {', '.join(TYPES)}."

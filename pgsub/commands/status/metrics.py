@@ -30,10 +30,7 @@ Samples = Callable[[SubscriptionStatus], Iterable[Sample]]
 
 
 def registry(folder: Path) -> CollectorRegistry:
-    """Return a registry whose every collection reads the state store.
-
-    :param folder: the state folder.
-    """
+    """Return a registry whose every collection reads the state store."""
     made = CollectorRegistry(auto_describe=False)
     made.register(_StateStore(folder))
     return made

@@ -45,7 +45,6 @@ _VIEWS: dict[str, tuple[tuple[str, ...], str, str]] = {
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
     """Return a view of the publisher, as far as it concerns the slots of subscriptions.
 
-    :param folder: the state folder.
     :param name: one of :data:`~pgsub.commands.status.status.PUBLISHER_VIEWS`.
     :param subscription: only of this one; None for all.
     :return: column names and rows; values as the JSON documents have them.

@@ -49,7 +49,6 @@ class Finding:
 def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     """Return the status of one subscription or of all, read from one state of the store.
 
-    :param folder: the state folder.
     :param name: None for all, by name.
     :raises SubscriptionNotFound: if there is none of that name.
     """
@@ -59,13 +58,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
-    """Return a view or table of the state store.
-
-    :param name: its name.
-    :param subscription: only the rows of this subscription.
-    :return: column names and rows.
-    :raises UsageError: if there is no such view.
-    """
+    """Return a view or table of the state store."""
     with StateStore.open(folder, create=False) as store, store.snapshot():
         return view_rows(store, name, None if subscription is None else store.subscription(subscription).subid)
 

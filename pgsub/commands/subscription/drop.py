@@ -48,7 +48,6 @@ def drop(
 
     What is left after a failure can be dropped by calling again.
 
-    :param folder: the state folder.
     :param keep_slot: whether the replication slots stay on the publisher.
     :param keep_target: whether nothing is changed on the target, for it is gone. One that answers is only asked
         whether the subscription was moved.

@@ -21,8 +21,6 @@ from pgsub.common.subscription import Subscription
 def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     """Set ``subenabled``; a notice if it is set already.
 
-    :param folder: the state folder.
-    :param name: the subscription.
     :raises SubscriptionNotFound: if there is none of that name.
     :raises StateForbids: if it has no slot name, was moved to another state store, or a switchover is in the way.
     """
@@ -109,7 +107,6 @@ def require_disabled(sub: Subscription, message: str) -> None:
     """Refuse what a subscription that is enabled does not allow.
 
     :param message: in the server's words.
-    :raises StateForbids: it is enabled.
     """
     if sub.enabled:
         raise StateForbids(message, hint=f"Disable it first:\npgsub disable {word(sub.name)}", sqlstate="55000")

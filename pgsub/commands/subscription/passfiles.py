@@ -27,7 +27,6 @@ def written(made: Definition) -> Iterator[list[Path]]:
 def remove(folder: Path, subid: int, *named_in: str) -> None:
     """Remove the passwords of a subscription.
 
-    :param folder: the state folder.
     :param named_in: connection strings whose files stay.
     """
     for file in (folder / "passfiles").glob(f"{subid}.*"):

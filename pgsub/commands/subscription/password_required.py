@@ -43,9 +43,6 @@ def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None,
 
 
 def stored(sub: Subscription, folder: Path) -> bool:
-    """Return whether the publisher's password is in a file of pgsub.
-
-    :param folder: the state folder.
-    """
+    """Return whether the publisher's password is in a file of pgsub."""
     passfile = ci.parse(sub.connection, "publisher").get("passfile")
     return passfile is not None and Path(passfile).parent == folder / "passfiles"

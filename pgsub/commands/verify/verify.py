@@ -108,7 +108,6 @@ def compare_at(
 ) -> Verification:
     """Compare tables at a point.
 
-    :param session: on the target.
     :param known: tables that are known to be equal at a position, by name.
     :param told: called with the verdict of each table.
     """
