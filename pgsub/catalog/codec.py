@@ -111,7 +111,6 @@ def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
 class Table(Generic[Row]):
     """A table of the state store whose rows are values of one dataclass.
 
-    :param name: the table.
     :param row: the dataclass; its fields are the columns (``class_`` is column ``class``).
     :param owner: the column with the subscription's id where it is no field of ``row``.
     """

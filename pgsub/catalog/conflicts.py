@@ -91,7 +91,6 @@ class ConflictCatalog(ViewsCatalog):
     def conflict(self, conflict_id: int) -> ConflictRow | None:
         """Return one conflict.
 
-        :param conflict_id: as :meth:`add_conflict` returned it.
         :return: None if there is none, or no longer.
         """
         found = self._select("id = ?", conflict_id) if 0 < conflict_id < 2**63 else []
@@ -108,8 +107,6 @@ class ConflictCatalog(ViewsCatalog):
 
         :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`.
         :param position: where it is; what that covers is meant.
-        :param action: what was done with the changes.
-        :return: how many there were.
         """
         with self._database.transaction():
             own = [row for row in self.conflicts(subid, action=STOPPED) if row.worker == worker]

@@ -106,11 +106,7 @@ class Database:
             self._connection.close()
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of a query.
-
-        :param sql: with ``?`` for each parameter.
-        :param parameters: values.
-        """
+        """Return all rows of a query."""
         with self._lock, self._errors():
             return self._connection.execute(sql, parameters).fetchall()
 

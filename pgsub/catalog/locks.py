@@ -159,26 +159,18 @@ def troubles(folder: Path) -> list[str]:
 
 
 def launcher_lock(folder: Path) -> Lock:
-    """Return the lock of the launcher that serves a whole state folder.
-
-    :param folder: the state folder.
-    """
+    """Return the lock of the launcher that serves a whole state folder."""
     return Lock(folder / "launcher.lock")
 
 
 def subscription_lock(folder: Path, subid: int) -> Lock:
-    """Return the lock of the process that applies, or maintains, one subscription.
-
-    :param folder: the state folder.
-    :param subid: pg_subscription.oid.
-    """
+    """Return the lock of the process that applies, or maintains, one subscription."""
     return Lock(folder / f"subscription-{subid}.lock")
 
 
 def lock_held(lock: Lock, what: str) -> LockHeld:
     """Return the error for a lock that another process has.
 
-    :param lock: the lock that :meth:`Lock.acquire` did not get.
     :param what: what it protects, e.g. ``subscription "s"``.
     """
     holder = lock.holder()

@@ -21,7 +21,6 @@ def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[in
 
     :param connection: in autocommit mode; nobody else migrates meanwhile.
     :param path: of the file; the backup is ``<name>.v<version>.bak`` beside it.
-    :param steps: the migrations.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     missing = [(number, sql) for number, sql in steps if number > version]

@@ -270,7 +270,6 @@ class ErrorRow:
     def of(cls, error: PgsubError, worker: str, position: int | None = None) -> ErrorRow:
         """Return the row of an exception.
 
-        :param error: what ended the worker.
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
         :param position: of apply.
         """

@@ -25,7 +25,6 @@ _NETWORKS = (
 def state_dir(option: str | None) -> Path:
     """Return the state folder: the option, ``PGSUB_STATE_DIR``, ``$XDG_STATE_HOME/pgsub``, or one below the home.
 
-    :param option: ``--state-dir``.
     :return: absolute, not resolved: a symbolic link in its place has to be seen.
     """
     chosen = option or os.environ.get("PGSUB_STATE_DIR")

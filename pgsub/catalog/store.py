@@ -31,10 +31,7 @@ VIEWS = (
 
 
 class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
-    """An open state store; several threads of a process may share it.
-
-    :param database: see :meth:`open`.
-    """
+    """An open state store; several threads of a process may share it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,7 +49,6 @@ class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
     def open(cls, folder: Path, *, create: bool = True, readable: bool = False) -> StateStore:
         """Open the store of a state folder.
 
-        :param folder: see :func:`~pgsub.catalog.state_folder.state_dir`.
         :param create: create folder, file and tables where they are missing. Without it a store that is missing is
             an empty one in memory, and nothing is created: a mistyped folder leaves no trace.
         :param readable: where it cannot be written, be content with what can be read of it; see :attr:`copied`.
@@ -75,7 +71,6 @@ class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
 
         :param name: one of :data:`VIEWS`.
         :param subid: only the rows of this subscription; None for all.
-        :return: column names, rows in the order of the table.
         :raises UsageError: for any other name.
         """
         if name not in VIEWS:

@@ -76,11 +76,7 @@ class SubscriptionCatalog:
         return [_decode(values) for values in self._database.rows(f"{_SELECT} ORDER BY subname")]
 
     def subscription(self, name: str) -> Subscription:
-        """Return one subscription (``get_subscription_oid``).
-
-        :param name: subname.
-        :raises SubscriptionNotFound: if there is none.
-        """
+        """Return one subscription (``get_subscription_oid``)."""
         found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
         if not found:
             raise SubscriptionNotFound(f'subscription "{name}" does not exist', hint=self._others(name))
@@ -101,10 +97,7 @@ class SubscriptionCatalog:
         return f"{said}\npgsub status"
 
     def subscription_by_id(self, subid: int) -> Subscription | None:
-        """Return one subscription, or None (``GetSubscription`` with missing_ok).
-
-        :param subid: pg_subscription.oid.
-        """
+        """Return one subscription, or None (``GetSubscription`` with missing_ok)."""
         found = self._database.rows(f"{_SELECT} WHERE oid = ?", (subid,))
         return _decode(found[0]) if found else None
 
@@ -112,7 +105,6 @@ class SubscriptionCatalog:
         """Register a subscription with counters at 0.
 
         :param subscription: its conninfos name no password.
-        :raises SubscriptionExists: if the name is taken.
         """
         values = _encode({field: getattr(subscription, field) for field in _COLUMNS})
         values["pgsub_options_changed_at"] = utc_now()
@@ -123,10 +115,7 @@ class SubscriptionCatalog:
             self._database.run("INSERT INTO pgsub_stats (subid) VALUES (?)", subscription.subid)
 
     def remove_subscription(self, subid: int) -> None:
-        """Remove a subscription and what belongs to it; its conflicts and its journal stay. Again does nothing.
-
-        :param subid: pg_subscription.oid.
-        """
+        """Remove a subscription and what belongs to it; its conflicts and its journal stay. Again does nothing."""
         with self._database.transaction():
             self._database.run("DELETE FROM pg_subscription WHERE oid = ?", subid)
 
@@ -154,10 +143,7 @@ class SubscriptionCatalog:
             self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
 
     def require(self, subid: int) -> None:
-        """Raise if a subscription was dropped; inside a transaction it stays until the end.
-
-        :raises SubscriptionNotFound: in the server's words.
-        """
+        """Raise if a subscription was dropped; inside a transaction it stays until the end."""
         if not self._database.rows("SELECT 1 FROM pg_subscription WHERE oid = ?", (subid,)):
             raise SubscriptionNotFound(f"subscription with OID {subid} does not exist")
 
@@ -207,10 +193,7 @@ def _encode(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_secret(conninfo: str) -> bool:
-    """Return whether a connection string itself holds a password: the last guard before it is stored.
-
-    :param conninfo: keyword/value string or URI.
-    """
+    """Return whether a connection string itself holds a password: the last guard before it is stored."""
     if "://" in conninfo.partition("=")[0]:
         return _URI_SECRET.match(conninfo) is not None
     return any(keyword in SECRETS for keyword in _KEYWORD.findall(conninfo))

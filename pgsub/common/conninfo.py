@@ -90,7 +90,6 @@ def in_environment() -> bool:
 def parse(conninfo: str, side: str) -> dict[str, str]:
     """Parse a conninfo or URI with libpq's own parser.
 
-    :param conninfo: keyword/value string or URI.
     :param side: ``publisher`` or ``target``, for the error.
     :raises UsageError: where libpq refuses it; the text never repeats the conninfo.
     """

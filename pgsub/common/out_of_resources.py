@@ -17,10 +17,7 @@ NO_THREAD = "can't start new thread"  #: of the interpreter, whatever the system
 
 
 def out_of_resources(error: BaseException) -> OutOfResources | None:
-    """Return what an unexpected exception says about the machine, in the server's words; None where it is another one.
-
-    :param error: of the interpreter or a library.
-    """
+    """Return what the machine lacks by an unexpected exception, in the server's words; None for any other one."""
     if isinstance(error, MemoryError):
         return _memory()
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:

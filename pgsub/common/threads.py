@@ -116,7 +116,6 @@ class TimedExecutor:
 
     :class:`concurrent.futures.ThreadPoolExecutor` would keep the process from ending while a call hangs.
 
-    :param kind: see :class:`SupervisedThread`.
     :param patience: seconds that a caller waits.
     """
 

@@ -223,7 +223,6 @@ _WRITERS: tuple[Sequence[Job], ...] = (
 class Workload:
     """All writers, each a session that does its jobs in turn. A context: they are stopped at its end.
 
-    :param conninfo: of the publisher.
     :param sizes: of :func:`pgsub.demo.schema.sizes`.
     """
 

@@ -63,7 +63,6 @@ class _Logged:
 class ErrorReporter:
     """One subscription's errors.
 
-    :param recorder: writes to the store.
     :ivar disabling: the fault for which disable_on_error disables the subscription: its workers must not run.
     :ivar disabled_by: likewise, once that is recorded.
     """

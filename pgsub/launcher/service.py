@@ -83,7 +83,6 @@ class Service:
 
     :param session: the launcher's, on the target; it holds the lock.
     :param goal: asked once per look at the ledger.
-    :param interval: see :func:`pgsub.launcher.retry.interval`.
     :ivar last_answer: when the target answered last, while there are workers to stop.
     """
 

@@ -66,7 +66,6 @@ def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = Fa
     :param payload: a pgoutput message, for example out of a spool file.
     :param in_stream: it came inside a stream block, where R Y I U D T M carry an xid and only O E S are legal besides.
     :param parallel_streaming: Stream Abort carries LSN and time.
-    :return: the message.
     :raises ProtocolViolation: it is malformed in any way.
     """
     try:
@@ -112,7 +111,6 @@ class Decoder:
         """Decode the next message and check that it may come now.
 
         :param payload: content of one XLogData.
-        :return: the message.
         :raises ProtocolViolation: malformed, out of order, or an earlier message was.
         """
         if self._refused is not None:

@@ -17,7 +17,6 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 def parse_lsn(text: str) -> int:
     """Read ``X/X`` as ``pg_lsn_in`` does: one to eight hexadecimal digits on each side, nothing around them.
 
-    :param text: for example ``16/B374D848``.
     :return: byte position in the WAL, 0 to 2**64 - 1.
     :raises ValueError: anything else, with a text fit for a user.
     """
@@ -35,7 +34,6 @@ def lsn_or_none(text: str | None) -> int | None:
 def format_lsn(lsn: int) -> str:
     """Write an LSN as ``pg_lsn_out`` of 18 does: ``%X/%X``, no padding.
 
-    :param lsn: byte position, 0 to 2**64 - 1.
     :return: for example ``16/B374D848``.
     """
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -86,7 +86,6 @@ def _stream_commit(data: bytes) -> messages.StreamCommit:
 def parse_stream_abort(data: bytes, with_info: bool) -> messages.StreamAbort:
     """Parse a Stream Abort message (``logicalrep_read_stream_abort``).
 
-    :param data: the whole message.
     :param with_info: whether LSN and time follow: exactly when streaming = parallel was negotiated.
     :return: the message; LSN and time are None where they do not follow.
     :raises ProtocolViolation: a zero xid, or another length.

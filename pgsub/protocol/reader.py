@@ -1,8 +1,9 @@
 """Reading fields out of a message: strings, rows, columns, and the proof that nothing is left over.
 
 Mirrors ``pqformat.c`` and ``logicalrep_read_tuple``/``logicalrep_read_attrs`` of ``proto.c``. Every function takes the
-message and an offset and returns the value and the next offset. Lengths are read unsigned, so that a negative one is
-merely too long; reading past the end by ``struct`` or by index raises what :mod:`pgsub.protocol.decoder` translates.
+whole message and the offset of what it reads, and returns the value and the next offset. Lengths are read unsigned, so
+that a negative one is merely too long; reading past the end by ``struct`` or by index raises what
+:mod:`pgsub.protocol.decoder` translates.
 """
 
 from __future__ import annotations
@@ -41,10 +42,7 @@ _unpack_int16 = INT16.unpack_from
 def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, int]:
     """Read a string that ends with a NUL inside the message (``pq_getmsgstring``).
 
-    :param data: the whole message.
-    :param pos: offset of its first byte.
     :param limit: longest allowed, in bytes without the NUL.
-    :return: the text and the offset behind the NUL.
     :raises ProtocolViolation: no NUL, too long, or not UTF-8.
     """
     end = data.find(b"\0", pos)
@@ -61,9 +59,6 @@ def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, i
 def read_name(data: bytes, pos: int) -> tuple[str, int]:
     """Read an identifier; there are no empty ones.
 
-    :param data: the whole message.
-    :param pos: offset of its first byte.
-    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`, or empty.
     """
     name, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -75,9 +70,6 @@ def read_name(data: bytes, pos: int) -> tuple[str, int]:
 def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
     """Read a schema name, sent empty for pg_catalog (``logicalrep_read_namespace``).
 
-    :param data: the whole message.
-    :param pos: offset of its first byte.
-    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`.
     """
     namespace, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -87,9 +79,6 @@ def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
 def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
     """Read TupleData; the values are slices of the message.
 
-    :param data: the whole message.
-    :param pos: offset of the number of columns.
-    :return: the row and the offset behind it.
     :raises ProtocolViolation: too many columns, an unknown kind, a length beyond the message.
     """
     (count,) = _unpack_int16(data, pos)
@@ -119,9 +108,6 @@ def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
 def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
     """Read the columns of a Relation message (``logicalrep_read_attrs``).
 
-    :param data: the whole message.
-    :param pos: offset of the number of columns.
-    :return: the columns and the offset behind them.
     :raises ProtocolViolation: too many, unknown flags, or two of one name.
     """
     (count,) = _unpack_int16(data, pos)
@@ -145,8 +131,6 @@ def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
 def expect_end(data: bytes, pos: int) -> None:
     """Prove that a message was read whole.
 
-    :param data: the whole message.
-    :param pos: offset behind its last field.
     :raises ProtocolViolation: bytes are left over, or fields reached beyond it.
     """
     if pos != len(data):

@@ -83,7 +83,6 @@ def find(
 ) -> tuple[Totals, Totals, Selection | None]:
     """Find the buckets that differ.
 
-    :param read: gives the totals of both sides.
     :param bits: of the first pass.
     :return: the totals of all rows, and what must be looked at row by row; None where nothing differs.
     """

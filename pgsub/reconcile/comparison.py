@@ -94,10 +94,7 @@ class Comparison(Sessions):
         progress: Progress = lambda done, total: None,
         found: Differences | None = None,
     ) -> TableResult:
-        """Compare one table.
-
-        :param found: takes the differences as they are found.
-        """
+        """Compare one table."""
         result = TableResult(table, differences=Differences() if found is None else found)
         try:
             self._compare(result, sources, explain, Reading(progress))

@@ -22,10 +22,7 @@ def unnested(count: int) -> sql.Composed:
 
 
 class Equality:
-    """A session on the target that is asked about values.
-
-    :param translating: makes pgsub's errors of psycopg's.
-    """
+    """A session on the target that is asked about values."""
 
     def __init__(
         self, connection: psycopg.Connection, translating: Callable[[str], AbstractContextManager[None]]

@@ -79,7 +79,6 @@ class Value:
 def hashes(values: Sequence[Value], key: Sequence[int], *, in_utf8: bool) -> tuple[sql.Composed, sql.Composed]:
     """Compose the hash of a row's key and that of the row.
 
-    :param values: of its columns.
     :param in_utf8: whether the other server has another encoding.
     """
     return _chained([values[n] for n in key], _KEY, in_utf8), _chained(values, _ROW, in_utf8)

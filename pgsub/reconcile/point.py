@@ -43,7 +43,6 @@ def one_point(
     :param check: called now and then while apply is waited for; raises what keeps it from coming.
     :param seconds: for which apply may stand still.
     :raises TimeoutExpired: apply did not come there in time, or took too often longer than ``seconds``.
-    :raises PgsubError: translated.
     """
     with contextlib.ExitStack() as stack:
         password = must_use_password(session, sub)

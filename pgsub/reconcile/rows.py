@@ -89,7 +89,6 @@ class RowComparison:
 
     :param equality: tells which values the target takes for equal.
     :param explain: gives the known reason for a difference, or :data:`LEFT_OUT`, by the hash of its key and its kind.
-    :param found: takes them as they are found.
     """
 
     def __init__(

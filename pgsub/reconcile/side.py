@@ -162,7 +162,6 @@ class Side:
 
     :param connect: opens a session with the fixed settings.
     :param snapshot: name of an exported snapshot.
-    :param translate: makes pgsub's error of psycopg's.
     :param order: of day and month, as the target has it.
     """
 
@@ -301,10 +300,7 @@ class Side:
         return pieces
 
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
-        """Check, after a table was read, that it is still the snapshot's.
-
-        :raises TableRewritten: it is not.
-        """
+        """Check, after a table was read, that it is still the snapshot's."""
         with self.seeing(connection, "look whether a table was rewritten"):
             self.refuse_rewritten(connection, source, name)
 

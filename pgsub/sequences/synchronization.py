@@ -60,7 +60,6 @@ def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Su
     """Compare the sequences of a subscription; nothing is changed.
 
     :param session: on the target; it and the publisher's are prepared.
-    :raises PgsubError: translated.
     """
     known = subscriptions.relations(session, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in known}

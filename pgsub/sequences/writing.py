@@ -36,7 +36,6 @@ def bring_up(
     """Set the target's value to the publisher's where it is behind, or, if that is allowed, where it differs.
 
     :param session: on the target, autocommit.
-    :param lock_timeout: as :data:`LOCK_TIMEOUT`.
     :return: the position that was found, and whether it was changed.
     :raises psycopg.errors.LockNotAvailable: a transaction that drew values stays open; nothing was changed.
     """

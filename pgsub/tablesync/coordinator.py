@@ -44,7 +44,6 @@ _POLL = 0.02
 class TableSync:
     """Synchronization of tables, from whatever state they are in to ``s``; called again after an error.
 
-    :param context: see :class:`SyncContext`.
     :param relids: oids of the target's tables. Several are copied together; those among them that apply has passed
         meanwhile stay ``f``, for each is caught up with alone.
     """

@@ -43,7 +43,6 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
 
     Safe to repeat after any interruption.
 
-    :param session: on the target.
     :param claims: under which this is done; without any the tables' workers must have been fenced for good.
     :raises Fenced: an epoch was raised.
     :raises PgsubError: a slot could not be dropped; the ledger names it still.
@@ -116,7 +115,6 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
     Safe to repeat after any interruption: until the ledger names the new slot nobody has streamed it, and it is made
     again.
 
-    :raises Fenced: the epoch was raised.
     :raises SlotLost: the shared slot is gone.
     """
     shared = state.sync_slot

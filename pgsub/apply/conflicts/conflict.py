@@ -143,10 +143,7 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
 
 
 def hint(change: str, subname: str) -> str:
-    """Make the hint of a conflict that stops apply.
-
-    :param change: to make.
-    """
+    """Make the hint of a conflict that stops apply."""
     return f"{change}: apply goes on by itself. For other options, see:\npgsub status {word(subname)} --runbook"
 
 

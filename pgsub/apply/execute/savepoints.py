@@ -17,7 +17,6 @@ class ReplayFromFile(Exception):
 class Savepoints:
     """The savepoints of one target transaction.
 
-    :param executor: applies its changes.
     :param xid: of the publisher's top-level transaction.
     """
 

@@ -40,7 +40,6 @@ def decide(
 
     :param remote_at: commit time of the remote transaction, microseconds since 2000.
     :param local: the rows in the way.
-    :param subid: of the subscription.
     :param tie: asked where the newest is as old as the remote change to the microsecond.
     """
     if resolution != rules.LAST_UPDATE_WINS:
@@ -58,10 +57,7 @@ def own(hit: ConflictingRow, subid: int) -> bool:
 
 
 def tie(connection: psycopg.Connection, subid: int) -> Action:
-    """Decide a tie by the names of both databases, see :func:`tied`.
-
-    :param connection: of the target.
-    """
+    """Decide a tie by the names of both databases, see :func:`tied`."""
     known = subscriptions.identity(connection, subid)
     row = connection.execute(
         "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"

@@ -37,7 +37,6 @@ class RelationCache:
     """Remote relations as the stream described them, and their maps to target tables.
 
     :param connection: a target session; used only between statements of the pipeline.
-    :param sub: the subscription whose changes are applied there.
     :param replica: whether session_replication_role = replica is in effect there.
     :param tracked: whether it can be seen there who wrote a row: what this subscription writes carries its origins, and
         the target tracks those of commits.

@@ -94,10 +94,7 @@ class RowStatements:
         )
 
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
-        """Read which origin wrote the row to be changed, if it was another one.
-
-        :param lock: lock the row.
-        """
+        """Read which origin wrote the row to be changed, if it was another one."""
         relation, searched, old = place.mapped, place.searched, place.old is not None
         return self._known(
             place,

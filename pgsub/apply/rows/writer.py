@@ -365,10 +365,7 @@ class RowWriter:
         self._send(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
 
     def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
-        """Return the row to be changed, if another origin wrote it last.
-
-        :param lock: lock the row.
-        """
+        """Return the row to be changed, if another origin wrote it last."""
         found: list[RowConflict] = []
         statement = self._statements.written_elsewhere(place, lock=lock)
         self._send(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))

@@ -52,10 +52,7 @@ class ReplayRequest:
 
 
 class ReplayFilter:
-    """The filter of tables that still take skipped changes of one transaction.
-
-    :param connection: of the target.
-    """
+    """The filter of tables that still take skipped changes of one transaction."""
 
     def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
         self._states = table_states(connection, subid)

@@ -31,8 +31,6 @@ class SkippedReader:
     """A reader of the skipped changes of one transaction.
 
     :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
-    :param finish_lsn: of the transaction.
-    :param kept: what of it is read.
     :ivar transaction: what they were part of.
     """
 

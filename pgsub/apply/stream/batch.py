@@ -43,10 +43,7 @@ _BREAKS = _breaks()
 
 
 class RunBounds:
-    """The ends of whole plain transactions one behind the other, by the types of received messages.
-
-    :param codes: the types.
-    """
+    """The ends of whole plain transactions one behind the other, by the types of received messages."""
 
     def __init__(self, codes: bytes) -> None:
         self._codes = codes

@@ -20,10 +20,7 @@ _CHECK_SECONDS = 5.0
 
 
 class PublisherShutdown:
-    """Watches one stream for its publisher's shutdown; asked by the thread that serves the stream.
-
-    :param connection: that carries the stream.
-    """
+    """Watches one stream for its publisher's shutdown; asked by the thread that serves the stream."""
 
     def __init__(self, connection: publisher.Connection) -> None:
         self._address = publisher.address(connection)

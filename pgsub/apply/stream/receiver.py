@@ -65,7 +65,6 @@ class Receiver(SupervisedThread):
     :param walsender: a started stream.
     :param position: where it started; the first write position.
     :param flushed: what the ledger says was reported before; the first flush and apply positions.
-    :param timing: see :class:`Timing`.
     :param applies: differs where anything was applied since it was called last.
     """
 

@@ -45,7 +45,6 @@ class Spool:
 
     :param folder: where spools live (0700), None for the executor's folder for scratch files.
     :param owner: names the worker; what an older attempt of the same owner left behind is removed.
-    :param limit: see :class:`~pgsub.apply.stream.spool_space.SpoolSpace`.
     :raises SpoolFailed: the folder cannot be made.
     :raises SparkUnusable: others could exchange it.
     """

@@ -46,7 +46,6 @@ _MESSAGES = 1000
 class Committer:
     """The applier of transactions through the worker's own session, and of what parallel workers did.
 
-    :param policy: decides what is applied.
     :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
     :param beat: called now and then while a parallel worker is waited for.
     :param writers: sessions that apply beside its own, if there are any.

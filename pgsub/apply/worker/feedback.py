@@ -29,7 +29,6 @@ MIRROR_SECONDS = 2.0
 class Feedback:
     """The positions that one worker reports to the publisher.
 
-    :param receiver: sends them.
     :param ledger_commit: notes whether something was recorded that the launcher has yet to log.
     :param shown_lsn: returns up to where the state store shows what was applied, None where nothing new is known;
         itself None where nobody answers.

@@ -59,7 +59,6 @@ class ApplyLoop:
     """One run of one worker.
 
     :param streams: target session with the claim taken, publisher stream started at the ledger's position.
-    :param policy: see :class:`WorkerPolicy`.
     :param spec: with ``until_lsn`` end when everything before it is applied, nothing after; 0 for no end.
     :param state: of a tablesync worker, to be shown.
     """

@@ -159,8 +159,6 @@ def _further_session(spec: WorkerSpec, *, tagged: bool, spare: bool = False) -> 
     :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
         local, and send back, what comes from a session without.
     :param spare: it can be done without.
-    :raises Fenced: the epoch was raised.
-    :raises TargetUnavailable: no origin is free.
     """
     session = _session(spec, must=tagged, spare=spare and tagged)
     try:

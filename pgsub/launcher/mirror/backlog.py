@@ -39,7 +39,6 @@ class Backlog:
     """The counter of transactions that wait for one subscription.
 
     :param known: what the ledger knows of the publisher.
-    :param must_use_password: see :func:`pgsub.publisher.connect.connect`.
     """
 
     def __init__(self, sub: Subscription, store: StateStore, known: Identity, *, must_use_password: bool) -> None:
@@ -52,10 +51,7 @@ class Backlog:
         self._last: Waiting | None = None
 
     def waiting(self, connection: Connection) -> Waiting | None:
-        """Return the count, which is up to a minute old; None where nothing is blocked or it is not known.
-
-        :param connection: to the publisher.
-        """
+        """Return the count, which is up to a minute old; None where nothing is blocked or it is not known."""
         row = next((one for one in self._store.errors(self._sub.subid) if one.worker == APPLY), None)
         if row is None or row.restarts < RESTARTS or row.position is None or self._known.system_identifier is None:
             self._behind = self._last = None

@@ -40,11 +40,7 @@ _HINTS = frozenset({None, origins.SHORT_HINT})
 
 
 class Events:
-    """The events of one subscription.
-
-    :param session: the launcher's own target session.
-    :param run: see :class:`~pgsub.launcher.mirror.mirror.Mirror`.
-    """
+    """The events of one subscription."""
 
     def __init__(
         self,

@@ -14,10 +14,7 @@ from pgsub.target.ledger.tables.held_tables import HeldTable
 
 
 class HeldTableStats:
-    """The held tables of one subscription.
-
-    :param session: the launcher's own target session.
-    """
+    """The held tables of one subscription."""
 
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._session = session

@@ -15,7 +15,6 @@ SECONDS, FACTOR = 1.0, 20
 class ThrottledQuery(Generic[Found]):
     """A query that is repeated at a pace that follows from its cost.
 
-    :param query: runs it.
     :param last: the result before the first run.
     :ivar last: the newest result.
     """

@@ -28,7 +28,6 @@ class ApplyWorkerHandle:
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param until_lsn: apply nothing beyond; 0 for no end.
-    :param interval: see :func:`pgsub.launcher.retry.interval`.
     :ivar reached: the worker ended at ``until_lsn``.
     """
 

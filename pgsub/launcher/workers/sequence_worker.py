@@ -51,7 +51,6 @@ class SequenceWorker:
     """The attempts, each in a thread of its own; their owner calls :meth:`tick` and learns how the last one ended.
 
     :param current: the definition as it is now: the option may be changed while the subscription is served.
-    :param run: see :class:`~pgsub.launcher.mirror.mirror.Mirror`.
     :param stopping: set where nothing is to be written any more.
     :ivar error: what the last attempt ended with, None where every sequence follows.
     """

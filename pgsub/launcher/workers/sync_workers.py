@@ -41,7 +41,6 @@ class SyncWorkers:
     """The tablesync workers of a subscription, a few at once; an error of one table never stops the others.
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
-    :param interval: see :func:`pgsub.launcher.retry.interval`.
     :param current: whether the definition of the context is still in effect; nothing is started where not.
     """
 

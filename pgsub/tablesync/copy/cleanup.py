@@ -50,10 +50,7 @@ def may_go_on(connection: psycopg.Connection, sub: Subscription, claim: Claim, t
 
 
 def keep_rows(connection: psycopg.Connection, claim: Claim) -> None:
-    """Forget the chunks of earlier attempts of a table that is adopted: what they brought is compared.
-
-    :raises Fenced: the epoch was raised.
-    """
+    """Forget the chunks of earlier attempts of a table that is adopted: what they brought is compared."""
     with transactions.durable(connection):
         worker_takeover.fence(connection, claim)
         _forget(connection, claim)
@@ -70,7 +67,6 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     The attempt's sessions were evicted before, so no late chunk commits after this; and a synchronization that
     another one took over removes nothing of what that one copies.
 
-    :raises Fenced: the epoch was raised.
     :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
     """

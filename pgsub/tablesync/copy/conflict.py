@@ -44,9 +44,7 @@ def record(
 ) -> ConflictRecord | None:
     """Find the conflict that ended a copy.
 
-    :param error: of the target.
     :param snapshot: of the slot, while its holder lives.
-    :param table: what was copied.
     :return: None where it is no conflict in the server's sense; without the rows where they cannot be found.
     """
     if error.sqlstate != "23505":

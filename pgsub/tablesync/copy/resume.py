@@ -66,7 +66,6 @@ class Resumed:
     """The mending of what a table's copy has brought.
 
     :param session: that writes; outside of a transaction.
-    :param move: see :data:`Move`.
     :param alive: called with each transaction.
     """
 
