@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -20,16 +20,15 @@ from psycopg import sql
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
-from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision
-from pgsub.apply.rows.worker_sessions import TargetSession, target_session
+from pgsub.apply.rows.worker_sessions import TargetSession, changing_rows
 from pgsub.apply.skip.replay import ReplayFilter
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import Kind
 from pgsub.common import failpoints, table_lock
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
+from pgsub.common.errors import PgsubError, StateForbids, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -43,9 +42,6 @@ from pgsub.reconcile.side import Side, Source
 from pgsub.target.ledger import barrier, events
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 from pgsub.target.ledger.tables import held_tables
-from pgsub.target.ledger.worker_takeover import APPLY, Claim
-from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import resync_truncate
 
 Key = tuple[str | None, ...]
@@ -117,22 +113,13 @@ class Repair:
             # what a TRUNCATE took from the snapshot was not deleted
             publisher.check_not_rewritten(connection, self.sources[0], self.table.name)
         failpoints.point("repair.standing")
-        name, claim = SessionName(self.sub.subid, "repair", 0), Claim(self.sub.subid, APPLY, 0, "")
-        session = target_session(replace(self.sub, on_conflict=()), name, claim, "on", must=True)
-        with contextlib.closing(session.connection) as connection:
-            try:
-                connection.execute("BEGIN")
-                # guard: rows are repaired only while apply stands at the point
-                if not barrier.take(connection, self.sub.subid, standing.barrier, standing.lsn):
-                    return None
-                failpoints.point("repair.taken")
-                return self._bring(session, standing.lsn, there)
-            except ApplyError as error:
-                leave_transaction(connection)
-                complete_report(connection, error)
-                raise
-            except psycopg.Error as error:
-                raise target.translate(error, "repair rows on the target") from None
+        with changing_rows(self.sub, "repair", "repair rows on the target") as session:
+            session.connection.execute("BEGIN")
+            # guard: rows are repaired only while apply stands at the point
+            if not barrier.take(session.connection, self.sub.subid, standing.barrier, standing.lsn):
+                return None
+            failpoints.point("repair.taken")
+            return self._bring(session, standing.lsn, there)
 
     def _rows(
         self,

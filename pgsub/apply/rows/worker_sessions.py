@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import psycopg
 
+from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames
+from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.stream.walsender import WalSender
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.worker_takeover import Claim
+from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
 from pgsub.target.session.connect import SessionName
@@ -74,3 +77,19 @@ def target_session(
     except BaseException:
         connection.close()
         raise
+
+
+@contextlib.contextmanager
+def changing_rows(sub: Subscription, worker: str, doing: str) -> Iterator[TargetSession]:
+    """Open a session in which a command makes changes as apply does, all or none: no rule resolves a conflict."""
+    name, claim = SessionName(sub.subid, worker, 0), Claim(sub.subid, APPLY, 0, "")
+    session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
+    with contextlib.closing(session.connection) as connection:
+        try:
+            yield session
+        except ApplyError as error:
+            leave_transaction(connection)
+            complete_report(connection, error)
+            raise
+        except psycopg.Error as error:
+            raise target.translate(error, doing) from None

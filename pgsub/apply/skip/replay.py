@@ -7,24 +7,22 @@ brings any more.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Record, RowConflict
-from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision
-from pgsub.apply.rows.worker_sessions import TargetSession, target_session
+from pgsub.apply.rows.worker_sessions import TargetSession, changing_rows
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
+from pgsub.common.errors import PgsubError, StateForbids, log_text
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
@@ -33,9 +31,6 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import events, skipped_changes
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.ledger.subscriptions import table_states
-from pgsub.target.ledger.worker_takeover import APPLY, Claim
-from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +78,11 @@ def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
     :raises ApplyError: a conflict, a missing row included, or a fault: nothing was changed.
     :raises StateForbids: another command was faster, or a table must not be changed.
     """
-    name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
     # rules had their turn when it was skipped: now it is applied, or not
-    session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
-    with contextlib.closing(session.connection) as connection:
-        try:
-            reader = SkippedReader(connection, request.finish_lsn, request.kept)
-            found = _apply(session, sub.subid, request, reader)
-            _finish(session, sub, request, reader.transaction)
-        except ApplyError as error:
-            leave_transaction(connection)
-            complete_report(connection, error)
-            raise
-        except psycopg.Error as error:
-            raise target.translate(error, "replay changes on the target") from None
+    with changing_rows(sub, "replay", "replay changes on the target") as session:
+        reader = SkippedReader(session.connection, request.finish_lsn, request.kept)
+        found = _apply(session, sub.subid, request, reader)
+        _finish(session, sub, request, reader.transaction)
     return found
 
 
