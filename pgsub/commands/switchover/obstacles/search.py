@@ -43,39 +43,30 @@ _OF_TABLES: tuple[_Search, ...] = (
     table_definitions.find,
     unreplicated_objects.find,
 )
+#: Of both kinds, those that look for what may come into the way after the first search.
+_AGAIN: tuple[tuple[_Search, ...], tuple[_Search, ...]] = (
+    (unfenced_writers.find,),
+    (forward_publications.find, way_back_publication.find),
+)
 
 
-def find(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way) -> list[Obstacle]:
+def find(
+    giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way, *, again: bool = False
+) -> list[Obstacle]:
     """Look for everything that stands in the way, errors first.
 
     :param giving: a session on the publisher, of the role that the way back will write as.
     :param taking: one on the target whose ledger has the subscription, of its role. Both are outside a transaction.
     :param sub: the subscription that ends.
-    :param back: the one that leads back; it does not exist yet.
+    :param back: the one that leads back.
+    :param again: look for what may have come into the way since; the way back may exist by now.
     :raises psycopg.Error: a session is lost.
     """
-    return _found(giving, taking, sub, back, _SEARCHES, _OF_TABLES)
-
-
-def find_again(giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way) -> list[Obstacle]:
-    """Look for what may have come into the way since :func:`find`; parameters as there, but the way back may exist."""
-    return _found(
-        giving, taking, sub, back, (unfenced_writers.find,), (forward_publications.find, way_back_publication.find)
-    )
-
-
-def _found(
-    giving: psycopg.Connection,
-    taking: psycopg.Connection,
-    sub: Subscription,
-    back: Way,
-    searches: tuple[_Search, ...],
-    of_tables: tuple[_Search, ...],
-) -> list[Obstacle]:
     relations = subscriptions.relations(taking, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in relations}
     sides = Sides(giving, taking, sub, back, tables, [one.srrelid for one in relations])
     found = list(subscription_state.find(sides, relations))
+    searches, of_tables = _AGAIN if again else (_SEARCHES, _OF_TABLES)
     for search in (*searches, *(of_tables if relations else ())):
         found += search(sides)
     return sorted(dict.fromkeys(found), key=lambda one: one.severity != ERROR)

@@ -108,7 +108,7 @@ def obstacles(
         made = way_back(options, sub, giving, taking, store)
         origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
         way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
-        return (search.find_again if again else search.find)(giving, taking, sub, way)
+        return search.find(giving, taking, sub, way, again=again)
 
 
 def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
