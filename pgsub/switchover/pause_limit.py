@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import psycopg
 
@@ -43,9 +42,7 @@ class PauseLimit:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """End the watch.
 
         :raises TimeoutExpired: what failed was canceled.

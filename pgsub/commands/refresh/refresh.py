@@ -16,8 +16,8 @@ from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
-from pgsub.common.errors import StateForbids, UsageError
-from pgsub.common.quoting import word
+from pgsub.commands.subscription.enable_disable import require_enabled
+from pgsub.common.errors import UsageError
 from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
@@ -51,12 +51,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
         raise UsageError("--adopt and --no-copy-data are mutually exclusive options")
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        if not sub.enabled:
-            raise StateForbids(
-                "ALTER SUBSCRIPTION ... REFRESH PUBLICATION is not allowed for disabled subscriptions",
-                hint=f"Enable it first:\npgsub enable {word(sub.name)}",
-                sqlstate="55000",
-            )
+        require_enabled(sub, "REFRESH PUBLICATION")
         if options.dry_run:
             with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)

@@ -10,7 +10,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import sequences
 from pgsub.commands.sessions import ledger_session, verified_publisher
-from pgsub.common.errors import StateForbids, TargetSchemaError, TimeoutExpired
+from pgsub.commands.subscription.enable_disable import require_enabled
+from pgsub.common.errors import TargetSchemaError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.sequences.comparison import Compared
@@ -38,12 +39,7 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        if not sub.enabled:
-            raise StateForbids(
-                "ALTER SUBSCRIPTION ... REFRESH SEQUENCES is not allowed for disabled subscriptions",
-                hint=f"Enable it first:\npgsub enable {word(sub.name)}",
-                sqlstate="55000",
-            )
+        require_enabled(sub, "REFRESH SEQUENCES")
         if options.dry_run:
             outcomes = _dry_run(sub, reporter)
         else:

@@ -21,7 +21,6 @@ from pgsub.common.subscription import Subscription
 def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     """Set ``subenabled``; a notice if it is set already.
 
-    :raises SubscriptionNotFound: if there is none of that name.
     :raises StateForbids: if it has no slot name, was moved to another state store, or a switchover is in the way.
     """
     with StateStore.open(folder, create=False) as store:
@@ -101,6 +100,16 @@ def _set(
             store.journal(action, sub.subid, sub.name, shown)
 
     definition_change.change(store, sub, write, reporter=reporter)
+
+
+def require_enabled(sub: Subscription, command: str) -> None:
+    """Refuse a form of ALTER SUBSCRIPTION that one that is disabled does not allow."""
+    if not sub.enabled:
+        raise StateForbids(
+            f"ALTER SUBSCRIPTION ... {command} is not allowed for disabled subscriptions",
+            hint=f"Enable it first:\npgsub enable {word(sub.name)}",
+            sqlstate="55000",
+        )
 
 
 def require_disabled(sub: Subscription, message: str) -> None:
