@@ -54,7 +54,6 @@ class TwoPhase:
         :param old: where the ledger is.
         :param apply: applies its changes, with a target transaction left open.
         :return: where the ledger is now, None if ``apply`` could not begin.
-        :raises PgsubError: located.
         """
         gid = self._transactions.gid(transaction.xid, transaction.finish_lsn)
         found = self._transactions.find(gid)

@@ -1,5 +1,6 @@
 """Executes the changes of transactions in order inside one open target transaction.
 
-Mirrors apply_dispatch (``worker.c``). Nothing here commits, and nothing here reads the publisher. Entry points:
+Mirrors apply_dispatch (``worker.c``). Nothing here commits, and nothing here reads the publisher. What fails is a
+located PgsubError, and the target transaction is aborted then. Entry points:
 :class:`~pgsub.apply.execute.executor.Executor`, :class:`~pgsub.apply.execute.dispatch.Dispatch`.
 """

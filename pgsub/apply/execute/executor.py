@@ -116,8 +116,7 @@ class Executor:
 
         :param should_apply: asked for each relation, with a transaction's finish LSN.
         :return: changes that were skipped because their row is missing, and messages.
-        :raises PgsubError: located; the target transaction is aborted.
-        :raises SetFallback: the same, where sets found what only rows can deal with, or a missing row came meanwhile.
+        :raises SetFallback: sets found what only rows can deal with, or a missing row came meanwhile.
         """
         self.begin(should_apply)
         for item in items:
@@ -152,7 +151,6 @@ class Executor:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
 
         :param segments: pgoutput messages in order.
-        :raises PgsubError: located; the target transaction is aborted.
         """
         self._gather(transaction, segments)
         with self._locating():
@@ -243,10 +241,7 @@ class Executor:
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """Undo the body where it fails; the target transaction goes on.
-
-        :raises PgsubError: located.
-        """
+        """Undo the body where it fails; the target transaction goes on."""
         with self._locating():
             self._held.write()
             with self._rows.undoing():
@@ -258,10 +253,7 @@ class Executor:
                     raise
 
     def change(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
-
-        :raises PgsubError: located.
-        """
+        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends."""
         if self._held.keep(transaction, payload):
             return
         if self._resolves and payload[0] in ROW_CHANGES:
@@ -273,7 +265,6 @@ class Executor:
         """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
 
         :param changes: INSERT messages.
-        :raises PgsubError: as of :meth:`change`.
         """
         with self._locating():
             self._rows.copies = True
@@ -288,7 +279,6 @@ class Executor:
         """Wait until every statement has succeeded.
 
         :return: see :meth:`run`.
-        :raises PgsubError: located; the target transaction is aborted.
         :raises SetFallback: as of :meth:`run`.
         """
         with self._locating():
@@ -302,10 +292,7 @@ class Executor:
         return self.taken()
 
     def wait(self) -> None:
-        """Wait until everything so far has succeeded; then other statements may be run.
-
-        :raises PgsubError: as of :meth:`finish`.
-        """
+        """Wait until everything so far has succeeded; then other statements may be run."""
         with self._locating():
             self._sets.finish()
 

@@ -91,10 +91,7 @@ class TableStateFilter:
             )
 
     def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        """Return the table that a change goes to; None: it is left out.
-
-        :raises PgsubError: located.
-        """
+        """Return the table that a change goes to; None: it is left out."""
         known = self._targets.get(relid)
         if known is not None:  # once it is, whatever ends later is: states are fixed for this transaction
             return known
@@ -125,10 +122,7 @@ class TableStateFilter:
         return self._should_apply(remote, oid, transaction.decision_lsn)
 
     def held_table(self, transaction: RemoteTransaction, message_type: str, relid: int) -> int | None:
-        """Return the held table that a change is kept for; None: it is made, or left out.
-
-        :raises PgsubError: located.
-        """
+        """Return the held table that a change is kept for; None: it is made, or left out."""
         known = self._held.get(relid)
         if known is None and relid not in self._targets:
             decision = self._decide(transaction, message_type, relid)

@@ -51,10 +51,7 @@ class SkipHandler:
         return batch
 
     def run(self, skip: Skip, batch: Batch, should_apply: Filter) -> None:
-        """Apply a :meth:`part`, and skip its last transaction, or rows of it, where that is the one to skip.
-
-        :raises PgsubError: located; the target transaction is aborted.
-        """
+        """Apply a :meth:`part`, and skip its last transaction, or rows of it, where that is the one to skip."""
         last, applies, relations = batch.last, self._session.progress.applies, self._session.relations
         changes = bool(last.relids())
         # guard: a transaction is skipped by its own finish LSN only

@@ -66,7 +66,6 @@ CONFIRM_SECONDS = 30.0
 def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     """Change a subscription: everything that was asked for, or nothing.
 
-    :raises SubscriptionNotFound: there is none of that name.
     :raises StateForbids: the server would refuse it too, or the new target does not know the subscription.
     :raises WrongSystem: the new connection leads to another publisher.
     """

@@ -41,7 +41,6 @@ class RunOptions:
 def run(options: RunOptions, *, reporter: Reporter) -> None:
     """Serve subscriptions until stopped, or until the bound is reached.
 
-    :raises SubscriptionNotFound: a name is unknown.
     :raises StateForbids: a bounded run names a disabled subscription.
     :raises LockHeld: another launcher serves this state store, or a named subscription.
     :raises TimeoutExpired: the bound was not reached in time.

@@ -30,7 +30,6 @@ def prune(
     :param older_than: only changes that were skipped longer ago, in seconds; None for any.
     :param confirm: called before anything is removed; raises where the answer is no.
     :return: what was removed, or with ``dry_run`` would be.
-    :raises SubscriptionNotFound: there is none of that name.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)

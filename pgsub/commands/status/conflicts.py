@@ -90,7 +90,6 @@ def check_type(conflict_type: str) -> None:
 def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
     """Return one conflict of a subscription, and whether its change is kept, as far as the state store knows.
 
-    :raises SubscriptionNotFound: as of :func:`conflicts`.
     :raises StateForbids: it has no such conflict, or no longer.
     """
     with StateStore.open(folder, create=False) as store, store.snapshot():

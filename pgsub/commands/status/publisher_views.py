@@ -48,7 +48,6 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
     :param name: one of :data:`~pgsub.commands.status.status.PUBLISHER_VIEWS`.
     :param subscription: only of this one; None for all.
     :return: column names and rows; values as the JSON documents have them.
-    :raises SubscriptionNotFound: if there is none of that name.
     :raises PublisherUnavailable: it cannot be asked.
     """
     with StateStore.open(folder, create=False) as store:

@@ -50,7 +50,6 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     """Return the status of one subscription or of all, read from one state of the store.
 
     :param name: None for all, by name.
-    :raises SubscriptionNotFound: if there is none of that name.
     """
     with StateStore.open(folder, readable=True, create=False) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]

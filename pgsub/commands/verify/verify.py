@@ -63,7 +63,6 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
 
     A launcher that serves the subscription goes on; where there is none, one runs until the point is found.
 
-    :raises SubscriptionNotFound: there is none of this name.
     :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not its own.
     :raises TimeoutExpired: apply did not come to the point in time.
     :raises PgsubError: what keeps apply from getting there, or a server cannot be reached.
