@@ -19,14 +19,10 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
-
-from pgsub.common.errors import PgsubError, SparkUnusable
-from pgsub.common.threads import SupervisedThread
 
 #: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
 MAX_BYTES, CODE_BYTES = 4096, 16
@@ -34,10 +30,6 @@ NUMBER_BYTES = 8
 #: After a failure to find the launcher's address by its name.
 _UNKNOWN_SECONDS = 30.0
 INTERVAL = 0.2  #: seconds between heartbeats of a worker
-#: After an error of the socket that is no end of it (memory of the system, say).
-_PAUSE = 0.2
-#: A chunk's heartbeat says nothing any more after so long.
-CHUNK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +77,8 @@ class Heartbeat:
 
 
 #: What an answer holds: a worker's identity, and up to where the state store shows what it has applied.
-_ANSWER: dict[str, type] = {"subid": int, "worker": int, "epoch": int, "shown_lsn": int}
-_TYPES: dict[str, type] = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
+ANSWER: dict[str, type] = {"subid": int, "worker": int, "epoch": int, "shown_lsn": int}
+FIELDS: dict[str, type] = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
 
 
 def _code(key: str, body: bytes) -> bytes:
@@ -99,7 +91,7 @@ def sealed(key: str, number: int, body: bytes) -> bytes:
     return _code(key, numbered) + numbered
 
 
-def _opened(key: str, datagram: bytes, types: dict[str, type]) -> tuple[int, dict[str, Any]] | None:
+def unsealed(key: str, datagram: bytes, types: dict[str, type]) -> tuple[int, dict[str, Any]] | None:
     """Read number and values of a datagram; None unless the launcher or one of its own workers sent it."""
     code, numbered = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
     if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, numbered)):
@@ -116,11 +108,7 @@ def _opened(key: str, datagram: bytes, types: dict[str, type]) -> tuple[int, dic
     return int.from_bytes(numbered[:NUMBER_BYTES]), values
 
 
-def _reached(heartbeat: Heartbeat) -> tuple[int, int]:
-    return heartbeat.position, heartbeat.reported_lsn
-
-
-def _datagrams(host: str, port: int, use: Callable[[socket.socket, Any], object]) -> socket.socket:
+def datagram_socket(host: str, port: int, use: Callable[[socket.socket, Any], object]) -> socket.socket:
     """Return a socket that is connected or bound to the first address of a host with which that succeeds.
 
     :param host: an address, also of version 6 in brackets, as Spark has it, or a name.
@@ -171,7 +159,7 @@ class HeartbeatSender:
         furthest = None
         with contextlib.suppress(OSError):  # among them: no more is there
             while self._socket is not None and self._address is not None:
-                opened = _opened(self._address.key, self._socket.recv(MAX_BYTES + 1, socket.MSG_DONTWAIT), _ANSWER)
+                opened = unsealed(self._address.key, self._socket.recv(MAX_BYTES + 1, socket.MSG_DONTWAIT), ANSWER)
                 mine = (heartbeat.subid, heartbeat.worker, heartbeat.epoch)
                 if opened is not None and (*opened[1].values(),)[:3] == mine:
                     furthest = max(furthest or 0, opened[1]["shown_lsn"])
@@ -186,141 +174,5 @@ class HeartbeatSender:
             if time.monotonic() < self._not_before:
                 raise OSError(errno.EHOSTUNREACH, "the launcher's name was not found a moment ago")
             self._not_before = time.monotonic() + _UNKNOWN_SECONDS
-            self._socket = _datagrams(address.host, address.port, socket.socket.connect)
+            self._socket = datagram_socket(address.host, address.port, socket.socket.connect)
         return self._socket
-
-
-class HeartbeatReceiver:
-    """The launcher's end: keeps the newest heartbeat of each worker and chunk.
-
-    :param host: address or name that workers send to, loopback for a local Spark master.
-    :param bind: address to bind, where that is another (NAT, containers).
-    :param port: UDP port, 0 for any.
-    :raises SparkUnusable: it cannot be bound.
-    """
-
-    def __init__(self, host: str = "127.0.0.1", bind: str | None = None, port: int = 0) -> None:
-        address = bind or host
-        try:
-            self._socket = _datagrams(address, port, socket.socket.bind)
-        except OSError as error:
-            raise SparkUnusable(
-                f'could not listen for heartbeats at "{address}", port {port}: {error.strerror}',
-                detail="The address is spark.driver.bindAddress, else spark.driver.host, else where the master is"
-                " reached from; the port is spark.pgsub.heartbeat.port.",
-                hint="Name an address of this machine.\n--conf spark.driver.bindAddress=0.0.0.0",
-            ) from None
-        self._key = os.urandom(16).hex()
-        self._lock = threading.Lock()
-        self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
-        self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}  #: epoch and number of the newest
-        self._senders: dict[tuple[int, int], tuple[int, Any]] = {}  #: epoch and address of a worker itself
-        self._ended: dict[tuple[int, int], int] = {}  #: the epoch of a worker that ended: nothing of it is heard again
-        self._news: dict[int, threading.Event] = {}
-        self._thread: SupervisedThread | None = None
-        self._closing = False
-        self.address = HeartbeatAddress(host, self._socket.getsockname()[1], self._key)
-
-    def start(self) -> PgsubError | None:
-        """Receive from now on, in a thread; to be called again now and then, for what ends the thread must not blind.
-
-        :return: what ended it, if it had to be started again.
-        """
-        before = self._thread
-        if before is not None and before.is_alive():
-            return None
-        self._thread = SupervisedThread("heartbeats", "heartbeats", self._receive)
-        self._thread.start()
-        return None if before is None else before.fatal_error
-
-    def _receive(self) -> None:
-        """Receive until the socket is closed."""
-        while not self._closing:
-            try:
-                datagram, sender = self._socket.recvfrom(MAX_BYTES + 1)
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    return
-                time.sleep(_PAUSE)
-                continue
-            assert self._thread is not None
-            self._thread.checkpoint()
-            opened = _opened(self._key, datagram, _TYPES)
-            if opened is not None and self._unheard(opened[0], heartbeat := Heartbeat(**opened[1])):
-                self._keep(heartbeat, sender)
-
-    def _unheard(self, number: int, heartbeat: Heartbeat) -> bool:
-        """Return whether a heartbeat is newer than all of its worker, and remember it."""
-        worker = heartbeat.subid, heartbeat.worker
-        key, place = (*worker, heartbeat.chunk), (heartbeat.epoch, number)
-        with self._lock:
-            # guard: a heartbeat counts once
-            if heartbeat.epoch <= self._ended.get(worker, -1) or place <= self._heard.get(key, (-1, 0)):
-                return False
-            self._heard[key] = place
-        return True
-
-    def _keep(self, heartbeat: Heartbeat, sender: Any) -> None:
-        key = heartbeat.subid, heartbeat.worker, heartbeat.chunk
-        with self._lock:
-            before = self._newest.get(key)
-            self._newest[key] = (time.monotonic(), heartbeat)
-            if heartbeat.chunk < 0:
-                self._senders[key[:2]] = heartbeat.epoch, sender
-            if heartbeat.worker == 0 and (before is None or _reached(before[1]) != _reached(heartbeat)):
-                self._news.setdefault(heartbeat.subid, threading.Event()).set()
-
-    def answer(self, subid: int, worker: int, shown_lsn: int) -> None:
-        """Tell a worker up to where the state store shows what it has applied; one that was not heard is not told."""
-        with self._lock:
-            epoch, sender = self._senders.get((subid, worker), (0, None))
-        if sender is not None:
-            body = json.dumps(dict(zip(_ANSWER, (subid, worker, epoch, shown_lsn), strict=True))).encode()
-            with contextlib.suppress(OSError):
-                self._socket.sendto(sealed(self._key, 0, body), sender)
-
-    def news(self, subid: int) -> threading.Event:
-        """Return the event that is set whenever apply of a subscription has got further; the caller clears it."""
-        with self._lock:
-            return self._news.setdefault(subid, threading.Event())
-
-    def newest(self, subid: int, worker: int) -> Heartbeat | None:
-        """Return the newest heartbeat of a worker itself, not of a chunk; None before the first and once forgotten."""
-        with self._lock:
-            _, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
-            return heartbeat
-
-    def seconds_since(self, subid: int, worker: int, epoch: int) -> float:
-        """Return the age of the newest heartbeat of a worker of that epoch; infinity if there is none."""
-        with self._lock:
-            at, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
-        return time.monotonic() - at if heartbeat is not None and heartbeat.epoch == epoch else math.inf
-
-    def of(self, subid: int) -> list[tuple[float, Heartbeat]]:
-        """Return newest heartbeats of a subscription's workers, each with its age in seconds.
-
-        A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
-        """
-        clock = time.monotonic()
-        with self._lock:
-            for key in [k for k, (at, _) in self._newest.items() if k[2] >= 0 and clock - at > CHUNK_SECONDS]:
-                del self._newest[key]
-            return [
-                (clock - at, heartbeat) for (owner, _, _), (at, heartbeat) in self._newest.items() if owner == subid
-            ]
-
-    def forget(self, subid: int, worker: int) -> None:
-        """Forget the heartbeats of a worker that ended."""
-        with self._lock:
-            for key in [k for k in self._newest if k[:2] == (subid, worker)]:
-                del self._newest[key]
-            self._senders.pop((subid, worker), None)
-            heard = [self._heard.pop(key)[0] for key in [k for k in self._heard if k[:2] == (subid, worker)]]
-            self._ended[subid, worker] = max([*heard, self._ended.get((subid, worker), -1)])
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()

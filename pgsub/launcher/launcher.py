@@ -17,8 +17,8 @@ from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.common.threads import CallTimedOut, TimedExecutor
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import error_rows
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.run_until import Goal
 from pgsub.launcher.runner import SILENCE_SECONDS, Runner

@@ -25,8 +25,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.common.errors import Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription, same_service
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror

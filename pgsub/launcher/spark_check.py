@@ -10,7 +10,7 @@ from typing import TypeVar
 from pgsub.apply.worker import executor_requirements
 from pgsub.common.errors import Log, LogText, SparkUnusable, WorkerDied, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.spark import jobs
 
 Item = TypeVar("Item")

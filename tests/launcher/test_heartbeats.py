@@ -17,7 +17,8 @@ import pytest
 from fix_failpoints import At
 
 from pgsub.common import worker_heartbeat
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatReceiver, HeartbeatSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_heartbeat_with_a_value_of_another_type_is_dropped(ear: HeartbeatRecei
 
 def test_a_heartbeat_with_the_longest_values_has_room_in_a_datagram(ear: HeartbeatReceiver) -> None:
     longest = replace(
-        Heartbeat(1, 8), **{one: (1 << 64) - 1 for one, kind in worker_heartbeat._TYPES.items() if kind is int}
+        Heartbeat(1, 8), **{one: (1 << 64) - 1 for one, kind in worker_heartbeat.FIELDS.items() if kind is int}
     )
     longest = replace(longest, subid=1, worker=8, chunk=-1, state="c")
     HeartbeatSender(ear.address).send(longest, now=True)

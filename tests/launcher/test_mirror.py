@@ -18,7 +18,8 @@ from pgsub.apply.worker import feedback
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LogText, log_text
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import lock_waits, worker_rows
 from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
@@ -241,7 +242,7 @@ def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirr
         for chunk in (-1, 0, 1):
             sender.send(Heartbeat(mirrored.subid, 5, chunk), now=True)
         _arrived(mirrored, lambda seen: len(seen) == 3)
-        monkeypatch.setattr("pgsub.common.worker_heartbeat.CHUNK_SECONDS", 0.0)
+        monkeypatch.setattr("pgsub.launcher.heartbeat_receiver.CHUNK_SECONDS", 0.0)
         assert [heartbeat.chunk for _, heartbeat in ear.of(mirrored.subid)] == [-1]
         newest = ear.newest(mirrored.subid, 5)
         assert newest is not None and newest.chunk == -1

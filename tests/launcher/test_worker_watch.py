@@ -17,7 +17,7 @@ from fix_faults import Site, until
 from pgsub.catalog.store import StateStore
 from pgsub.cli.general_options import Settings, current
 from pgsub.cli.main import run
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.spark_driver import Engine
 
 ROOT = Path(__file__).parents[2]

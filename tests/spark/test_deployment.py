@@ -20,7 +20,8 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatReceiver, HeartbeatSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.protocol.messages import Relation
 from pgsub.spark import archive, deployment, settings
 from pgsub.tablesync import sync_worker

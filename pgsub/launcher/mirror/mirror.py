@@ -22,7 +22,8 @@ from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
+from pgsub.common.worker_heartbeat import Heartbeat
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import worker_rows
 from pgsub.launcher.mirror.concurrent_writes import ConcurrentWrites
 from pgsub.launcher.mirror.copy_progress import CopyProgress

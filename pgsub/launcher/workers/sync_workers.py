@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import error_rows
 from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, ErrorReporter, sync_name
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import slot_groups
 from pgsub.tablesync.context import SyncContext

@@ -25,7 +25,7 @@ from pgsub.common.errors import Log, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import WAITING_SECONDS, take_over_seconds
 from pgsub.launcher.spark_slots import Slots
 from pgsub.launcher.spark_watch import Hang
