@@ -22,23 +22,21 @@ from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
-from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
+from pgsub.commands.switchover.transfer import pause_checks, right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
 from pgsub.commands.switchover.under_way import PROMOTES
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
+from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import MAX_LSN, format_lsn
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import publication
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.pause_limit import PauseLimit
-from pgsub.target.ledger import skipped_changes, subscriptions
-from pgsub.target.ledger.tables import held_tables, subscription_tables
+from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 
@@ -242,8 +240,8 @@ class Switchover:
             self._quiet_at = drain.quiet(
                 self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
             )
-            self._check_tables(sessions)
-            self._check_tables_back(sessions)
+            pause_checks.check_way_there(self._taking, self._sub, self._back, sessions.slots)
+            pause_checks.check_way_back(self._giving, self._back, sessions.slots, self._options.command)
             self.pause_comparison.hold()
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
@@ -262,40 +260,6 @@ class Switchover:
             journal.move(self._giving, entry.id, (journal.FENCED,), journal.GIVEN, position=format_lsn(position))
         self._given_at = flushed_position(self._giving)
         failpoints.point("switchover.given")
-
-    def _check_tables(self, sessions: PauseSessions) -> None:
-        """Check that apply leaves out no table, and that every one is published on the taking side.
-
-        :raises StateForbids: one is held, is not synchronized, or is not published there; or changes were skipped.
-        """
-        relations = subscriptions.relations(self._taking, self._sub.subid)
-        held = held_tables.overview(self._taking, self._sub.subid)
-        # guard: the right is not given while apply leaves out a table
-        if held or any(one.srsubstate != "r" for one in relations):
-            raise StateForbids(
-                f'not all tables of subscription "{self._sub.name}" are synchronized, or some are held',
-                hint=f"See which:\npgsub status {word(self._sub.name)}",
-            )
-        # guard: the right is not given while skipped changes wait, which nothing could replay afterwards
-        if skipped_changes.usage(self._taking, self._sub.subid).waiting:
-            raise StateForbids(
-                f'changes of subscription "{self._sub.name}" were skipped meanwhile, and not replayed',
-                hint=f"See them, then replay or prune them:\npgsub conflicts list {word(self._sub.name)}",
-            )
-        names = [one.recorded or (one.schemaname, one.relname) for one in relations]
-        way_back.published(sessions.slots, self._back.publications, names)
-
-    def _check_tables_back(self, sessions: PauseSessions) -> None:
-        """Check that the way back brings every table that is published for it, and copies none."""
-        relations = subscriptions.relations(self._giving, self._back.subid)
-        known = {one.recorded or (one.schemaname, one.relname) for one in relations}
-        unknown = {one[:2] for one in publication.published_tables(sessions.slots, self._back.publications)} - known
-        # guard: the right is not given while the way back would leave out a table, or copy it
-        if unknown or any(one.srsubstate != "r" for one in relations):
-            raise StateForbids(
-                f'subscription "{self._back.name}", which is to lead back, has not every table, or would copy one',
-                hint=f"To make it anew, begin the switchover again:\n{self._options.command}",
-            )
 
     def _fence(self, entry: Entry) -> None:
         if self._phase(entry) == journal.OPEN:
