@@ -14,6 +14,7 @@ from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.rows.insert_run import InsertRun
 from pgsub.apply.rows.missing_rows import MissingRows
+from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -23,11 +24,10 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
-from pgsub.target.session import roles
-from pgsub.target.sql import copy_from, statements
-from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
+from pgsub.target.sql import statements
+from pgsub.target.sql.pipeline import FirstRow, RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
-from pgsub.target.sql.verified_names import VerifiedNames, may_lock
+from pgsub.target.sql.verified_names import may_lock
 
 
 class SetFallback(Exception):
@@ -57,7 +57,7 @@ class RowWriter:
     def __init__(self, connection: psycopg.Connection, relations: RelationCache, *, looks_again: bool = False) -> None:
         self.connection, self.relations = connection, relations
         self.missing = MissingRows(looks_again=looks_again)
-        self._pipeline = Pipeline(connection)
+        self._pipeline = OwnerPipeline(connection)
         self._statements = RowStatements(relations)
         self._inserts = InsertRun()
         self.copies = True
@@ -66,16 +66,12 @@ class RowWriter:
         self._depth = 0  #: of savepoints
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
-        self._role: str | None = None  #: that the session acts as, None: its own
-        self._becoming: dict[str | None, Statement] = {}
-        self._names = VerifiedNames(self._pipeline)
 
     def begin(self) -> None:
         """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = InsertRun()
-        self.records, self._depth, self._role = [], 0, None
-        self._unresolved = None
-        self._names.forget()
+        self.records, self._depth, self._unresolved = [], 0, None
+        self._pipeline.begin()
         self.missing.begin()
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
@@ -102,7 +98,7 @@ class RowWriter:
             self._insert(transaction, relation, run.payloads)
             return
         stream, binary = found
-        self._copy(Place(transaction, "INSERT", relation), relation, stream, binary=binary)
+        self._pipeline.copy(relation, stream, Place(transaction, "INSERT", relation), binary=binary)
         self.changes += len(run.payloads)
 
     def _insert(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> None:
@@ -164,7 +160,7 @@ class RowWriter:
         there: list[Place] = []
         for place in places:
             self._send(self._statements.present(place), place, self._if_there(place, there))
-        self._become(None)
+        self._pipeline.become(None)
         self._pipeline.sync()
         return there
 
@@ -188,9 +184,9 @@ class RowWriter:
         """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
         text = statements.truncate(targets, restart_identity=restart_identity)
         self.flush()
-        self._become(None)
+        self._pipeline.become(None)
         for target in targets:
-            self._names.verify(target, place, locks=may_lock(target, None), purpose=table_lock.EMPTYING)
+            self._pipeline.names.verify(target, place, locks=may_lock(target, None), purpose=table_lock.EMPTYING)
         self.sync()
         try:
             self.connection.execute(text)  # not prepared: prepared statements stay with the session
@@ -205,7 +201,7 @@ class RowWriter:
         """
         self.flush()
         # guard: the ledger is written by the session's own role
-        self._become(None)
+        self._pipeline.become(None)
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def setting(self, statement: Statement) -> None:
@@ -221,26 +217,13 @@ class RowWriter:
         :param values: parameters in binary form.
         """
         self.flush()
-        self._enter(relation, relation)
+        self._pipeline.enter(relation, relation)
         self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
     def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
-        """Copy rows into a relation, after everything else was run.
-
-        :param stream: all columns of the remote relation.
-        :raises StatementFailed: the COPY, or something before it.
-        """
+        """Copy rows into a relation, which is the tag, see :meth:`OwnerPipeline.copy`."""
         self.flush()
-        self._copy(relation, relation, stream, binary=binary)
-
-    def _copy(self, tag: object, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
-        self._enter(relation, tag)
-        self._pipeline.sync()
-        statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
-        try:
-            copy_from.run(self.connection, statement, stream)
-        except psycopg.Error as error:
-            raise StatementFailed(tag, error, None) from None
+        self._pipeline.copy(relation, stream, relation, binary=binary)
 
     def sync(self) -> None:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
@@ -251,7 +234,7 @@ class RowWriter:
         """
         self.flush()
         # guard: the ledger is written by the session's own role
-        self._become(None)
+        self._pipeline.become(None)
         self._pipeline.sync()
         unresolved, self._unresolved = self._unresolved, None
         if unresolved is not None:
@@ -281,7 +264,7 @@ class RowWriter:
             self.command(statements.RELEASE)
             self._depth -= 1
         self.sync()
-        self._names.forget()  # with the savepoint, locks since then are gone
+        self._pipeline.names.forget()  # with the savepoint, locks since then are gone
         self.records = [one for one in self.records if one[0] <= depth]
 
     def leave(self) -> None:
@@ -298,7 +281,7 @@ class RowWriter:
         """
         self.sync()
         records, changes, outer = len(self.records), self.changes, self._pipeline.undo
-        names = self._names.known()
+        names = self._pipeline.names.known()
         self.connection.execute("SAVEPOINT pgsub_undo")
         self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
         try:
@@ -307,8 +290,8 @@ class RowWriter:
         except BaseException:
             with contextlib.suppress(StatementFailed):
                 self.leave()
-            self._role, self.changes, self._unresolved = None, changes, None
-            self._names.forget(names)
+            self._pipeline.role, self.changes, self._unresolved = None, changes, None
+            self._pipeline.names.forget(names)
             self.missing.forget()
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
@@ -322,34 +305,17 @@ class RowWriter:
         """Prepare every statement anew."""
         self._pipeline.reset()
 
-    def _become(self, role: str | None, tag: object = None) -> None:
-        """Send a change of role, where consecutive statements differ in it (SwitchToUntrustedUser, usercontext.c)."""
-        # guard: changes are made as the owner of each table, always
-        if role == self._role:
-            return
-        statement = self._becoming.get(role)
-        if statement is None:
-            statement = self._becoming[role] = Statement(roles.set_role(role), (), ())
-        self._pipeline.send(statement, (), (), tag)
-        self._role = role
-
-    def _enter(self, relation: RelationMap, tag: object) -> None:
-        """Send what comes before a statement about a relation."""
-        target = relation.target
-        self._become(target.acts_as, tag)
-        self._names.verify(target, tag, locks=may_lock(target, target.acts_as))
-
     def hold(self, place: Place, table: TargetRelation) -> None:
         """Lock the table of a change, or a partition of it, and verify its name; other statements may name it then.
 
         :raises StatementFailed: the name is another table's, or something before failed.
         """
         role = place.mapped.target.acts_as
-        if self._names.verified(table):
+        if self._pipeline.names.verified(table):
             return
         self.flush()
-        self._become(role, place)
-        self._names.verify(table, place, locks=may_lock(table, role))
+        self._pipeline.become(role, place)
+        self._pipeline.names.verify(table, place, locks=may_lock(table, role))
         self.sync()
 
     def _check_origin(self, place: Place) -> None:
@@ -365,7 +331,10 @@ class RowWriter:
         self._send(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
 
     def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
-        """Return the row to be changed, if another origin wrote it last."""
+        """Return the row to be changed, if another origin wrote it last.
+
+        :param lock: lock the row.
+        """
         found: list[RowConflict] = []
         statement = self._statements.written_elsewhere(place, lock=lock)
         self._send(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))
@@ -375,5 +344,5 @@ class RowWriter:
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
     ) -> None:
-        self._enter(place.mapped, place)
+        self._pipeline.enter(place.mapped, place)
         self._pipeline.send(statement, *place.parameters(statement), place, on_count, on_row)
