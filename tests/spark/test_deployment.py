@@ -33,7 +33,7 @@ from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.ledger.worker_takeover import Claim
 
 ROOT = Path(__file__).parents[2]
-_COPIED = CopiedTable(Relation(1, "public", "a", "d", ()), "", 1, "", True, False, None, ())
+_COPIED = CopiedTable(Relation(1, "public", "a", "d", ()), "", 1, "", True, False, None, True, ())
 _JAVA = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0\n"
 _PYTHON = _JAVA + (
     "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"

@@ -105,7 +105,7 @@ def test_what_a_copy_of_thousands_of_pieces_is_given_is_not_too_large_for_a_task
     claim = Claim(1_804_289_383, 16_385, 7, "0123456789abcdef" * 2)
     rows = "COPY (SELECT id, item, pad FROM ONLY public.orders WHERE ctid >= '({},0)' AND ctid < '({},0)') TO STDOUT"
     chunks = [Chunk(n, rows.format(8192 * n, 8192 * (n + 1)), 64 << 20, 500_000) for n in range(16_384)]
-    copied = CopiedTable(Relation(1, "public", "orders", "d", ()), "", 1, "", False, False, None, ())
+    copied = CopiedTable(Relation(1, "public", "orders", "d", ()), "", 1, "", False, False, None, True, ())
     pieces = tuple(Piece(ChunkKey(claim, 1, chunk.number), chunk, copied) for chunk in chunks)
     broadcast = []
     monkeypatch.setattr(context, "broadcast", broadcast.append)
