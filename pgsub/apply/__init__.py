@@ -14,7 +14,7 @@ Mirrors ``src/backend/replication/logical/worker.c``. Its rooms, each of which d
 - ``worker``: the loop and the task around all of it.
 - ``preview``: what a transaction would do, without doing it.
 
-No module here opens the state store or prints. An error is located: it names the relation, the column and the remote
-transaction in question. Entry points: :func:`pgsub.apply.worker.worker.run`,
+No module here opens the state store or prints. An error of a change is located: it names what is known of the relation,
+the column and the remote transaction in question. Entry points: :func:`pgsub.apply.worker.worker.run`,
 :class:`pgsub.apply.execute.executor.Executor`.
 """

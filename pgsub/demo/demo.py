@@ -239,16 +239,17 @@ class _Show:
 
 
 def _judge(found: Verification) -> None:
-    different = [table for table in found.tables if table.outcome != EQUAL]
+    different = [table for table in found.tables if table.outcome != EQUAL or table.differing]
     if different:
         lines = [line for table in different for line in _lines(table)]
-        raise found.error or PgsubError(
-            f"{len(different)} of {len(found.tables)} tables differ", detail="\n".join(lines)
-        )
+        said = f"{len(different)} of {len(found.tables)} tables differ, or were not compared"
+        raise found.error or PgsubError(said, detail="\n".join(lines))
 
 
 def _lines(table: TableVerdict) -> Iterator[str]:
-    """Yield the first rows that differ, a line for each."""
+    """Yield why a table was not compared, and the first rows that differ, a line for each."""
+    if table.reason:
+        yield f"{table.name}: {table.reason}"
     for one in table.result.differences.listed[:_NAMED] if table.result is not None else ():
         rows = (("publisher", one.publisher), ("target", one.target))
         yield f"{table.name}: {'; '.join(f'on the {side}: {row}' for side, row in rows if row is not None)}"

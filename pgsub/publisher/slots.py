@@ -214,6 +214,7 @@ def drop_slot(connection: Connection, name: str, *, missing_ok: bool = True, tim
     :param connection: of either kind.
     :param missing_ok: False: a missing slot is an error, as for the main slot of DROP SUBSCRIPTION.
     :param timeout: seconds to wait while the slot is active.
+    :return: whether there was one.
     :raises SlotLost: missing and not ``missing_ok``.
     :raises PublisherUnavailable: still active.
     """

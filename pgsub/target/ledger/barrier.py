@@ -67,14 +67,22 @@ def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) ->
 
 
 def move(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bool:
-    """Move a barrier forward."""
+    """Move a barrier forward.
+
+    :return: whether it was still there.
+    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    """
     query = "UPDATE pgsub.barrier SET lsn = greatest(lsn, %s) WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
         return scalar(connection, query, (format_lsn(lsn), subid, token)) is True
 
 
 def remove(connection: psycopg.Connection, subid: int, token: str) -> bool:
-    """Release apply."""
+    """Release apply.
+
+    :return: whether the barrier was still there.
+    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    """
     query = "DELETE FROM pgsub.barrier WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
         return scalar(connection, query, (subid, token)) is True
@@ -84,6 +92,9 @@ def take(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bo
     """Take a barrier away in the open transaction, if apply stands there; it goes on when the transaction ends.
 
     Until then the transaction holds apply's row: nothing is committed that its writer does not see.
+
+    :return: whether apply stood there.
+    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
     """
     lock_timeout(connection)
     connection.execute(
@@ -113,6 +124,8 @@ _MINE = """subid = %s AND token = %s AND EXISTS (SELECT FROM pgsub.control c
 def stands(connection: psycopg.Connection, claim: Claim, barrier: Barrier, stood: float) -> None:
     """Say for an apply worker that it has applied what a barrier covers, and nothing else.
 
+    Nothing happens if the epoch was raised since.
+
     :param stood: seconds that it has stood before.
     """
     connection.execute(
@@ -122,7 +135,10 @@ def stands(connection: psycopg.Connection, claim: Claim, barrier: Barrier, stood
 
 
 def give_up(connection: psycopg.Connection, claim: Claim, barrier: Barrier) -> None:
-    """Take the barrier away for an apply worker that has stood there for its time."""
+    """Take the barrier away for an apply worker that has stood there for its time.
+
+    Nothing happens if the epoch was raised since.
+    """
     connection.execute(f"DELETE FROM pgsub.barrier WHERE {_MINE}".encode(), _values(claim, barrier))
 
 

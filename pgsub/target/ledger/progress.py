@@ -244,6 +244,7 @@ class Progress:
         """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.
 
         :param position: what the feedback may name as flushed from now on.
+        :raises Fenced: the epoch was raised meanwhile.
         """
         with durable(self._connection):
             query = (
@@ -256,7 +257,10 @@ class Progress:
         self._ctid, self.reported_lsn = found[0], parse_lsn(found[1])
 
     def control(self) -> Control:
-        """Read the worker's flags, without a lock and without a write."""
+        """Read the worker's flags, without a lock and without a write.
+
+        :raises Fenced: the epoch was raised meanwhile.
+        """
         query = """
             SELECT c.stop, p.states_version, c.wanted_lsn::text FROM pgsub.control c
               JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0

@@ -215,6 +215,8 @@ def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
     """Record that the main slot is about to be dropped: who finds it missing then need not ask why.
 
     The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase.py).
+
+    :return: whether that was recorded before.
     """
     query = """
         UPDATE pgsub.subscription AS s SET slot_intent = true

@@ -123,6 +123,8 @@ def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[i
 def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> int:
     """Count off rows that a transaction keeps of those that it replaces, in that transaction.
 
+    The epoch is not asked for: only one session adopts a table.
+
     :param rows: that it replaces.
     :return: how many of them may be kept.
     """
@@ -130,7 +132,6 @@ def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> in
         WITH may AS (SELECT least(keep, %s) AS rows FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s)
         UPDATE pgsub.subscription_rel SET keep = keep - may.rows, kept = kept + may.rows FROM may
          WHERE subid = %s AND srrelid = %s RETURNING may.rows"""
-    # only one session adopts a table
     key = (claim.subid, claim.worker)
     return int(scalar(connection, query, (rows, *key, *key)) or 0)
 
