@@ -26,13 +26,18 @@ CHANGED = "22012"  #: division_by_zero
 WRITING = "INSERT, UPDATE, DELETE, TRUNCATE"
 READING = "SELECT"
 #: A lock that is taken later in a stronger mode would have two sessions that do so wait for each other.
-EMPTYING = "TRUNCATE"
+EMPTYING, ALONE = "TRUNCATE", "UPDATE, DELETE, TRUNCATE"
 # Who may not use the schema is to be told so.
 _MAY_LOCK = """
 SELECT pg_catalog.has_table_privilege(c.oid, %s) OR NOT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
   FROM pg_catalog.pg_class c WHERE c.oid = %s::pg_catalog.oid
 """
-_MODES = {WRITING: "ROW EXCLUSIVE", READING: "ACCESS SHARE", EMPTYING: "ACCESS EXCLUSIVE"}
+_MODES = {
+    WRITING: "ROW EXCLUSIVE",
+    READING: "ACCESS SHARE",
+    EMPTYING: "ACCESS EXCLUSIVE",
+    ALONE: "SHARE ROW EXCLUSIVE",
+}
 
 
 def lock(schema: str, name: str, purpose: str = WRITING) -> sql.Composed:
@@ -61,7 +66,7 @@ def hold(
 
     A role that has privileges on columns only may not lock the table: then the name is verified without a lock.
 
-    :param purpose: :data:`WRITING`, :data:`READING` or :data:`EMPTYING`.
+    :param purpose: :data:`WRITING`, :data:`READING`, :data:`EMPTYING`, or :data:`ALONE` to keep others from writing.
     :param may_lock: whether the role may, None to ask the server.
     :raises TableReplaced: the name is another table's now, or nobody's.
     """
@@ -71,7 +76,12 @@ def hold(
     try:
         # guard: a table is locked and its name verified before anything is planned with it
         connection.execute(sql.SQL("; ").join([*([lock(schema, name, purpose)] if may_lock else []), verify]))
-    except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except (
+        psycopg.errors.DivisionByZero,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.WrongObjectType,
+    ):
         raise replaced(oid, schema, name) from None
     return may_lock
 

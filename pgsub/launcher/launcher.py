@@ -21,7 +21,7 @@ from pgsub.launcher import error_rows
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.run_until import Goal
-from pgsub.launcher.runner import SILENCE_SECONDS, Runner
+from pgsub.launcher.runner import Runner
 from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark_driver import Engine
@@ -32,8 +32,8 @@ AGAIN_SECONDS = 30.0
 #: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
 TIDY_SECONDS = 10.0
-#: Between signs of life of what is served.
-SIGN_SECONDS = 1.0
+#: Between signs of life of what is served, and how long its thread may wait for the target, as in a take-over.
+SIGN_SECONDS, SILENCE_SECONDS = 1.0, 15.0
 #: Between questions to Spark about tasks that have not begun, if there are any.
 LOOK_SECONDS = 0.5
 
@@ -182,9 +182,9 @@ class Launcher:
             # guard: a launcher that waits for the target gives no sign of life, always
             if not silent:
                 served.lock.touch()
-            if silent != served.silent:
-                served.silent = silent
-                self._log("WARNING" if silent else "LOG", _silence(runner))
+            if silent != served.silent and (silent or runner.serves):
+                self._log("WARNING" if silent else "LOG", _silence(runner, silent=silent))
+            served.silent = silent
 
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -356,10 +356,10 @@ class Launcher:
         self._janitor.close()
 
 
-def _silence(runner: Runner) -> LogText:
+def _silence(runner: Runner, *, silent: bool) -> LogText:
     """Say in the log that a thread has stopped to go on, or goes on again."""
     name = f'subscription "{runner.sub.name}"'
-    if runner.silence <= SILENCE_SECONDS:
+    if not silent:
         return log_text(f"the target of {name} answers again")
     return log_text(
         f"the target of {name} has not answered for {runner.silence:.0f} s",

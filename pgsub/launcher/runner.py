@@ -93,6 +93,11 @@ class Runner(SupervisedThread):
         return self.is_alive() and not self._connecting
 
     @property
+    def serves(self) -> bool:
+        """Whether its session on the target lasts, and workers may run."""
+        return self.is_alive() and self._service is not None
+
+    @property
     def silence(self) -> float:
         """Seconds since it went on last: it may wait for an answer of the target, for which nothing sets a limit."""
         service = self._service

@@ -166,7 +166,7 @@ class PartComparison:
         query: sql.Composed,
         pieces: Sequence[Piece],
     ) -> list[tuple[Any, ...]]:
-        named = source.named() | source.named(pieces)
+        named = source.in_lock_order(pieces)
         bounded = len(pieces) == 1 and pieces[0].table is not None
         with side.seeing(connection, "compare a part of a table", named=named, bounded=bounded):
             rows = connection.execute(query).fetchall()

@@ -123,6 +123,13 @@ class Source:
         """Return the tables that a statement names, which reads these pieces, or all of it."""
         return {piece.table or (self.oid, *self.name) for piece in pieces} or {(self.oid, *self.name)}
 
+    def in_lock_order(self, pieces: Iterable[Piece]) -> list[Named]:
+        """Return the table and what pieces name of it, as the server locks a tree (find_all_inheritors, pg_inherits.c).
+
+        In another order a TRUNCATE of the table, or an ALTER TABLE, could end in a deadlock.
+        """
+        return [*self.named(), *sorted(self.named(pieces) - self.named())]
+
     def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
         """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
 
@@ -203,7 +210,7 @@ class Side:
     ) -> Iterator[bool]:
         """Open a transaction that sees the snapshot; gives whether the named tables are locked.
 
-        :param named: tables that its statements name.
+        :param named: tables that its statements name, in the order in which they are to be locked.
         :param bounded: whether its statements may take :data:`_STATEMENT_TIMEOUT` only.
         :raises TableRewritten: a name is another table's.
         """
@@ -213,7 +220,7 @@ class Side:
                 self._import(connection)
                 if bounded:
                     connection.execute(f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
-                locked = [self._hold(connection, *one) for one in sorted(named)]
+                locked = [self._hold(connection, *one) for one in named]
                 yield all(locked)
             finally:
                 with contextlib.suppress(psycopg.Error):
@@ -261,17 +268,19 @@ class Side:
         source: Source,
         query: sql.Composable,
         name: str,
-        pieces: Iterable[Piece] = (),
+        pieces: Sequence[Piece] = (),
     ) -> Generator[tuple[Any, ...], None, None]:
         """Yield the rows of a query, texts of all columns; nobody has rewritten the table.
 
         :param pieces: that the query reads; none: all of it.
         :raises TableRewritten: somebody has.
         """
-        named = source.named() | source.named(pieces)
+        named = source.in_lock_order(pieces)
+        whole = not pieces or any(piece.table is None for piece in pieces)
         with self.seeing(connection, "compare rows", named=named, bounded=False) as locked:
-            # locks the table against being rewritten while it is read, then looks: what is found may be acted upon
-            if not locked:
+            # locks all that is read against being rewritten meanwhile, then looks: what is found may be acted upon
+            # guard: partitions that are read through their table are locked before it is looked whether they are old
+            if whole or not locked:
                 connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
             self.refuse_rewritten(connection, source, name)
             with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as copy:

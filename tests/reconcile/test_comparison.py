@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pgsub.publisher import faults
 from pgsub.reconcile import buckets, comparison, explained_differences, expressions, read_rate, rows
 from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Side, Source
+from pgsub.reconcile.side import Piece, Side, Source
 from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 
@@ -483,6 +484,25 @@ def test_nothing_of_a_table_that_took_a_name_meanwhile_is_run(
     with pytest.raises(StateForbids, match=f"was truncated, rewritten or renamed on the {where}"):
         both(TABLE if name == "t" else parted, pub=ROWS, sub=f"{ROWS}; DELETE FROM t WHERE id = 7", progress=meanwhile)
     assert not swapped[0].ran
+
+
+def test_a_partition_that_is_being_emptied_is_not_read_through_its_table_as_an_empty_one(pubdb: Database) -> None:
+    pubdb.execute(_LEAVES)
+    oid = pubdb.value("SELECT 't'::regclass::oid")
+    none = sql.SQL("0::bigint")
+    source = Source(oid, ("public", "t"), sql.SQL("public.t"), (), (sql.SQL("id::text"),), none, none)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+        name = exported(pubdb, stack)
+        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), name, faults.translate)
+        session = stack.enter_context(contextlib.closing(one.connect()))
+        emptying = stack.enter_context(contextlib.closing(pubdb.connect()))
+        emptying.execute("BEGIN; TRUNCATE mid1")
+        query = source.rows(Piece(), None, values=True)
+        read = threads.submit(lambda: list(one.stream(session, source, query, "t", [Piece()])))
+        pubdb.wait("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = %s)", session.info.backend_pid)
+        emptying.execute("COMMIT")
+        with pytest.raises(StateForbids, match="was truncated, rewritten or renamed"):
+            read.result()
 
 
 def test_a_table_that_gives_its_name_to_another_meanwhile_is_not_judged(both: Compare, subdb: Database) -> None:

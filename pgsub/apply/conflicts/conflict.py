@@ -14,6 +14,7 @@ from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.conflicts.error_context import Place, context, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import table_lock
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError, TableReplaced
 from pgsub.common.quoting import word
@@ -196,7 +197,7 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
     :param place: the change that failed, None where none is to blame.
     :param statement: what failed, where it was a single-row statement.
     """
-    if statement is VERIFY:
+    if statement is VERIFY and error.sqlstate == table_lock.CHANGED:
         return _replaced(subid, place)
     if place is None:
         return translate(error, "apply changes to the target")

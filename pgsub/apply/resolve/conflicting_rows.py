@@ -58,6 +58,7 @@ class ConflictingRows:
             if table is None:
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
+        self._rows.hold(place, relation.target)  # a partition is locked behind its table, as elsewhere
         self._rows.hold(place, known.table)
         change, sent = self._resulting_row(place), place.columns(sent=True)
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
@@ -81,8 +82,8 @@ class ConflictingRows:
         :raises StatementFailed: the target refuses.
         """
         relation, table = place.mapped, self._searches[where].table
-        self._rows.hold(place, table)
         self._rows.hold(place, relation.target)
+        self._rows.hold(place, table)
         same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
         became = None
         one = psycopg.RawCursor(self._connection)  # the table's name may hold a percent sign

@@ -263,8 +263,8 @@ class RowWriter:
             self.command(statements.ROLLBACK_TO)
             self.command(statements.RELEASE)
             self._depth -= 1
-        self.sync()
         self._pipeline.names.forget()  # with the savepoint, locks since then are gone
+        self.sync()
         self.records = [one for one in self.records if one[0] <= depth]
 
     def leave(self) -> None:

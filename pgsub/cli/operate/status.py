@@ -46,8 +46,8 @@ max_slot_wal_keep_size is set), and the next command. --runbook prints the steps
 
 A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
 process hangs or is gone, or Spark's Java process has not answered for eight seconds. It is also waiting when its tables
-cannot be copied because apply workers occupy all slots, and when its launcher has given no sign of life for ten
-seconds: the launcher is stopped, or waits for an answer of the target, as it does while somebody locks a table of the
+cannot be copied because apply workers occupy all slots, and when its launcher has given no sign of life for half a
+minute: the launcher is stopped, or waits for an answer of the target, as it does while somebody locks a table of the
 ledger. The status shows what is missing and the next command; task in the documents has the stage (submitted to Spark,
 claimed on the target, alive). Signs of life are heartbeats and the worker's session on the target. A worker that hangs
 is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub

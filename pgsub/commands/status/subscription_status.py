@@ -6,6 +6,7 @@ What is derived from them is the state, the lag, and what an operator does next.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 #: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
 SILENT_SECONDS = 10.0
 #: Seconds without a sign of life of the launcher, which gives one a second, from which on what it wrote is old.
-UNHEARD_SECONDS = 10.0
+UNHEARD_SECONDS = 15.0
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
@@ -170,7 +171,10 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     problems = store.errors(sub.subid)
     served = serving(store, folder, sub.subid)
     silence = subscription_lock(folder, sub.subid).silence() if served else 0.0
-    unheard = store.server(sub.subid) if silence > UNHEARD_SECONDS else None
+    server = store.server(sub.subid)
+    # the clock of another machine, or its file server, does not tell
+    here = server is not None and server.host == socket.gethostname()
+    unheard = server if here and silence > UNHEARD_SECONDS else None
     task = row("pgsub_task", own=True) if served else None
     if unheard is not None:
         task = _unheard(sub, unheard, task, silence)

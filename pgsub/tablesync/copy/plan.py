@@ -185,7 +185,7 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
     :raises psycopg.errors.LockNotAvailable: after :data:`LOCK_TIMEOUT`: others queue behind a lock that is waited for.
     """
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
-    with roles.using(connection, target):
+    with roles.using(connection, target, table_lock.ALONE):
         lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
         connection.execute(lock.format(table_name(target)))
 

@@ -59,7 +59,8 @@ SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p
 _PUBLISHED_AT_ALL = """
 SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p,
        LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
- WHERE g.relid IN (SELECT %s::oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%s::oid)) ORDER BY 1, 2
+ WHERE g.relid IN (SELECT %(relid)s::oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%(relid)s::oid)
+       UNION SELECT relid FROM pg_catalog.pg_partition_ancestors(%(relid)s::oid)) ORDER BY 1, 2
 """
 _HOLDERS = """
 SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
@@ -197,7 +198,7 @@ def check_writers(
 
 def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str] | None:
     """Return a publication of this database, and the table of it that is this one or a partition of it."""
-    found = row(connection, _PUBLISHED_AT_ALL, (relid, relid))
+    found = row(connection, _PUBLISHED_AT_ALL, {"relid": relid})
     return None if found is None else (found[0], found[1])
 
 
