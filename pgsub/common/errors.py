@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NewType, TypeVar
 #: Characters of a server's message, detail, hint or context that are kept: the server sets no limit.
 KEPT_OF_SERVER = 8192
 _Text = TypeVar("_Text", str, str | None)
-_LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Z0-9]*: |pgsub: )")
+_LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Za-z0-9]*: |pgsub: )")
 
 #: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
 LogText = NewType("LogText", str)

@@ -30,8 +30,12 @@ _PAIRS = {")": "(", "]": "["}
 
 
 def statement(text: sql.Composable) -> str:
-    """Return SQL on one line, without a semicolon."""
-    return one_line(text.as_string(None))
+    """Return SQL on one line, without a semicolon. Values are quoted as by :func:`literal`."""
+    from psycopg import sql
+
+    if isinstance(text, sql.Composed):
+        return "".join(map(statement, text))
+    return literal(text._obj) if isinstance(text, sql.Literal) else one_line(text.as_string(None))
 
 
 def name(*parts: str) -> str:
@@ -52,21 +56,21 @@ def dumping(options: str) -> str:
     )
 
 
-def value(text: str) -> sql.Composable:
-    """Quote a value as SQL; line breaks are written as escapes."""
-    from psycopg import sql
-
-    if "\n" not in text:
-        return sql.Literal(text)
-    escaped = text.replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n")
-    return sql.SQL(f"E'{escaped}'")
-
-
 def literal(value: object) -> str:
-    """Quote a value as SQL."""
-    from psycopg import sql
+    """Quote a value as SQL on one line; line breaks are written as escapes.
 
-    return statement(sql.Literal(value))
+    Without a connection libpq (PQescapeString) takes the encoding that any server reported last for that of the text:
+    in GBK a quote can be a part of the character before it.
+
+    :param value: a text, or what stands for itself, such as a number.
+    """
+    if not isinstance(value, str):
+        return str(value)
+    quoted = value.replace("'", "''")
+    if "\\" not in quoted and "\n" not in quoted:
+        return f"'{quoted}'"
+    escaped = quoted.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"E'{escaped}'"
 
 
 def fragment(text: str, *, listed: bool = False) -> str | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.commands.status.next_steps import _hinted
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
-from pgsub.common.quoting import dumping, statement, value, word
+from pgsub.common.quoting import dumping, literal, statement, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction
@@ -218,9 +221,32 @@ def test_no_bound_of_a_partition_is_more_than_a_bound(bound: str) -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "'\n\\n'", "\\'\n{}", "plain '\\", ""])
 def test_a_value_with_line_breaks_is_itself_on_one_line(subdb: Database, text: str) -> None:
-    pasted = statement(sql.SQL("SELECT {}").format(value(text)))
+    pasted = statement(sql.SQL("SELECT {}").format(sql.Literal(text)))
     assert "\n" not in pasted
     assert subdb.value(pasted.replace("%", "%%")) == text
+
+
+def _greet(listening: socket.socket, encoding: bytes) -> None:
+    """Be a server that lets anybody in, and says which encoding a session has."""
+    session = listening.accept()[0]
+    said = b"client_encoding\0" + encoding + b"\0"
+    ready = b"R" + struct.pack(">II", 8, 0) + b"S" + struct.pack(">I", len(said) + 4) + said + b"Z\0\0\0\5I"
+    session.recv(1000)
+    session.sendall(ready)
+    session.recv(1)  # until the client ends it
+
+
+def test_no_encoding_that_a_server_reports_hides_a_quote_in_a_line_to_paste() -> None:
+    """In GBK the last byte of a letter and the quote behind it are one character."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=_greet, args=(listening, b"GBK"), daemon=True).start()
+        port = listening.getsockname()[1]
+        words = f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable connect_timeout=10"
+        with psycopg.connect(words, autocommit=True) as session:
+            assert session.pgconn.parameter_status(b"client_encoding") == b"GBK"
+    evil = "€'); DROP TABLE secret; -- "
+    assert literal(evil) == statement(sql.Literal(evil)) == "'€''); DROP TABLE secret; -- '"
+    assert statement(sql.SQL("{} {}").format(sql.Identifier('€"'), sql.Literal(evil))).startswith('"€""" \'€\'\'')
 
 
 def _missing_grant() -> PgsubError:

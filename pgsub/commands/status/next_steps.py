@@ -266,6 +266,6 @@ def _statements(row: ConflictRow) -> Iterator[str]:
 
 
 def _delete(schema: str, name: str, key: dict[str, str]) -> str:
-    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), quoting.value(value)) for c, value in key.items()]
+    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Literal(value)) for c, value in key.items()]
     text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
     return quoting.statement(text)
