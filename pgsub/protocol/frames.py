@@ -24,8 +24,9 @@ from pgsub.protocol.decoder import MAX_MESSAGE_BYTES
 HEADER, ENVELOPE = 5, 30
 #: Kinds that a server may send whatever is under way: NoticeResponse, ParameterStatus, NotificationResponse.
 ANY_TIME = b"NSA"
-_COPY_DATA, _WAL_DATA, _KEEPALIVE = b"dwk"
+_COPY_DATA, _WAL_DATA, _KEEPALIVE, _NEWLINE = b"dwk\n"
 _LENGTH = struct.Struct(">xI")
+_HEADER_BYTES = f"V{HEADER}"
 _SMALL = 200  #: bytes a message
 _LENGTH_BYTES = 4  #: a length counts itself
 _UNSET = bytes(24)
@@ -57,20 +58,42 @@ def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> arr
     return edges
 
 
+def walk_lines(buffer: bytearray, end: int, start: int) -> array[int]:
+    """Do as :func:`walk` where each message is a row of COPY in text format, which ends with its only newline.
+
+    What follows a newline is taken for a header, and counts only if its length leads to the next one. So messages that
+    are no such rows are found as well, only not as fast.
+
+    :param end: bytes in the buffer.
+    :param start: where the first begins.
+    :return: edges, at least ``[start]``.
+    :raises ProtocolViolation: a length that cannot be.
+    """
+    data = np.frombuffer(buffer, np.uint8, end - start, start)
+    begins = np.concatenate(([0], np.flatnonzero(data == _NEWLINE) + 1))
+    begins = begins[np.diff(begins, prepend=-HEADER - 1) > HEADER]  # a header may have that byte, too
+    heads = begins[:-1]
+    lengths = np.ndarray((max(len(data) - HEADER + 1, 0),), ">u4", buffer, start + 1, (1,))[heads]
+    rows = (data[heads] == _COPY_DATA) & (heads + lengths + 1 == begins[1:])
+    count = len(rows) if rows.all() else int(rows.argmin())
+    edges = array("q", (begins[: count + 1] + start).tobytes())
+    edges.extend(walk(buffer, end, len(data), edges[-1])[1:])
+    return edges
+
+
 def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
     """Return the contents of whole CopyData messages, in order. Many small ones come joined, which is faster.
 
     :param edges: from :func:`walk`.
     :return: valid until the buffer changes.
     """
-    size = edges[-1] - edges[0]
-    if size > _SMALL * (len(edges) - 1):
+    size, count = edges[-1] - edges[0], len(edges) - 1
+    if size > _SMALL * count or not count:
         view = memoryview(buffer)
         return [view[begin + HEADER : end] for begin, end in pairwise(edges)]
     begins = np.frombuffer(edges, np.int64)[:-1] - edges[0]
     kept = np.ones(size, np.bool_)
-    for byte in range(HEADER):
-        kept[begins + byte] = False
+    np.ndarray((size - HEADER + 1,), _HEADER_BYTES, kept, 0, (1,))[begins] = np.zeros((), _HEADER_BYTES)
     return [np.frombuffer(buffer, np.uint8, size, edges[0])[kept].data]
 
 

@@ -59,6 +59,7 @@ class CopyOut:
         self.failure: psycopg.Error | None = None
         self._left = 0  #: bytes to come of a message that has begun
         self._wanted = False  #: that message is CopyData
+        self._lines = False  #: rows come in text format
 
     def cut(self, buffer: bytearray, have: int) -> tuple[list[memoryview], int]:
         """Find the contents of CopyData in a buffer.
@@ -91,7 +92,7 @@ class CopyOut:
     def _rows(self, buffer: bytearray, at: int, have: int, found: list[memoryview]) -> int:
         """Take the messages that are whole, and begin the one that is not."""
         self._step(b"d")
-        edges = frames.walk(buffer, have, _NO_LIMIT, at)
+        edges = frames.walk_lines(buffer, have, at) if self._lines else frames.walk(buffer, have, _NO_LIMIT, at)
         found += frames.contents(buffer, edges)
         at = edges[-1]
         if have - at >= _HEADER and buffer[at] == _COPY_DATA:
@@ -123,6 +124,7 @@ class CopyOut:
         elif kind == b"H":
             formats = (body[:1] + body[3:]).strip(b"\0\1")
             _check(len(body) == 3 + 2 * int.from_bytes(body[1:3], "big") and not formats, "CopyOutResponse")
+            self._lines = body[0] == 0
         elif kind == b"c":
             _check(not body, "CopyDone")
         elif kind == b"C":
