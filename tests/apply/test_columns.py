@@ -170,6 +170,7 @@ def test_a_table_without_columns_fills_one_with_defaults(pair: MakePair) -> None
     assert p.subdb.rows("SELECT a, b, count(*) FROM t GROUP BY 1, 2") == [(5, None, 71)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("identity", ["", "; ALTER TABLE t REPLICA IDENTITY FULL"], ids=["key", "full"])
 def test_as_many_columns_as_a_table_can_have(pair: MakePair, identity: str) -> None:
     columns = ", ".join(f"c{number} int2" for number in range(1599))

@@ -263,6 +263,7 @@ def test_a_session_that_ends_anywhere_loses_nothing(pair: MakePair, said: Log, a
     p.same("account", "log")
 
 
+@pytest.mark.long
 def test_sessions_that_are_ended_at_random_lose_nothing(pair: MakePair, said: Log) -> None:
     p = pair(ACCOUNTS, apply_workers=8)
     fill(p)

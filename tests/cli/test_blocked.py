@@ -77,6 +77,7 @@ def test_servers_that_are_not_there_block_nothing(served, failed, orders, error)
     assert orders()["state"] == "error"
 
 
+@pytest.mark.long
 def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, failed, orders, pgsub):
     failed(_conflict(), 3)
     conflict = store.add_conflict(CONFLICT)

@@ -304,6 +304,7 @@ def test_check_of_what_spark_cannot_run_is_13_and_hides_no_error_that_is_graver(
     assert pgsub("status", "orders", "--check").returncode == 6
 
 
+@pytest.mark.long
 def test_a_worker_that_died_does_not_hide_what_the_next_one_waits_for(pgsub, store, orders, served):
     died = replace(ErrorRow.of(WorkerDied("the worker process died"), "apply"), position=16)
     for _ in range(4):

@@ -61,6 +61,7 @@ def test_manual_pages_and_completions_are_where_they_are_looked_for(installed):
         assert (share / path).read_bytes() == (ROOT / "completions" / Path(path).name).read_bytes()
 
 
+@pytest.mark.long
 def test_every_module_and_schema_is_there(installed):
     [packages] = installed.glob("lib/python*/site-packages")
     here = {path.relative_to(ROOT) for path in (ROOT / "pgsub").rglob("*") if path.suffix in {".py", ".json", ".typed"}}

@@ -142,6 +142,7 @@ def test_without_refresh_only_the_list_changes_and_no_server_is_needed(stored, t
     tables[1].execute("ALTER SCHEMA away RENAME TO pgsub")
 
 
+@pytest.mark.long
 def test_what_the_server_refuses_of_publications_is_refused_in_its_words(stored, tables):
     for words, code, said in (
         (["--add-publication", "p"], 3, 'publication "p" is already in subscription "s"'),
@@ -177,6 +178,7 @@ def test_a_refresh_that_cannot_be_done_leaves_the_publications_as_they_were(stor
     assert stored.states() == {"a": "r", "b": "r", "c": "r"}
 
 
+@pytest.mark.long
 def test_a_missing_publication_that_is_named_is_the_servers_warning(stored, tables):
     def warned(*words, missing):
         ended = stored("alter", "s", *words, "--no-wait")

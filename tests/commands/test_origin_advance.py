@@ -114,6 +114,7 @@ def test_a_table_that_still_synchronizes_is_named_and_freed_from_its_claim(stuck
     assert rows == [("f", None)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["advance.before_ledger", "advance.after_ledger", "advance.after_origin"])
 def test_a_crash_leaves_the_old_position_or_the_new_one(
     stuck: MakeStuck, point: str, reached: Callable[[str], None]

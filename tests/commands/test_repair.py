@@ -401,6 +401,7 @@ def test_rows_of_a_subscription_that_is_made_while_a_repair_runs_are_not_deleted
     assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
 
 
+@pytest.mark.long
 def test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault(cli: Cli, tables: Tables) -> None:
     a, b = tables
     b.execute("CREATE PUBLICATION p FOR TABLE a")

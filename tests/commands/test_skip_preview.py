@@ -107,6 +107,7 @@ def test_a_transaction_that_the_target_has_already_is_safe_to_skip(stuck):
     assert {row["outcome"] for row in found["rows"]} == {"identical"}
 
 
+@pytest.mark.long
 def test_a_preview_tells_what_a_rule_would_do_and_is_safe_where_nothing_is_lost_by_that(stuck):
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 10)")

@@ -66,6 +66,7 @@ def test_equal_tables_end_with_0_and_planted_faults_with_6(served: Served, table
     assert [one["relname"] for one in only["tables"]] == ["b"] and only["equal"]
 
 
+@pytest.mark.long
 def test_a_table_with_a_foreign_partition_is_not_compared_and_the_reason_is_said(
     served: Served, tables: Tables
 ) -> None:

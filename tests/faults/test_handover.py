@@ -59,6 +59,7 @@ def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reache
     case.check()
 
 
+@pytest.mark.long
 def test_a_sync_worker_that_is_behind_claims_and_apply_takes_a_claim_back_that_nobody_honours(
     site: Make, reached: Reached, tmp_path: Path
 ) -> None:

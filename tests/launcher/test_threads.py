@@ -59,6 +59,7 @@ def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:
     assert points == {*SERVING, *OTHERS}
 
 
+@pytest.mark.long
 @pytest.mark.own_spark  # whose end a thread watches
 def test_a_launcher_goes_on_whichever_of_its_threads_ends(
     cli: Cli, tables: tuple[Database, Database], reached: Callable[[str], None]

@@ -102,7 +102,7 @@ def mutate(payload: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ANY_MESSAGE, st.none() | st.just(7), st.booleans(), st.integers(0, 2**32))
 def test_a_mutated_message_is_a_message_or_a_protocol_violation(
     message: Message, xid: int | None, parallel: bool, seed: int

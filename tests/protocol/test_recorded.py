@@ -68,7 +68,7 @@ def test_every_recorded_message_means_exactly_its_bytes(streams: list[Stream]) -
             assert encode(message, xid) == payload
 
 
-@settings(max_examples=examples(1500), deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_spoiled_message_is_a_message_or_a_protocol_violation_and_takes_little_memory(
     streams: list[Stream], seed: int
@@ -111,7 +111,7 @@ def _disorder(streams: list[Stream], chance: random.Random) -> tuple[bool, list[
     return stream.parallel, payloads
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_stream_in_disorder_is_refused_from_the_first_violation_on(streams: list[Stream], seed: int) -> None:
     parallel, payloads = _disorder(streams, random.Random(seed))
@@ -124,7 +124,7 @@ def test_a_stream_in_disorder_is_refused_from_the_first_violation_on(streams: li
             refused = True
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 3, 1000]))
 def test_of_a_stream_in_disorder_whole_transactions_come_or_a_protocol_violation(
     streams: list[Stream], spool: Spool, seed: int, pieces: int

@@ -186,6 +186,7 @@ def timeline(p):
     return p.subdb.value("SELECT timeline FROM pgsub.subscription WHERE subid = %s", p.subid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first(followed, at, first):
     p = followed

@@ -30,6 +30,7 @@ def both_machines() -> list[str]:
     return [word for name, value in settings.items() for word in ("--conf", f"spark.{name}={value}")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_whatever_dies(
     site: Callable[[], Site], cluster: Cluster

@@ -207,6 +207,7 @@ def test_a_worker_asks_for_a_name_that_nobody_knows_once_in_a_while_only(monkeyp
         HeartbeatReceiver("no-such.invalid")
 
 
+@pytest.mark.long
 def test_whoever_makes_an_archive_is_told_which_interpreter_executors_need(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pgsub.spark.archive", str(tmp_path / "env.tgz"), "--python", "/opt/bin/python3"]
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)

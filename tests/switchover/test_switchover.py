@@ -141,6 +141,7 @@ def test_what_comes_into_the_way_after_it_was_looked_for_is_refused_before_the_p
     assert mover("--status")["state"] == "none"
 
 
+@pytest.mark.long
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "3s")
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")
@@ -614,6 +615,7 @@ def test_a_subscription_of_somebody_else_is_never_taken_for_the_way_back(mover: 
     assert _insert(mover, 0, 1) == 1
 
 
+@pytest.mark.long
 def test_what_a_row_of_the_target_names_as_the_way_back_is_neither_enabled_nor_dropped(mover: Mover) -> None:
     cli, (publisher, target) = mover.cli, mover.databases
     made = cli(

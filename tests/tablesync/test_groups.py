@@ -414,6 +414,7 @@ def test_what_is_copied_is_not_kept_locked_on_the_publisher(pair: MakePair, at: 
     _ends_well(p)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "statement",
     ["ALTER TABLE c ALTER v TYPE varchar(99), ALTER id TYPE bigint", "TRUNCATE c", "VACUUM FULL c"],
