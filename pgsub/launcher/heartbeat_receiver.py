@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from pgsub.common.errors import PgsubError, SparkUnusable
@@ -29,6 +30,8 @@ from pgsub.common.worker_heartbeat import (
 _PAUSE = 0.2
 #: A chunk's heartbeat says nothing any more after so long.
 CHUNK_SECONDS = 60.0
+#: What workers count since they began, and pg_stat_subscription_stats since it was reset.
+COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
 
 
 class HeartbeatReceiver:
@@ -56,6 +59,7 @@ class HeartbeatReceiver:
         self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
         self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}  #: epoch and number of the newest
         self._senders: dict[tuple[int, int], tuple[int, Any]] = {}  #: epoch and address of a worker itself
+        self._uncounted: dict[int, Counter[str]] = {}  #: by subscription: what its workers counted, not yet written
         self._ended: dict[tuple[int, int], int] = {}  #: the epoch of a worker that ended: nothing of it is heard again
         self._news: dict[int, threading.Event] = {}
         self._thread: SupervisedThread | None = None
@@ -108,6 +112,7 @@ class HeartbeatReceiver:
             self._newest[key] = (time.monotonic(), heartbeat)
             if heartbeat.chunk < 0:
                 self._senders[key[:2]] = heartbeat.epoch, sender
+                self._uncounted.setdefault(heartbeat.subid, Counter()).update(_steps(before, heartbeat))
             if heartbeat.worker == 0 and (before is None or _reached(before[1]) != _reached(heartbeat)):
                 self._news.setdefault(heartbeat.subid, threading.Event()).set()
 
@@ -150,6 +155,19 @@ class HeartbeatReceiver:
                 (clock - at, heartbeat) for (owner, _, _), (at, heartbeat) in self._newest.items() if owner == subid
             ]
 
+    def uncounted(self, subid: int) -> Counter[str]:
+        """Return what workers of a subscription counted that :meth:`counted` does not know yet.
+
+        What a worker counted stays when it has ended and is forgotten, and is there once, whoever asks.
+        """
+        with self._lock:
+            return self._uncounted.get(subid, Counter()).copy()
+
+    def counted(self, subid: int, steps: Counter[str]) -> None:
+        """Take what was written from what is to be written."""
+        with self._lock:
+            self._uncounted[subid] = self._uncounted.get(subid, Counter()) - steps
+
     def forget(self, subid: int, worker: int) -> None:
         """Forget the heartbeats of a worker that ended."""
         with self._lock:
@@ -165,6 +183,13 @@ class HeartbeatReceiver:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _steps(before: tuple[float, Heartbeat] | None, heartbeat: Heartbeat) -> Counter[str]:
+    """Return what a worker counted since its heartbeat before; a worker of another epoch began anew."""
+    known = before[1] if before is not None and before[1].epoch == heartbeat.epoch else None
+    steps = Counter({name: getattr(heartbeat, name) - (getattr(known, name) if known else 0) for name in COUNTED})
+    return +steps
 
 
 def _reached(heartbeat: Heartbeat) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from pgsub.apply.worker import feedback
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import LogText, log_text
+from pgsub.common.errors import LogText, StateStoreError, log_text
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import lock_waits, worker_rows
@@ -248,6 +248,48 @@ def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirr
         assert newest is not None and newest.chunk == -1
         ear.forget(mirrored.subid, 5)
         assert ear.newest(mirrored.subid, 5) is None
+
+
+def _fallbacks(it) -> int:
+    columns, [row] = it.store.view("pg_stat_subscription_stats", it.subid)
+    return int(row[columns.index("set_fallbacks")])
+
+
+def test_what_workers_count_is_counted_once_though_they_are_served_anew_or_have_ended(mirrored):
+    def sent(epoch: int, number: int, worker: int = 0) -> None:
+        sender.send(Heartbeat(mirrored.subid, worker, epoch=epoch, set_fallbacks=number), now=True)
+        _arrived(mirrored, lambda seen: (worker, epoch, number) in [(p.worker, p.epoch, p.set_fallbacks) for p in seen])
+
+    sender = HeartbeatSender(mirrored.heartbeats.address)
+    for number in 2, 5:
+        sent(1, number)
+        _refresh(mirrored)
+        assert _fallbacks(mirrored) == number
+    # it is served anew (alter, or the target was away), and the heartbeat of before is still there
+    mirrored.mirror = Mirror(mirrored.session, mirrored.store, mirrored.sub, mirrored.heartbeats)
+    _refresh(mirrored)
+    assert _fallbacks(mirrored) == 5
+    sent(1, 6)
+    mirrored.heartbeats.forget(mirrored.subid, 0)  # it has ended before somebody looked
+    sent(2, 3)
+    sent(7, 1, worker=mirrored.relid("a"))
+    _refresh(mirrored)
+    assert _fallbacks(mirrored) == 10
+
+
+def test_what_could_not_be_counted_is_counted_later(mirrored, monkeypatch):
+    HeartbeatSender(mirrored.heartbeats.address).send(Heartbeat(mirrored.subid, 0, set_fallbacks=4), now=True)
+    _arrived(mirrored, bool)
+    with monkeypatch.context() as patched:
+        patched.setattr(mirrored.store, "put_task", _failing)
+        with pytest.raises(StateStoreError):
+            _refresh(mirrored)
+    _refresh(mirrored)
+    assert _fallbacks(mirrored) == 4
+
+
+def _failing(*_: object) -> None:
+    raise StateStoreError("it is full")
 
 
 def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):

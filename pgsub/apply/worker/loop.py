@@ -147,11 +147,12 @@ class ApplyLoop:
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
             self._feedback.finish(self.position)
-            self._beat(now=True)
             return outcome
         except psycopg.Error as error:
             raise translate(error, "apply changes to the target") from None
         finally:
+            with contextlib.suppress(Exception):
+                self._beat(now=True)  # what it has counted is not heard later
             with contextlib.suppress(Exception):
                 self._writers.close()
             with contextlib.suppress(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +37,6 @@ from pgsub.target.session import origins
 
 Run = Callable[[Callable[[], None]], None]
 
-_COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
 #: Table states that did not change in the ledger are written again so often, for the store may have been changed by
 #: others; without a change of theirs nothing is written.
 AGAIN_SECONDS = 1.0
@@ -96,7 +94,6 @@ class Mirror:
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
         )
         self._workers = WorkerRows(session, sub.subid)
-        self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
         self._shown_two_phase = sub.two_phase  #: in the state store
@@ -173,7 +170,7 @@ class Mirror:
         skipped: SkippedRow,
     ) -> None:
         subid = self._sub.subid
-        counted, steps = self._counts(heartbeats)
+        steps = self._heartbeats.uncounted(subid)
         with self._store.batch():
             self._write_relations()
             if row is not None:
@@ -188,7 +185,7 @@ class Mirror:
             self._origins(heartbeats)
             if steps:
                 self._store.add_stats(subid, **steps)
-        self._counted |= counted  # only now: what was rolled back is written the next time
+        self._heartbeats.counted(subid, steps)  # only now: what was rolled back is written the next time
         if row is not None:
             self._shown_two_phase = row[2]
 
@@ -201,20 +198,6 @@ class Mirror:
                 found = (*others, origins.FEATURE) if heartbeat.untagged else others
                 if set(found) != set(shown.unavailable):
                     self._store.alter(self._sub.subid, unavailable=found)
-
-    def _counts(self, heartbeats: list[Heartbeat]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
-        """Return what workers counted since their start, and since the statistics were last updated."""
-        counted: dict[tuple[int, int], Counter[str]] = {}
-        steps: Counter[str] = Counter()
-        for heartbeat in heartbeats:
-            if heartbeat.chunk < 0:
-                worker, now = (
-                    (heartbeat.worker, heartbeat.epoch),
-                    Counter({name: getattr(heartbeat, name) for name in _COUNTED}),
-                )
-                steps.update(now - self._counted.get(worker, Counter()))
-                counted[worker] = now
-        return counted, steps
 
     def _two_phase(self, state: str, prepared: list[Pending]) -> None:
         rows = [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in prepared]
