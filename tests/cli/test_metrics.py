@@ -52,7 +52,8 @@ def scrape(pgsub):
 def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape, store, served, folder):
     then = (datetime.now(UTC) - timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     worker = WorkerRow("apply", 4711, None, None, 0x20, utc_now(), utc_now(), 0x20, utc_now())
-    slot = SlotRow("orders", active=False, confirmed_flush_lsn=0x20, current_lsn=0x20, retained_bytes=8)
+    slot = SlotRow("orders", active=False, confirmed_flush_lsn=0x20, current_lsn=0x20, taken_at=utc_now())
+    slot = replace(slot, retained_bytes=8)
     store.put_workers(5, [worker])
     store.put_slot(5, slot)
     quiet = scrape()
@@ -113,6 +114,33 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     assert lost["pgsub_slot_lost",] == 1 and lost["pgsub_subscription_state", "disabled"] == 1
     moved = {key[0] for scene in (behind, stuck, kept, lost) for key in scene if scene[key] != quiet.get(key)}
     assert {key[0] for key in quiet} - moved == {"pgsub_build_info"}
+
+
+def test_what_the_publisher_said_of_the_slot_is_no_metric_once_it_is_old(scrape, store, served):
+    slot = SlotRow("orders", active=True, current_lsn=0x30, retained_bytes=8, safe_wal_size=100, taken_at=utc_now())
+    slot = replace(slot, confirmed_flush_lsn=0x20, wal_bytes_per_second=10, waiting_transactions=2)
+    store.put_slot(5, slot)
+    said = {name for (name, *_) in scrape() if name.startswith(("pgsub_slot", "pgsub_waiting", "pgsub_apply_lag"))}
+    assert len(said) == 7 and "pgsub_slot_lost" in said
+    store.put_slot(5, replace(slot, taken_at=ago(61)))
+    assert {name for (name, *_) in scrape()} & said == {"pgsub_slot_lost"}
+    store.put_slot(5, slot)
+    assert {name for (name, *_) in scrape()} >= said
+    served.release()
+    assert {name for (name, *_) in scrape()} & said == {"pgsub_slot_lost"}
+
+
+def test_a_worker_that_nobody_serves_is_not_silent(scrape, store, served):
+    store.put_workers(5, [WorkerRow("apply", 4711, silent_since=ago(90))])
+    assert scrape()["pgsub_apply_silent_seconds",] >= 90
+    served.release()  # as after kill -9, which leaves the row
+    assert scrape()["pgsub_apply_silent_seconds",] == 0
+
+
+def test_a_size_that_is_not_known_is_left_out(scrape, store, served):
+    store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_processed=30)])
+    assert scrape()["pgsub_copy_bytes", "b", "public"] == 30
+    assert ("pgsub_copy_size_bytes", "b", "public") not in scrape()
 
 
 def test_no_name_of_a_table_steers_a_terminal_that_shows_metrics(pgsub, store):

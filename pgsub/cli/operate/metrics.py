@@ -25,7 +25,7 @@ Prints OpenMetrics text, made from the state store; no server is contacted. pgsu
 on /metrics. The folder contrib of the sources has alert rules and a dashboard.
 
 Times are seconds and sizes bytes. What is not known is left out: the lag, for example, while nothing serves the
-subscription.
+subscription, and what the publisher says of the slot, if that is older than a minute.
 """,
     examples=(
         ("For the textfile collector of node_exporter.", "pgsub metrics > /var/lib/node_exporter/pgsub.prom"),

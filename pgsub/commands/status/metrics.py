@@ -19,10 +19,12 @@ from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
 from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.commands.status.status import status
-from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
+from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, seconds_since
 from pgsub.common.text import line
 from pgsub.protocol.lsn import parse_lsn
 
+#: Seconds after which what the publisher said of the slot tells nothing any more: it is asked every five.
+SLOT_SECONDS = 60.0
 STATES = ("running", "waiting", "stopped", "disabled", "error", "blocked")
 #: a value with the labels that follow the subscription's name
 Sample = tuple[tuple[str, ...], float | None]
@@ -55,7 +57,7 @@ def families(found: Iterable[SubscriptionStatus], unwritten: Iterable[str] = ())
     shown = list(found)
     yield _info()
     yield GaugeMetricFamily(
-        "pgsub_not_written", "1 if a launcher cannot write its state store or its log.", float(any(unwritten))
+        "pgsub_not_written", "1 if a pgsub run cannot write its state store or its log.", float(any(unwritten))
     )
     for name, help_text, labels, samples in _FAMILIES:
         cls = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -77,8 +79,15 @@ def _one(value: Callable[[SubscriptionStatus], float | None]) -> Samples:
     return lambda one: [((), value(one))]
 
 
+def _slot_now(one: SubscriptionStatus) -> Row:
+    """Return the slot as it was a moment ago; nothing where nobody has seen it since."""
+    slot = one.slot or {}
+    taken_at = slot.get("taken_at")
+    return slot if one.served and taken_at and seconds_since(taken_at) < SLOT_SECONDS else {}
+
+
 def _slot(column: str) -> Samples:
-    return _one(lambda one: (one.slot or {}).get(column))
+    return _one(lambda one: _slot_now(one).get(column))
 
 
 def _position(text: str | None) -> int | None:
@@ -91,12 +100,12 @@ def _received(one: SubscriptionStatus) -> int | None:
 
 
 def _behind(one: SubscriptionStatus) -> int | None:
-    ends, applied = _position((one.slot or {}).get("current_lsn")), _position(one.applied_lsn)
+    ends, applied = _position(_slot_now(one).get("current_lsn")), _position(one.applied_lsn)
     return None if ends is None or applied is None else max(ends - applied, 0)
 
 
 def _lost_in(one: SubscriptionStatus) -> int | None:
-    slot = one.slot or {}
+    slot = _slot_now(one)
     known = {name: slot.get(name) for name in ("safe_wal_size", "wal_bytes_per_second")}
     return slot_lost_in(SlotRow("", **known))
 
@@ -128,6 +137,11 @@ def _of_tables(rows: str, column: str) -> Samples:
         yield from (((row["schemaname"], row["relname"]), row[column]) for row in found)
 
     return samples
+
+
+def _copy_sizes(one: SubscriptionStatus) -> Iterator[Sample]:
+    sizes = _of_tables("copies", "bytes_total")(one)
+    yield from ((labels, size or None) for labels, size in sizes)  # 0 is said where it is not known
 
 
 def _skipped(one: SubscriptionStatus) -> Iterator[Sample]:
@@ -176,10 +190,5 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
         _of_tables("sequences", "ahead"),
     ),
     ("pgsub_copy_bytes", "Bytes copied of a table.", _TABLE, _of_tables("copies", "bytes_processed")),
-    (
-        "pgsub_copy_size_bytes",
-        "Estimated bytes of a copied table.",
-        _TABLE,
-        _of_tables("copies", "bytes_total"),
-    ),
+    ("pgsub_copy_size_bytes", "Estimated bytes of a copied table.", _TABLE, _copy_sizes),
 )

@@ -58,7 +58,7 @@ class SubscriptionStatus:
     definition: Subscription
     state: str  #: running, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
-    waits: Row | None  #: since when apply has given no sign of life, and what it waits for
+    waits: Row | None  #: since when apply, which is served, has given no sign of life, and what it waits for
     applying: Row | None  #: how many sessions of the target apply, and why, where apply decides that
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
@@ -188,7 +188,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
         definition=sub,
         state=state,
         lag=lag if unheard is None else max(lag or 0.0, silence),
-        waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
+        waits=_waits(store.workers(sub.subid), datetime.now(UTC)) if served else None,
         applying=_applying(store.workers(sub.subid)),
         task=task,
         columns=rows("pg_subscription")[0],
