@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -20,8 +21,9 @@ _names = (f"y{number}" for number in itertools.count(1))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Make the marks known."""
     config.addinivalue_line("markers", "unserved_first: of a file; tests without the common launcher come first in it")
+    config.addinivalue_line("markers", "follows(*families): metrics that change in this scene")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,18 +37,29 @@ def _comes_later(item: pytest.Item) -> bool:
     return marked and "launcher" in getattr(item, "fixturenames", ())
 
 
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    """A program whose ``run`` serves the folder for all tests of the module; it must still run after the last one."""
-    base = tmp_path_factory.mktemp("launcher")
+@contextlib.contextmanager
+def serving(base: Path, *options: str, **more: str) -> Iterator[Cli]:
+    """Let a program's ``run`` serve its folder; it must still run at the end.
+
+    :param base: an empty folder.
+    :param options: of ``run``; ``more`` are environment variables.
+    """
     cli = Cli(base / "state", base, "", "")
-    running = cli.running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})  # type: ignore[attr-defined]
+    running = cli.launcher(*options, env={"PGSUB_RETRY_SECONDS": "0.5", **more})
+    cli.running = running  # type: ignore[attr-defined]
     try:
         yield cli
         assert running.poll() is None, running.log.read_text()  # type: ignore[attr-defined]
         assert cli.stop(running) == 0
     finally:
         cli.close()
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """A program whose ``run`` serves the folder for all tests of the module."""
+    with serving(tmp_path_factory.mktemp("launcher")) as cli:
+        yield cli
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ from pgsub.spark.java import cache_folder, find_java
 _SLOTS = 200
 #: Variables that launcher and workers read, and the JVM does not; Spark hands them on by settings of this name.
 _OF_WORKERS = {
-    *("PGSUB_RETRY_SECONDS", "PGSUB_WORKER_TIMEOUT", "PGSUB_SPOOL_LIMIT", "PGSUB_CONFLICT_HISTORY"),
+    *("PGSUB_RETRY_SECONDS", "PGSUB_SEQUENCE_SECONDS", "PGSUB_WORKER_TIMEOUT", "PGSUB_SPOOL_LIMIT"),
+    "PGSUB_CONFLICT_HISTORY",
     *("PGSUB_CHUNK_BYTES", "PGSUB_GROUP_TABLES", "PGSUB_SET_BASED", "PGSUB_FAILPOINTS", "PGSUB_FAILPOINTS_DIR"),
 }
 _HANDED_ON = "spark.executorEnv."
