@@ -24,6 +24,8 @@ STOPPED, APPLIED, SKIPPED, KEPT, REPLAYED = "stopped", "applied", "skipped", "ke
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
 #: what makes two stops of one worker the same: the same change of the same transaction (its diagnosis may differ)
 _SAME_CHANGE = ("finish_lsn", "schemaname", "relname", "key")
+#: what makes a conflict that a rule decides the same as a stop: a change may meet several
+_SAME_CONFLICT = (*_SAME_CHANGE, "conflict_type")
 _EXCESS = (
     "DELETE FROM pgsub_conflict WHERE id IN (SELECT id FROM pgsub_conflict"
     " WHERE {} AND action <> 'stopped' ORDER BY id DESC LIMIT -1 OFFSET ?)"
@@ -161,12 +163,12 @@ class ConflictCatalog(ViewsCatalog):
         if known is not None and row.event is not None:
             return Added(known.id, new=False)  # the ledger's row was not removed in time
         at = row.at or utc_now()
-        left_out = self._stop(row, _SAME_CHANGE) if row.event is not None and _stops(row) else None
+        stop = None if row.event is None else self._stop(row, _SAME_CHANGE if _stops(row) else _SAME_CONFLICT)
         if known is not None:
             row = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
-        elif left_out is not None:  # the conflict that stopped apply occurs once more, and its change is left out
-            same = {"id": left_out.id, "attempts": left_out.attempts, "worker": left_out.worker}
-            row = replace(row, at=left_out.at, last_at=at, **same)  # type: ignore[arg-type]
+        elif stop is not None:  # the conflict that stopped apply occurs once more, and a skip or a rule decides it
+            same = {"id": stop.id, "attempts": stop.attempts, "worker": stop.worker}
+            row = replace(row, at=stop.at, last_at=at, **same)  # type: ignore[arg-type]
         else:
             row = replace(row, id=0, at=at, last_at=at)
         *values, number = _CONFLICT.encode(row)
@@ -179,7 +181,7 @@ class ConflictCatalog(ViewsCatalog):
         """
         if row.event is None:
             return self._stop(row, (*_SAME_CHANGE, "worker"))
-        return self._same("event = ?", row, (*_SAME_CHANGE, "conflict_type"), row.event)
+        return self._same("event = ?", row, _SAME_CONFLICT, row.event)
 
     def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
         """Return the stop that is the same in these columns."""

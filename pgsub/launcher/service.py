@@ -25,7 +25,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.common.errors import Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription, same_service
-from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.events import Events
@@ -187,6 +187,9 @@ class Service:
             there = apply.alive and not apply.watch.gone
             self._mirror.refresh(apply_alive=there, syncing=alive, task=self._slot_wait.shown(apply.watch.row))
         self._copy_definition()
+        if self._errors.place(APPLY):  # what a rule made of the conflict is recorded before apply counts as past it
+            with contextlib.suppress(StateStoreError):
+                self._events.move()
         apply.clear_if_past(self._mirror)
         if self._errors.disabling is None:
             self._sync.tick(self._mirror.relations, alive)

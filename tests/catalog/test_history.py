@@ -70,6 +70,17 @@ def test_what_stopped_apply_and_was_left_out_is_skipped_even_where_apply_was_see
     assert {row.id: row.action for row in store.conflicts(5)} == {stopped: "skipped", event: "applied"}
 
 
+def test_a_conflict_that_stopped_apply_and_that_a_rule_then_decides_stays_one_row(store: StateStore) -> None:
+    stopped = store.add_conflict(CONFLICT)
+    kept = replace(CONFLICT, action="kept", event=9, worker=None)
+    beside = replace(kept, conflict_type="update_origin_differs", action="applied", event=10)
+    assert [one.new for one in store.add_conflicts([kept, beside, kept])] == [False, True, False]
+    assert store.conflicts_passed(5, "apply", 0x101) == 0
+    other, row = store.conflicts(5)
+    assert (row.id, row.action, row.worker, row.event, row.attempts) == (stopped, "kept", "apply", 9, 1)
+    assert (other.conflict_type, other.action) == ("update_origin_differs", "applied")
+
+
 def test_an_event_whose_number_the_target_gives_again_after_a_crash_is_recorded(store: StateStore) -> None:
     event = replace(CONFLICT, conflict_type="update_missing", action="skipped", event=10)
     others = [
@@ -131,7 +142,7 @@ def test_the_bound_takes_the_oldest_of_each_subscription_but_what_still_stops_ap
     monkeypatch.setattr(conflicts, "KEEP", 3)
     stopped = store.add_conflict(CONFLICT)
     quiet = store.add_conflict(replace(CONFLICT, subid=7, action="skipped"))
-    skipped = [replace(CONFLICT, action="skipped", event=number) for number in range(8)]
+    skipped = [replace(CONFLICT, key="(a)=(2)", action="skipped", event=number) for number in range(8)]
     ids = [one.id for part in (skipped[:6], skipped[6:]) for one in store.add_conflicts(part)]
     assert [row.id for row in store.conflicts(5)] == [*reversed(ids[-3:]), stopped]
     assert [row.id for row in store.conflicts(7)] == [quiet]

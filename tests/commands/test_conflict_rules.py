@@ -86,4 +86,4 @@ def test_a_rule_lets_a_running_subscription_pass_what_stops_it(served, tables):
     subdb.wait("SELECT n::int FROM b", value=11)
     assert cli("wait", name, "--for", "caught-up", "--timeout", "1m").returncode == 0
     listed = json.loads(cli("conflicts", "list", name, "--json").stdout)["conflicts"]
-    assert [(one["conflict_type"], one["action"]) for one in listed] == [("insert_exists", "applied")] * len(listed)
+    assert [(one["conflict_type"], one["action"]) for one in listed] == [("insert_exists", "applied")]
