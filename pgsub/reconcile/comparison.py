@@ -19,7 +19,8 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import PROBE, hashes
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
 from pgsub.reconcile.sessions import Progress, Reading, Session, Sessions
-from pgsub.reconcile.side import HASH_BITS, Named, Piece, Side, Source
+from pgsub.reconcile.side import Side
+from pgsub.reconcile.source import HASH_BITS, Named, Piece, Source
 
 #: Rows that are asked for one by one at most, where the buckets that differ have many more.
 MOST_HASHES = 500_000

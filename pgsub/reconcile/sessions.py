@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar
 import psycopg
 
 from pgsub.reconcile.read_rate import RateLimit
-from pgsub.reconcile.side import Piece, Side
+from pgsub.reconcile.side import Side
+from pgsub.reconcile.source import Piece
 
 Result = TypeVar("Result")
 #: A session, and on which side it is.

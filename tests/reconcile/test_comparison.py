@@ -20,7 +20,8 @@ from pgsub.publisher import faults
 from pgsub.reconcile import buckets, comparison, explained_differences, expressions, read_rate, rows
 from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Piece, Side, Source
+from pgsub.reconcile.side import Side
+from pgsub.reconcile.source import Piece, Source
 from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 
