@@ -82,7 +82,7 @@ _pgsub() {
             options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --columns --sort --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pgsub_sequence pg_replication_slots pg_stat_replication_slots pg_stat_replication" "$cur"; return ;;
+                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pgsub_sequence pgsub_verified pg_replication_slots pg_stat_replication_slots pg_stat_replication" "$cur"; return ;;
                 --max-lag|--columns) return ;;
             esac
             ;;

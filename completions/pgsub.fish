@@ -195,7 +195,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from alter' -l quiet -s q -d 'Say n
 complete -c pgsub -n '__fish_seen_subcommand_from alter' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from alter' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -a '(__pgsub_names)'
-complete -c pgsub -n '__fish_seen_subcommand_from status' -l view -x -a 'pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pgsub_sequence pg_replication_slots pg_stat_replication_slots pg_stat_replication' -d 'Print this table or view of the state store.'
+complete -c pgsub -n '__fish_seen_subcommand_from status' -l view -x -a 'pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pgsub_sequence pgsub_verified pg_replication_slots pg_stat_replication_slots pg_stat_replication' -d 'Print this table or view of the state store.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l watch -d 'Repeat this every 2, or so many, seconds.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l json -d 'JSON documents; one in a line with --watch.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l check -d 'Report health through the exit code.'

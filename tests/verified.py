@@ -21,6 +21,7 @@ from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
 from pgsub.reconcile.point import one_point, while_standing
 from pgsub.reconcile.point_attempt import Point, Standing
+from pgsub.reconcile.ranges import RangeComparison
 from pgsub.reconcile.repair import Repair, RepairedRows, unfit
 from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
@@ -102,7 +103,10 @@ def _as(connection: psycopg.Connection, role: str | None) -> psycopg.Connection:
 
 
 def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) -> TableResult:
-    """Compare a table of schema public as it is now."""
+    """Compare a table of schema public as it is now.
+
+    :param options: of :meth:`Comparison.compare`, and ``ranges`` to compare it by those.
+    """
     meanwhile = options.pop("meanwhile", lambda: None)
     becoming: dict[str, str] = options.pop("becoming", {})  # by side, who reads
     in_utf8 = pubdb.value("SHOW server_encoding") != subdb.value("SHOW server_encoding")
@@ -129,7 +133,12 @@ def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) 
         assert local is not None
         both = compared(remote, local)
         with Comparison(sides, jobs=2, sample=options.pop("sample", None)) as comparison:
-            result = comparison.compare(both, sources(both, in_utf8=in_utf8), **options)
+            of_both, ranges = sources(both, in_utf8=in_utf8), options.pop("ranges", None)
+            if ranges is None:
+                result = comparison.compare(both, of_both, **options)
+            else:
+                told = options.pop("progress", lambda done, total: None)
+                result = RangeComparison(comparison, both, of_both, ranges, lambda key, kind: None).run(told)
     if result.error is not None:
         raise result.error
     return result

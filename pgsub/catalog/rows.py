@@ -323,6 +323,22 @@ class JournalRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRow:
+    """pgsub_verified: what a verify that has not ended has found equal of one table.
+
+    :ivar compared: a mark of what was compared, and how: with another one the row says nothing.
+    :ivar lsn: where all of it was equal; None where ranges of it are known.
+    :ivar ranges: bounds, and which ranges between them were equal, and where.
+    """
+
+    schemaname: str
+    relname: str
+    compared: str
+    lsn: Lsn | None
+    ranges: Json
+
+
+@dataclass(frozen=True, slots=True)
 class ServerRow:
     """pgsub_server: the launcher that serves a subscription. Only a held lock proves that it still lives."""
 

@@ -199,6 +199,15 @@ CREATE TABLE pgsub_skipped (
 """
 
 _HISTORY = """
+CREATE TABLE pgsub_verified (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    compared TEXT NOT NULL,
+    lsn TEXT,
+    ranges TEXT NOT NULL,
+    PRIMARY KEY (subid, schemaname, relname)
+);
 CREATE TABLE pgsub_stats (
     subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
     apply_error_count INTEGER NOT NULL DEFAULT 0,

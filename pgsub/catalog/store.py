@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.catalog.database import Database
-from pgsub.catalog.journal import JournalCatalog
 from pgsub.catalog.state_folder import prepare_folder, state_dir
+from pgsub.catalog.verified import VerifiedCatalog
 from pgsub.common.errors import PgsubError, UsageError
 
 __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
@@ -26,11 +26,11 @@ VIEWS = (
     *_OWNERS,
     *("pg_stat_subscription", "pg_stat_subscription_stats", "pg_stat_progress_copy", "pgsub_conflict", "pgsub_journal"),
     *("pgsub_error", "pgsub_slot", "pgsub_prepared_pending", "pgsub_held_table", "pgsub_skipped", "pgsub_server"),
-    *("pgsub_task", "pgsub_sequence"),
+    *("pgsub_task", "pgsub_sequence", "pgsub_verified"),
 )
 
 
-class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
+class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
     """An open state store; several threads of a process may share it."""
 
     def __init__(self, database: Database) -> None:

@@ -44,7 +44,7 @@ _POINTS = {
     "advance": "before_ledger after_ledger after_origin",
     "replay": "journalled taken before_commit committed",
     "point": "barrier_put standing taken",
-    "verify": "at_point table_compared",
+    "verify": "at_point ranges_compared table_compared",
     "repair": "journalled standing taken before_commit committed",
     "sequence": "before_setval before_commit",
     "switchover": (

@@ -42,6 +42,9 @@ class TableResult:
 
 
 _CTID = sql.SQL("ctid::pg_catalog.text")
+#: Of the publisher and of the target.
+Sources = tuple[Source, Source]
+Pieces = tuple[list[Piece], list[Piece]]
 _Work = tuple[Side, Source, Piece]
 #: Rows, and the pieces of both sides that have them.
 _Wanted = tuple[Selection, tuple[Sequence[Piece], Sequence[Piece]]]
@@ -90,7 +93,7 @@ class Comparison(Sessions):
     def compare(
         self,
         table: ComparedTable,
-        sources: tuple[Source, Source],
+        sources: Sources,
         explain: Explain = lambda key_hash, kind: None,
         progress: Progress = lambda done, total: None,
         found: Differences | None = None,
@@ -98,24 +101,40 @@ class Comparison(Sessions):
         """Compare one table."""
         result = TableResult(table, differences=Differences() if found is None else found)
         try:
-            self._compare(result, sources, explain, Reading(progress))
+            self.compare_pieces(result, sources, self.pieces(sources), explain, Reading(progress))
+            self.check_not_rewritten(table, sources)
         except PgsubError as error:
             result.error = error
         return result
 
-    def _compare(self, result: TableResult, sources: tuple[Source, Source], explain: Explain, reading: Reading) -> None:
+    def pieces(self, sources: Sources) -> Pieces:
+        """Divide both sides of a table by its blocks."""
+        both = zip(self.sides, sources, strict=True)
+        here, there = (self.on(side, partial(side.pieces, source=one, most=self.blocks(side))) for side, one in both)
+        return here, there
+
+    def check_not_rewritten(self, table: ComparedTable, sources: Sources) -> None:
+        """Check that what was read on both sides was still the snapshots'."""
+        for side, source in zip(self.sides, sources, strict=True):
+            self.on(side, partial(side.check_not_rewritten, source=source, name=table.name))
+
+    def compare_pieces(
+        self, result: TableResult, sources: Sources, pieces: Pieces, explain: Explain, reading: Reading
+    ) -> None:
+        """Compare all rows of both sources, and add what is found.
+
+        :param pieces: of both, that have all of their rows.
+        """
         self._check_hashes()
-        both = tuple(zip(self.sides, sources, strict=True))
-        parts = [self.on(side, partial(side.pieces, source=source, most=self.blocks(side))) for side, source in both]
-        work = [(side, source, piece) for (side, source), pieces in zip(both, parts, strict=True) for piece in pieces]
+        parts = zip(self.sides, sources, pieces, strict=True)
+        work = [(side, source, piece) for side, source, some in parts for piece in some]
         first, second, selection = buckets.find(lambda chosen: self._totals(work, chosen, reading))
-        result.publisher_rows, result.target_rows = first.rows, second.rows
+        result.publisher_rows += first.rows
+        result.target_rows += second.rows
         if selection is not None:
             if selection.rows > buckets.MANY_ROWS and abs(first.rows - second.rows) < MOST_HASHES:
                 selection = self._narrowed(result.table, sources, selection)
             self._rows(result, sources, self._found(work, selection, reading), explain)
-        for side, source in both:
-            self.on(side, partial(side.check_not_rewritten, source=source, name=result.table.name))
 
     def _check_hashes(self) -> None:
         """Check that a hash of one server means something on the other."""
@@ -145,8 +164,8 @@ class Comparison(Sessions):
 
     def _fetch(self, side: Side, query: sql.Composed, source: Source, piece: Piece) -> list[Any]:
         # a table that is no sum of small pieces takes its time
-        bounded, named = piece.table is not None, source.named([piece])
-        return self.on(side, lambda one: side.fetch(one, query, "compare a table", named=named, bounded=bounded))
+        named = source.named([piece])
+        return self.on(side, lambda one: side.fetch(one, query, "compare a table", named=named, bounded=piece.small))
 
     def _found(self, work: Sequence[_Work], chosen: Selection, reading: Reading) -> _Wanted:
         """Find the addresses of rows, piece by piece, unless they are very many or those of several tables."""
@@ -167,7 +186,7 @@ class Comparison(Sessions):
         with self._lock:
             found.add(piece, [address for (address,) in addresses])
 
-    def _narrowed(self, table: ComparedTable, sources: tuple[Source, Source], chosen: Selection) -> Selection:
+    def _narrowed(self, table: ComparedTable, sources: Sources, chosen: Selection) -> Selection:
         """Choose the very rows that differ, by their hashes, unless they are too many."""
         hashes = self.on_both(
             lambda here, there: differing(
@@ -178,7 +197,7 @@ class Comparison(Sessions):
         )
         return chosen if hashes is None else Selection(HASH_BITS, hashes)
 
-    def _rows(self, result: TableResult, sources: tuple[Source, Source], wanted: _Wanted, explain: Explain) -> None:
+    def _rows(self, result: TableResult, sources: Sources, wanted: _Wanted, explain: Explain) -> None:
         chosen, (first, second) = wanted
         target = self.sides[1]
 
@@ -221,7 +240,7 @@ class Comparison(Sessions):
         yield from side.stream(connection, source, query, table.name, pieces)
 
 
-def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> tuple[Source, Source]:
+def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> Sources:
     """Compose how both sides of a table are read.
 
     :param in_utf8: whether the databases have different encodings.

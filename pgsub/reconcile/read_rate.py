@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 #: Bytes of a block, for what need not be exact.
 BLOCK = 8192
-#: Blocks of a table that are read by one statement, at most and at least.
-MOST_BLOCKS, LEAST_BLOCKS = 16384, 128
+#: Blocks of a table that are read by one statement, at most and at least. PGSUB_CHUNK_BYTES is for tests, which reach
+#: several pieces with small tables.
+MOST_BLOCKS, LEAST_BLOCKS = max(1, int(os.environ.get("PGSUB_CHUNK_BYTES", 128 << 20)) // BLOCK), 128
 
 
 class RateLimit:

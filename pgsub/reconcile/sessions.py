@@ -34,7 +34,11 @@ class Reading:
     def __init__(self, told: Progress) -> None:
         self.over = threading.Event()
         self._told = told
-        self._done = self._total = 0
+        self._done = self._total = self._expected = 0
+
+    def expect(self, blocks: int) -> None:
+        """Tell how many blocks are to be read in all, before each of them is added."""
+        self._expected = blocks
 
     def begin(self, blocks: int) -> None:
         """Add blocks that are to be read."""
@@ -43,7 +47,7 @@ class Reading:
     def add(self, blocks: int) -> None:
         """Add blocks that are read."""
         self._done += blocks
-        self._told(self._done, self._total)
+        self._told(self._done, max(self._total, self._expected))
 
 
 class Sessions:
@@ -56,6 +60,7 @@ class Sessions:
 
     def __init__(self, sides: tuple[Side, Side], *, jobs: int, rate: int | None = None) -> None:
         self._sides = sides
+        self.jobs = jobs
         self._limits = {side.name: RateLimit(rate) for side in sides}
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compare")
         self._free: dict[str, list[psycopg.Connection]] = {side.name: [] for side in sides}

@@ -38,7 +38,8 @@ _SETTINGS = {
 }
 _STATEMENT_TIMEOUT = "10min"
 
-_MEMBERS = """
+#: A table and, of a partitioned one, all that it consists of.
+MEMBERS = """
 WITH RECURSIVE member AS (
      SELECT {oid}::pg_catalog.oid AS oid
       UNION
@@ -46,7 +47,7 @@ WITH RECURSIVE member AS (
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
 """
 # The catalog is read as of the snapshot, functions answer as of now.
-_REWRITTEN = f"""{_MEMBERS}
+_REWRITTEN = f"""{MEMBERS}
 SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (oid)
   LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
@@ -56,7 +57,7 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
 """
 # Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
 # Who may read some columns of a table may not read addresses of its rows.
-_LEAVES = f"""{_MEMBERS}
+_LEAVES = f"""{MEMBERS}
 SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
        (pg_catalog.pg_relation_size(c.oid)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,

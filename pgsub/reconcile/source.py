@@ -13,14 +13,43 @@ Named = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Rows by the first column of their key, from one value until before another.
+
+    :ivar type: that the bounds are read as: one of pg_catalog, which both servers order alike.
+    :ivar low: None where it has no lower bound; ``high`` likewise.
+    """
+
+    column: str
+    type: str
+    low: str | None
+    high: str | None
+
+    @property
+    def conditions(self) -> tuple[sql.Composed, ...]:
+        """What holds for these rows, and for no others."""
+        name = sql.Identifier(self.column)
+        low, high = (
+            sql.SQL("{}::pg_catalog.{}").format(sql.Literal(bound), sql.Identifier(self.type))
+            for bound in (self.low, self.high)
+        )
+        above, below = sql.SQL("{} >= {}").format(name, low), sql.SQL("{} < {}").format(name, high)
+        if self.low is not None:
+            return (above,) if self.high is None else (above, below)
+        # no row may be in no range: the publisher's column may be null
+        return () if self.high is None else (sql.SQL("({} OR {} IS NULL)").format(below, name),)
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a table that one statement reads: blocks of it or of one of its partitions, or all of it.
+    """A part of a table that one statement reads: blocks of it or of one of its partitions, a range of its key, or all.
 
     :ivar table: whose blocks they are, None for all of the source.
     :ivar until: the block after the last one, None for the end.
     :ivar blocks: that are read for it, those of large values among them, as they were when the table was divided; 0
         where that is not known.
     :ivar addresses: of its only rows, where not all of them are read.
+    :ivar keys: of its rows, where they are not read by blocks.
     """
 
     table: Named | None = None
@@ -28,6 +57,12 @@ class Piece:
     until: int | None = None
     blocks: int = 0
     addresses: tuple[str, ...] | None = None
+    keys: KeyRange | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether it is known to be one; behind the last bound of a key there may be any number of rows."""
+        return self.table is not None and (self.keys is None or self.keys.high is not None)
 
     @property
     def leaf(self) -> sql.Composed | None:
@@ -79,7 +114,7 @@ class Source:
             sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate((*self.values, *self.more), 1)
         ]
         columns = [sql.SQL("{} AS k").format(self.key_hash), sql.SQL("{} AS r").format(self.row_hash)]
-        conditions = [*self.conditions, *_blocks(piece)]
+        conditions = [*self.conditions, *_chosen_rows(piece)]
         if sample is not None and not self.loose:  # bits that do not choose the bucket
             limit = sql.Literal(int(sample * 10_000))
             conditions.append(sql.SQL("(({}) & 2147483647) % 1000000 < {}").format(self.key_hash, limit))
@@ -90,13 +125,15 @@ class Source:
         )
 
 
-def _blocks(piece: Piece) -> Iterator[sql.Composed]:
+def _chosen_rows(piece: Piece) -> Iterator[sql.Composed]:
     if piece.first:
         yield sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({piece.first},0)")
     if piece.until is not None:
         yield sql.SQL("ctid < {}::pg_catalog.tid").format(f"({piece.until},0)")
     if piece.addresses is not None:
         yield sql.SQL("ctid = ANY ({}::pg_catalog.tid[])").format(list(piece.addresses))
+    if piece.keys is not None:
+        yield from piece.keys.conditions
 
 
 def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:

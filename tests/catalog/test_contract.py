@@ -39,6 +39,7 @@ COLUMNS = {
     "last_at context replica_identity local_conflicts worker event skipped_ref replayed_at",
     "pgsub_journal": "id at subid subname action actor detail",
     "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
+    "pgsub_verified": "subid schemaname relname compared lsn ranges",
 }
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 

@@ -58,8 +58,14 @@ many parts of a table are read at the same time, on both servers together. --rat
 each server, for example 20MB. If some thousand rows of a table differ, the table is read up to twice more without that
 limit.
 
-If the last verify was killed or failed, --resume omits the tables that it had found equal, and shows them with the
-position at which they were equal. A table that it had not finished is compared from the beginning.
+If the last verify was killed or failed, --resume omits what it had found equal, at the position that is shown: whole
+tables, and ranges of the key of a large table, which is read range by range. The rest is compared at a new position.
+A table is read in this way if it has more than 2 GB (or less with --rate: sixteen times the rate), the first column of
+its key is an integer, a date, a timestamp or a uuid of the same type on both servers, and its rows lie in the order of
+this column on both, according to their statistics. Any other table that was not finished is compared from the
+beginning. So is a table, with a warning, if its columns, types, key, row filter or publications have changed, if it
+was copied again, or if --sample is another one. What is known is in pgsub_verified of state.db. A verify that ends
+removes it, and so do a verify of the same tables without --resume and pgsub drop.
 
 --repair changes rows that differ without a recorded reason to the publisher's state, and then compares again; the exit
 code is that of the last comparison. It takes up to 500 rows at a time. While apply pauses at one point, it reads them
@@ -189,6 +195,9 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
     for one in tables:
         if one["lsn"] != found["lsn"]:
             emit(console.line(f"{one['table']} was equal at {one['lsn']}, before a verify broke off"))
+        for part in one["earlier"]:
+            said = f"rows with {_between(part)} were equal at {part['lsn']}, before a verify broke off"
+            emit(console.line(f"{one['table']}: {said}"))
         if one["reason"]:
             emit(console.line(f"{one['table']} was not compared: {one['reason']}"))
         if one["written_by"]:
@@ -218,6 +227,11 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
 def _outcome(table: dict[str, Any]) -> str:
     """Return what a table's row shows: one that is equal but for what is explained is not called equal."""
     return "explained" if table["outcome"] == "equal" and table["explained"] else str(table["outcome"])
+
+
+def _between(part: dict[str, Any]) -> str:
+    bounds = ((">=", part["low"]), ("<", part["high"]))
+    return " and ".join(f"{part['column']} {sign} {value}" for sign, value in bounds if value is not None)
 
 
 def _difference(one: dict[str, Any], *, rows: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids
@@ -16,6 +16,21 @@ from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING, Difference
 EQUAL, UNEQUAL, NOT_COMPARED = "equal", "different", "not compared"
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierRange:
+    """Rows of a table that were found equal before.
+
+    :ivar column: the first one of the key; ``low`` and ``high`` are values of it, None where there is no such bound.
+    :ivar rows: of either side, at that position.
+    """
+
+    column: str
+    low: str | None
+    high: str | None
+    lsn: int
+    rows: int
+
+
 @dataclass(slots=True)
 class TableVerdict:
     """Outcome for one table.
@@ -24,6 +39,7 @@ class TableVerdict:
     :ivar lsn: the position at which it was compared: an earlier one where a verify that broke off had done it.
     :ivar reason: why it was not compared; ``error`` where something failed.
     :ivar written_by: another subscription that writes the table, too.
+    :ivar earlier: ranges of its key that a verify that broke off had found equal, each at a position of its own.
     """
 
     schemaname: str
@@ -34,6 +50,7 @@ class TableVerdict:
     reason: str | None = None
     error: PgsubError | None = None
     written_by: str | None = None
+    earlier: list[EarlierRange] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -118,6 +135,7 @@ def _table(verdict: TableVerdict, *, rows: bool) -> dict[str, Any]:
         "lsn": format_lsn(verdict.lsn),
         "reason": verdict.reason,
         "written_by": verdict.written_by,
+        "earlier": [{**asdict(one), "lsn": format_lsn(one.lsn)} for one in verdict.earlier],
         "publisher_rows": None if result is None else result.publisher_rows,
         "target_rows": None if result is None else result.target_rows,
         **counts,

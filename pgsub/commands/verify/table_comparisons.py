@@ -13,7 +13,8 @@ import psycopg
 from pgsub import verified_publisher
 from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
-from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, no_difference
+from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, EarlierRange, TableVerdict, no_difference
+from pgsub.commands.verify.resume import EqualBefore
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
@@ -24,6 +25,7 @@ from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
 from pgsub.reconcile.point_attempt import Point
+from pgsub.reconcile.ranges import EqualRanges, RangeComparison, Ranges, first_column
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.reconcile.sessions import Progress
 from pgsub.reconcile.side import Side, date_order
@@ -93,14 +95,19 @@ class TableComparisons:
             found.setdefault(EXTRA, OTHER)
         return found
 
-    def verdict(self, comparison: Comparison, state: RelationState, progress: Progress) -> TableVerdict:
-        """Compare one table, or say why it is not."""
+    def verdict(
+        self, comparison: Comparison, state: RelationState, progress: Progress, before: EqualBefore | None
+    ) -> TableVerdict:
+        """Compare one table, or say why it is not.
+
+        :param before: what need not be compared; what is equal is added.
+        """
         verdict = TableVerdict(state.schemaname, state.relname, NOT_COMPARED, self._lsn)
         if state.srsubstate != "r":
             verdict.reason = f"it is still being synchronized (state {state.srsubstate})"
         else:
             try:
-                self._compare(verdict, comparison, state, progress)
+                self._compare(verdict, comparison, state, progress, before)
             except PgsubError as error:
                 verdict.error = error
         if verdict.error is not None:
@@ -114,15 +121,26 @@ class TableComparisons:
         comparison: Comparison,
         state: RelationState,
         progress: Progress,
+        before: EqualBefore | None,
     ) -> None:
         table, explained, verdict.written_by = self._described(comparison, state)
         expected = self._expected(state, verdict.written_by)
-        result = comparison.compare(
-            table,
-            sources(table, in_utf8=self._in_utf8),
-            lambda key, kind: _reason(explained.get(key), kind, expected),
-            progress,
-        )
+        both = sources(table, in_utf8=self._in_utf8)
+
+        def explain(key: int, kind: str) -> str | None:
+            return _reason(explained.get(key), kind, expected)
+
+        if before is None:
+            result = comparison.compare(table, both, explain, progress)
+        else:
+            known = before.of(state, table, self._lsn)
+            if known.lsn is not None:
+                verdict.outcome, verdict.lsn = EQUAL, known.lsn
+                return
+            result = RangeComparison(comparison, table, both, known.ranges, explain).run(progress)
+            verdict.earlier = [_earlier(table, known.ranges, one) for one in known.ranges.earlier()]
+            if result.error is None and not known.ranges.bounds and not sum(result.differences.counts.values()):
+                before.keep_table((state.schemaname, state.relname), self._lsn)
         verdict.result, verdict.error = result, result.error
         verdict.outcome = UNEQUAL if result.differences.unexplained else EQUAL
 
@@ -183,6 +201,10 @@ class TableComparisons:
             if of_it and row.action in _NOT_MADE and not same:
                 rows = (row.remote_tuple, row.replica_identity, row.local_tuple)
                 yield from ((_NOT_MADE[row.action], one) for one in rows if one)
+
+
+def _earlier(table: ComparedTable, ranges: Ranges, one: EqualRanges) -> EarlierRange:
+    return EarlierRange(first_column(table), *ranges.between(one.first, one.until), one.lsn, one.rows)
 
 
 def _reason(known: str | None, kind: str, expected: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import CallbackReporter, Reporter
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.verify.apply_to_point import caught_up, served
-from pgsub.commands.verify.result import EQUAL, TableVerdict, Verification, told_apart
-from pgsub.commands.verify.resume import EqualTables, found_equal
+from pgsub.commands.verify.result import Verification, told_apart
+from pgsub.commands.verify.resume import EqualBefore
 from pgsub.commands.verify.shown_progress import ShownProgress
 from pgsub.commands.verify.table_comparisons import TableComparisons
 from pgsub.common import failpoints
@@ -44,7 +44,7 @@ class VerifyOptions:
     :ivar sample: percent of the keys that are compared, None for all.
     :ivar jobs: pieces of tables that are read at the same time.
     :ivar rate: bytes a second that are read of the tables of each server; None for no limit.
-    :ivar resume: tables are left out that the last verify found equal, if it broke off.
+    :ivar resume: what the last verify of a table found equal is left out, if it broke off.
     :ivar timeout: seconds in which apply must come to the point.
     """
 
@@ -78,7 +78,6 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
             )
         verify_publisher(session, sub, sub.connection)
-        known = found_equal(store, sub, options.sample) if options.resume else {}
         attempt = stack.enter_context(store.journal_attempt("verify", sub, {"sample": options.sample}))
         with served(store, options.state_dir, sub, reporter) as alive:
             check = caught_up(sub, options.state_dir, deadline, alive)
@@ -86,9 +85,12 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
             opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
             point = stack.enter_context(opened)
         failpoints.point("verify.at_point")
-        equal = EqualTables(store, attempt)
-        found = compare_at(point, session, store, sub, wanted, options, reporter=reporter, known=known, told=equal.add)
-        equal.write()
+        before = EqualBefore(store, sub, wanted, reporter, sample=options.sample, resume=options.resume)
+        found = compare_at(point, session, store, sub, wanted, options, reporter=reporter, before=before)
+        if found.error is None:
+            before.forget()
+        else:  # what failed may be all that is left
+            before.write()
         store.journal_done(attempt)
         return found
 
@@ -102,28 +104,20 @@ def compare_at(
     options: VerifyOptions,
     *,
     reporter: Reporter | None = None,
-    known: Mapping[str, int] | None = None,
-    told: Callable[[TableVerdict], None] = lambda verdict: None,
+    before: EqualBefore | None = None,
 ) -> Verification:
     """Compare tables at a point.
 
-    :param known: tables that are known to be equal at a position, by name.
-    :param told: called with the verdict of each table.
+    :param before: what need not be compared; what is equal is added.
     """
     found = Verification(sub.name, point.lsn, point.pause, options.sample)
     progress = ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
     tables = TableComparisons(session, sub, point, store)
     with Comparison(tables.sides, jobs=options.jobs, sample=options.sample, rate=options.rate) as comparison:
         for number, state in enumerate(wanted):
-            before = (known or {}).get(_name(state))
             progress.begin(number)
-            if before is not None:
-                verdict = TableVerdict(state.schemaname, state.relname, EQUAL, before)
-            else:
-                verdict = tables.verdict(comparison, state, partial(progress.read, number))
+            found.tables.append(tables.verdict(comparison, state, partial(progress.read, number), before))
             progress.end(number)
-            found.tables.append(verdict)
-            told(verdict)
             failpoints.point("verify.table_compared")
     if reporter is not None:
         reporter.done()
