@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import patience
 import pytest
 from fix_program import Cli, until
-from fix_proxy import Harm, Link, Proxy
+from fix_proxy import Harm, Link, Proxy, unharmed
 from fix_switchover import moving
 from switching_clients import COUNTS, Counting
 
@@ -100,6 +100,8 @@ class Ground:
             Troubles(self, started).begin(trouble)
         go.touch()
         code = started.wait(_PATIENCE)
+        for line in self.lines:
+            line.harm = unharmed
         text = started.log.read_text()  # type: ignore[union-attr]
         where = f"{trouble} at {at}" if trouble else "undisturbed"
         self.note(f"  {' '.join(words[1:])}: {where}: {code} in {time.monotonic() - began:.1f} s\n{_indented(text)}")
