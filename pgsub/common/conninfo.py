@@ -17,6 +17,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgsub.common import session_role
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import SECRETS
 
@@ -155,7 +156,9 @@ def only_tables(version: int) -> dict[str, str]:
 
 
 def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> None:
-    """Set :data:`PINNED` and more settings, in one statement that sets nothing behind a pooler: they would stay there.
+    """Set :data:`PINNED`, more settings and the session's role, in one statement.
+
+    It sets nothing behind a pooler: settings would stay there.
 
     :param side: ``publisher`` or ``target``, for the error.
     :raises StateForbids: behind a pooler, whose keys do not name the backend that answers.
@@ -167,9 +170,10 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
     )
-    query = sql.SQL("SELECT {} WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
+    role = session_role.pinned(connection.info.options)
+    query = sql.SQL("SELECT {}, {} WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
     # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
-    if connection.execute(query.format(calls, sql.Literal(connection.pgconn.backend_pid))).fetchone() is None:
+    if connection.execute(query.format(calls, role, sql.Literal(connection.pgconn.backend_pid))).fetchone() is None:
         raise StateForbids(
             f"the {side}'s connection goes through a connection pooler",
             detail="pgsub needs sessions of its own: streams, locks and settings live as long as they do.",

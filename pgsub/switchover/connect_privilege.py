@@ -14,6 +14,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
+from pgsub.common import session_role
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import scalar
 
@@ -91,10 +92,10 @@ def give_back(session: psycopg.Connection, saved: Mapping[str, Any]) -> None:
 def _grant(session: psycopg.Connection, one: Grant) -> None:
     option: LiteralString = " WITH GRANT OPTION" if one.grantable else ""
     if one.grantor is not None:
-        session.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(one.grantor)))
+        session.execute(session_role.set_role(one.grantor))
     _run(session, "GRANT CONNECT ON DATABASE {} TO {}" + option, one.role)
     if one.grantor is not None:
-        session.execute("RESET ROLE")
+        session.execute(session_role.set_role(None))
 
 
 def _known(session: psycopg.Connection) -> set[str | None]:

@@ -54,7 +54,9 @@ _SETTINGS = {
     "statement_timeout": "20s",
     "idle_in_transaction_session_timeout": "1ms",
     "plan_cache_mode": "force_generic_plan",
+    "role": _OWNER,
 }
+_LEDGERS_OWNERS = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'pgsub'::regnamespace"
 
 
 def _called() -> list[str]:
@@ -137,6 +139,7 @@ def test_nothing_that_the_owner_of_a_database_planted_is_called(
     launcher.connection, launcher.target = (make_conninfo(database.conninfo, user=user) for database in planted)
     ended = launcher.create(name, "--no-wait")
     assert ended.returncode == 0, ended.stderr
+    assert subdb.rows(_LEDGERS_OWNERS) == [(user,)]
     same("a", "b")
     pubdb.execute(
         r"UPDATE a SET t = E'\\ and ''' WHERE id < 100; DELETE FROM a WHERE id > 400; INSERT INTO b VALUES (2, 0)"

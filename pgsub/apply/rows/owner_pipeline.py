@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import psycopg
 
+from pgsub.common import session_role
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.target.catalog.relation_map import RelationMap
-from pgsub.target.session import roles
 from pgsub.target.sql import copy_from, statements
 from pgsub.target.sql.pipeline import Pipeline, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
@@ -41,7 +41,7 @@ class OwnerPipeline(Pipeline):
             return
         statement = self._becoming.get(role)
         if statement is None:
-            statement = self._becoming[role] = Statement(roles.set_role(role), (), ())
+            statement = self._becoming[role] = Statement(session_role.set_role(role), (), ())
         self.send(statement, (), (), tag)
         self.role = role
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from pgsub.common import quoting
+from pgsub.common import quoting, session_role
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.query import scalar
 from pgsub.target.session import advisory_locks, ledger_code
@@ -156,10 +156,10 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
             connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
     owner = _owner(connection) or bootstrap
     if owner is not None:
-        connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))
+        connection.execute(session_role.set_role(owner))
     yield
     if owner is not None:
-        connection.execute("RESET ROLE")
+        connection.execute(session_role.set_role(None))
 
 
 def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:

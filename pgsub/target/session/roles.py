@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import psycopg
-from psycopg import sql
 
-from pgsub.common import quoting, table_lock
+from pgsub.common import quoting, session_role, table_lock
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
@@ -109,24 +108,14 @@ def row_security(target: TargetRelation, role: str) -> PermissionMissing:
     )
 
 
-def set_role(role: str | None) -> sql.Composed:
-    """Compose the statement that changes the role until the transaction ends; None for the session's own.
-
-    Inside a subtransaction its end by ROLLBACK TO brings back the role from before.
-    """
-    if role is None:
-        return sql.SQL("RESET ROLE").format()
-    return sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role))
-
-
 @contextlib.contextmanager
 def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
     """Act as a role inside an open transaction; an error leaves it to the rollback to change back."""
     if role is not None:
-        connection.execute(set_role(role))
+        connection.execute(session_role.set_role(role))
     yield
     if role is not None:
-        connection.execute(set_role(None))
+        connection.execute(session_role.set_role(None))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
+from pgsub.common import session_role
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.table_names import PARTITIONS
@@ -79,7 +80,7 @@ class ReadOnlySession:
                 self._connection.execute("BEGIN READ ONLY")
                 self._open = True
             if role != self._role:
-                self._connection.execute(roles.set_role(role))
+                self._connection.execute(session_role.set_role(role))
                 self._role = role
             # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
