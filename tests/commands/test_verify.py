@@ -388,3 +388,28 @@ def test_where_no_table_could_be_compared_none_is_called_equal(capsys: pytest.Ca
     one = TableVerdict("public", "t", NOT_COMPARED, 16, reason="it was renamed")
     shown._print(document(Verification("s", 16, 0.001, None, [one])), rows=False)
     assert capsys.readouterr().out.splitlines()[-1] == "At 0/10 no table was compared; apply stood still for 1 ms."
+
+
+@pytest.mark.long
+def test_of_two_tables_whose_names_look_alike_each_is_compared_and_repaired(
+    launcher: Cli, pubdb: Database, subdb: Database
+) -> None:
+    tables = ('a."b.c"', '"a.b".c')
+    for database in (pubdb, subdb):
+        database.execute('CREATE SCHEMA a; CREATE SCHEMA "a.b"')
+        for table in tables:
+            database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, t text)")
+    for table in tables:
+        pubdb.execute(f"INSERT INTO {table} SELECT g, 'x' FROM generate_series(1, 20) g")
+    pubdb.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(tables)}")
+    launcher.connection, launcher.target = pubdb.conninfo, subdb.conninfo
+    assert launcher.create("alike").returncode == 0
+    for number, table in enumerate(tables):
+        _plant(subdb, f"UPDATE {table} SET t = 'planted' WHERE id = {number + 3}")
+        found = _verify(launcher, "alike", code=6)
+        assert [one["outcome"] for one in found["tables"]].count("different") == number + 1
+    ambiguous = launcher("verify", "alike", "--table", "a.b.c")
+    assert "is ambiguous" in one_error(ambiguous, 2, 'Quote its parts, as in public."a.b".')
+    assert len(_verify(launcher, "alike", "--table", tables[0], code=6)["tables"]) == 1
+    assert launcher("verify", "alike", "--repair", "--yes").returncode == 0
+    assert _verify(launcher, "alike")["equal"]

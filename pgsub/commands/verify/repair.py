@@ -38,8 +38,9 @@ from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.sql.resync_truncate import publication_of
 
+Name = tuple[str, str]  #: schema and name of a table
 #: Tables with the keys of rows that are to be brought, by name.
-Wanted = dict[str, tuple[TableVerdict, list[Key]]]
+Wanted = dict[Name, tuple[TableVerdict, list[Key]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Reparation:
     before: Verification
     after: Verification
     dry_run: bool
-    rows: dict[str, RepairedRows] = field(default_factory=dict)
+    rows: dict[Name, RepairedRows] = field(default_factory=dict)
 
     @property
     def refused(self) -> list[Refusal]:
@@ -98,7 +99,7 @@ def repair(
         return found
     confirm(before)
     with told_apart():
-        while wanted := {table.name: (table, keys) for table in found.after.tables if (keys := _keys(table))}:
+        while wanted := _wanted(found.after):
             _round(options, found, wanted, reporter)
             left, found.after = _unexplained(found.after), verify(options, reporter=reporter)
             if _unexplained(found.after) >= left:  # somebody undoes it
@@ -158,6 +159,10 @@ def _key(result: TableResult, one: Difference) -> Key:
     return tuple(values[position] for position in result.table.key)
 
 
+def _wanted(compared: Verification) -> Wanted:
+    return {(one.schemaname, one.relname): (one, keys) for one in compared.tables if (keys := _keys(one))}
+
+
 def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: Reporter) -> None:
     """Repair what the last comparison lists."""
     deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
@@ -167,7 +172,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         session = stack.enter_context(ledger_session(sub))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
-        detail = {"rows": {name: len(keys) for name, (_, keys) in wanted.items()}}
+        detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")
         alive = stack.enter_context(served(store, options.state_dir, sub, reporter))
@@ -202,7 +207,7 @@ def document(found: Reparation, *, rows: bool = False) -> dict[str, Any]:
         "repair": {
             "dry_run": found.dry_run,
             "tables": [
-                {"table": name, "inserted": done.inserted, "updated": done.updated, "deleted": done.deleted}
+                {"table": ".".join(name), "inserted": done.inserted, "updated": done.updated, "deleted": done.deleted}
                 for name, done in found.rows.items()
             ],
             "refused": [{"table": one.table, "reason": one.reason} for one in found.refused],

@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.refresh.diff import named
 from pgsub.commands.reporter import CallbackReporter, Reporter
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.verify.apply_to_point import caught_up, served
@@ -72,7 +73,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(sub))
-        wanted = _wanted(subscriptions.relations(session, sub.subid), options)
+        wanted = _wanted(session, subscriptions.relations(session, sub.subid), options.tables)
         if not sub.enabled:
             raise StateForbids(
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
@@ -124,16 +125,9 @@ def compare_at(
     return found
 
 
-def _name(state: RelationState) -> str:
-    return f"{state.schemaname}.{state.relname}"
-
-
-def _wanted(states: Sequence[RelationState], options: VerifyOptions) -> list[RelationState]:
-    known = {_name(state): state for state in states}
-    unknown = [name for name in options.tables if name not in known]
-    if unknown:
-        raise StateForbids(
-            f'table "{unknown[0]}" is not part of subscription "{options.name}"',
-            hint="Name tables as schema.name, as pgsub status shows them.",
-        )
-    return [known[name] for name in dict.fromkeys(options.tables or sorted(known))]
+def _wanted(session: psycopg.Connection, states: Sequence[RelationState], names: Sequence[str]) -> list[RelationState]:
+    """Return the tables of these names, or all of them in the order of theirs."""
+    found = [named(session, text, states) for text in names] or sorted(
+        states, key=lambda one: (one.schemaname, one.relname)
+    )
+    return list(dict.fromkeys(found))
