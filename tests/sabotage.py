@@ -281,6 +281,11 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_nothing_of_a_table_that_took_a_name_between_two_chunks_is_run",
         "test_nothing_of_a_table_that_took_a_name_meanwhile_is_run",
     ),
+    "an operator that somebody made for the values' own type is not taken for that of the server": (
+        "test_rows_are_found_by_the_operator_of_the_extension",
+        "test_rows_in_the_way_are_found_by_the_operator_of_the_extension",
+        "test_values_are_compared_by_the_operator_of_the_extension",
+    ),
     "names are verified before the commit": (
         "test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_the_same_batch",
     ),

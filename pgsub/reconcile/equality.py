@@ -33,9 +33,9 @@ class Equality:
     def of_pairs(self, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
         """Tell of pairs of values of a column whether they are equal."""
         one, other = (_typed(column, name) for name in ("a", "b"))
-        query = sql.SQL(
-            "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM ({}) WITH ORDINALITY AS u (a, b, n) ORDER BY n"
-        ).format(one, sql.SQL(column.equality or "pg_catalog.="), other, unnested(2))
+        query = sql.SQL("SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY AS u (a, b, n) ORDER BY n").format(
+            column.equal(one, other), unnested(2)
+        )
         ones, others = map(list, zip(*pairs, strict=True))
         with self._translating("compare values"):
             return [bool(answer) for (answer,) in psycopg.RawCursor(self._connection).execute(query, (ones, others))]
@@ -64,4 +64,5 @@ class Equality:
 
 
 def _typed(column: TargetColumn, name: str) -> sql.Composed:
-    return column.collated(sql.SQL("u.{}::{}").format(sql.Identifier(name), sql.SQL(column.uncut or column.full_type)))
+    value = sql.SQL("u.{}::{}").format(sql.Identifier(name), sql.SQL(column.uncut or column.full_type))
+    return sql.SQL("({})").format(column.collated(value))

@@ -62,5 +62,18 @@ BEGIN
         EXCEPTION WHEN OTHERS THEN
         END;
     END LOOP;
+    -- beside the operators of an extension, in its schema, for domains over its types
+    FOR it IN
+        SELECT d.oid, o.oid AS operator, o.oprname, format_type(d.oid, NULL) AS l, format_type(d.oid, NULL) AS r,
+               format_type(o.oprresult, NULL) AS result, n.nspname, format(body, 'captured: domain ' || o.oprname) AS body
+          FROM pg_type d JOIN pg_operator o ON o.oprleft = d.typbasetype AND o.oprright = d.typbasetype
+          JOIN pg_namespace n ON n.oid = o.oprnamespace
+         WHERE d.typtype = 'd' AND n.nspname = 'public' AND o.oprname = ANY (operators)
+    LOOP
+        EXECUTE format('CREATE FUNCTION evil.domain_%s_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS %L',
+                       it.oid, it.operator, it.l, it.r, it.result, it.body);
+        EXECUTE format('CREATE OPERATOR %I.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.domain_%s_%s)',
+                       it.nspname, it.oprname, it.l, it.r, it.oid, it.operator);
+    END LOOP;
 END
 $plant$

@@ -1,8 +1,8 @@
 """Owners of databases plant what they may: none of it is ever called by a session of pgsub.
 
 Functions, operators, types and views with the names of the server's own (``capture.sql``) stand first in the search
-path that the database gives its sessions, beside other settings that bend what statements mean. Whatever calls one
-fails, which is in the server's log.
+path that the database gives its sessions, beside other settings that bend what statements mean. Operators for domains
+stand in the schema of the extension whose types these are of. Whatever calls one fails, which is in the server's log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ _OWNER, _PLAIN = f"mallory_{os.getpid()}", f"plain_{os.getpid()}"
 _numbers = itertools.count(1)
 _PLANT = Path(__file__).with_name("capture.sql").read_bytes()
 _OPERATORS = "= <> < > <= >= || ~ !~ ~* ~~ !~~ @> <@ && + - * / % & | -> ->> ?"
-_TABLES = "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int PRIMARY KEY, n numeric)"
+_TABLES = """
+CREATE EXTENSION citext SCHEMA public;
+CREATE DOMAIN email AS citext;
+CREATE TABLE a (id int PRIMARY KEY, t text);
+CREATE TABLE b (id int PRIMARY KEY, n numeric);
+CREATE TABLE d (mail email PRIMARY KEY, n int);
+CREATE TABLE e (mail email, n int);
+ALTER TABLE e REPLICA IDENTITY FULL;
+"""
 #: What an owner may set for the sessions of his database, and what could bend a statement or end a session.
 _SETTINGS = {
     "default_transaction_read_only": "on",
@@ -76,6 +84,8 @@ def _plant(database: Database) -> None:
         for catalog, column in {"proc": "pro", "operator": "opr", "class": "rel", "type": "typ"}.items():
             query = f"SELECT count(*) > 50 FROM pg_{catalog} WHERE {column}namespace = 'evil'::regnamespace"
             assert owner.execute(query.encode()).fetchone() == (True,), catalog
+        with pytest.raises(psycopg.errors.RaiseException, match="captured: domain ="):
+            owner.execute("SELECT 'a'::public.email OPERATOR(public.=) 'a'::public.email")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             owner.execute("CREATE EVENT TRIGGER evil ON ddl_command_start EXECUTE FUNCTION evil.trap()")
         for setting, value in _SETTINGS.items():
@@ -102,14 +112,16 @@ def roles(publisher: Server, target: Server) -> Iterator[None]:
 def planted(publisher: Server, target: Server, roles: None) -> Iterator[tuple[Database, Database]]:
     """A publisher's and a target's database of the owner; the test's own sessions are from before he came."""
     made = [Database(server, f"captured_{os.getpid()}_{next(_numbers)}") for server in (publisher, target)]
-    offsets = [database.server.log.stat().st_size for database in made]
     for database in made:
         database.execute(_TABLES)
-        database.execute(f"GRANT SELECT ON a, b TO {_PLAIN}; GRANT CREATE ON DATABASE {database.name} TO {_PLAIN}")
+        database.execute(f"GRANT SELECT ON a, b, d, e TO {_PLAIN}")
+        database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {_PLAIN}")
     made[0].execute("INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 500) g; INSERT INTO b VALUES (1, 1.5)")
-    made[0].execute("CREATE PUBLICATION p FOR TABLE a, b")
+    made[0].execute("INSERT INTO d VALUES ('a@x', 1), ('b@x', 1); INSERT INTO e SELECT * FROM d")
+    made[0].execute("CREATE PUBLICATION p FOR TABLE a, b, d, e")
     for database in made:
         _plant(database)
+    offsets = [database.server.log.stat().st_size for database in made]
     yield made[0], made[1]
     logs = [database.server.log.read_bytes()[offset:] for database, offset in zip(made, offsets, strict=True)]
     for database in made:
@@ -135,16 +147,21 @@ def test_nothing_that_the_owner_of_a_database_planted_is_called(
             query = f"SELECT * FROM {table} ORDER BY 1"
             assert subdb.rows(query) == pubdb.rows(query)
 
-    subdb.execute(f"ALTER TABLE a OWNER TO {user}; ALTER TABLE b OWNER TO {user}")
+    for table in "abde":
+        subdb.execute(f"ALTER TABLE {table} OWNER TO {user}")
     launcher.connection, launcher.target = (make_conninfo(database.conninfo, user=user) for database in planted)
     ended = launcher.create(name, "--no-wait")
     assert ended.returncode == 0, ended.stderr
     assert subdb.rows(_LEDGERS_OWNERS) == [(user,)]
     same("a", "b")
     pubdb.execute(
-        r"UPDATE a SET t = E'\\ and ''' WHERE id < 100; DELETE FROM a WHERE id > 400; INSERT INTO b VALUES (2, 0)"
+        r"UPDATE a SET t = E'\\ and ''' WHERE id < 100; DELETE FROM a WHERE id > 400; INSERT INTO b VALUES (2, 0);"
+        "UPDATE d SET n = 2 WHERE mail::text = 'a@x'; UPDATE e SET n = 2 WHERE mail::text = 'a@x'"
     )
     same("a", "b")
+    for table in "de":
+        query = f"SELECT mail::text, n FROM {table} ORDER BY 1"
+        assert subdb.rows(query) == pubdb.rows(query) == [("a@x", 2), ("b@x", 1)]
     for database in planted:
         database.execute("CREATE TABLE c (id int PRIMARY KEY, w timestamptz DEFAULT now(), f float8, b bytea)")
     pubdb.execute(f"INSERT INTO c VALUES (1, now(), 0.1, '\\x00ff'); GRANT SELECT ON c TO {_PLAIN}")

@@ -26,7 +26,7 @@ from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
-from pgsub.target.sql.statement_builder import equality
+from pgsub.target.sql.statement_builder import check_equality
 
 #: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
 Admits = Callable[[Relation, int], int | str]
@@ -234,7 +234,8 @@ class Simulation:
         sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
         for i in relation.lookup:
             if values.values[i] is not None:
-                equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
+                # of a row that this transaction brought, too: apply would find it so
+                check_equality(relation.columns[i])
             if schema_fault.exceeds(values, i, relation.columns[i]):
                 raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
         return {**table.lookup.read(sent), **{c.name: None for c in relation.local_only}}

@@ -71,7 +71,10 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
 
 # Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
 # its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
-# that of box compares areas. It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
+# that of box compares areas. Outside pg_catalog, whoever may create operators in its schema could make one of the same
+# name that fits a domain better: so operands that are not of the operator's type are cast to it. An operator for any
+# array, say, has no such type: outside pg_catalog it is not used.
+# It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
 # to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
 # An explicit cast from text is the type's input function where pg_cast has none, or where the bytes stay and input is
 # that of text (citext); but not for domains: theirs shortens silently what is too long. What has a modifier is brought
@@ -82,13 +85,14 @@ WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a
       WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped),
 class AS MATERIALIZED (
-     SELECT k.oid, k.opcfamily, k.opcintype, t.typname, m.amname, CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END AS equal
+     SELECT k.oid, k.opcfamily, k.opcintype, t.typname, t.typtype, m.amname,
+            CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END AS equal
        FROM pg_catalog.pg_opclass k
        JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
        JOIN pg_catalog.pg_type t ON t.oid = k.opcintype
       WHERE k.opcdefault),
 kind AS MATERIALIZED (
-     SELECT d.atttypid, eq.operator, own.typarray,
+     SELECT d.atttypid, eq.operator, eq.operand, own.typarray,
             CASE WHEN t.oid IN (1014, 1015, 1042, 1043, 1560, 1561, 1562, 1563)
                  THEN pg_catalog.format_type(t.oid, -1) END AS uncut,
             own.typtype <> 'd' AND (own.oid IN (25, 1042, 1043) OR NOT EXISTS (
@@ -114,7 +118,9 @@ kind AS MATERIALIZED (
                              WHEN typtype = 'c' THEN 'record' END AS family
               FROM base WHERE typtype <> 'd') AS t
        LEFT JOIN LATERAL (
-            SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator
+            SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator,
+                   CASE WHEN s.nspname <> 'pg_catalog' AND k.opcintype <> d.atttypid
+                        THEN pg_catalog.format_type(k.opcintype, NULL) END AS operand
               FROM class k
              CROSS JOIN LATERAL (
                    SELECT p.amopopr FROM pg_catalog.pg_amop p
@@ -122,6 +128,7 @@ kind AS MATERIALIZED (
                       AND p.amoprighttype = k.opcintype AND p.amopstrategy = k.equal OFFSET 0) AS p
               JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
               JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
+               AND (s.nspname = 'pg_catalog' OR k.typtype <> 'p')
              WHERE k.opcintype = t.oid OR k.typname = t.family OR EXISTS (
                    SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
                       AND c.castmethod = 'b' AND c.castcontext = 'i')
@@ -136,7 +143,7 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
             SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
               FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
              WHERE l.oid = a.attcollation) END,
-       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '', k.uncut
+       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '', k.uncut, k.operand
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -180,10 +187,27 @@ class TargetColumn:
     collation: str | None = None  #: as SQL, where it is not the database's
     defaulted: bool = False  #: it has a default, or an identity
     uncut: str | None = None  #: as SQL, the type without length whose values it has, where a cast to the length cuts
+    operand: str | None = None  #: as SQL, the type of equality's operands, where it is outside pg_catalog and another
 
     def collated(self, value: sql.Composable) -> sql.Composed:
         """Compose a value that constraints and indexes compare as they compare the column's."""
         return sql.Composed([value, sql.SQL(f" COLLATE {self.collation}" if self.collation else "")])
+
+    def equal(self, one: sql.Composable, other: sql.Composable) -> sql.Composed:
+        """Compose whether two values of it are equal, by ``equality``."""
+        return equal(self.equality or "pg_catalog.=", self.operand, one, other)
+
+
+def equal(operator: str, operand: str | None, one: sql.Composable, other: sql.Composable) -> sql.Composed:
+    """Compose whether two values are equal.
+
+    :param operator: with its schema, as the catalog query quoted it.
+    :param operand: the type that it takes, as SQL, where it is not theirs or need not be; an index serves as before.
+    """
+    # guard: an operator that somebody made for the values' own type is not taken for that of the server
+    if operand:
+        one, other = (sql.Composed([sql.SQL("("), value, sql.SQL(f")::{operand}")]) for value in (one, other))
+    return sql.Composed([one, sql.SQL(f" OPERATOR({operator}) "), other])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.target.catalog.relation import describe
+from pgsub.target.catalog.relation import describe, equal
 
 #: Of one table by its oid, in the order in which the server searches them: fields of :class:`UniqueIndex`. What they
 #: depend on is in pg_depend for expressions and predicates, in indkey for columns. One that is not valid refuses
@@ -21,6 +21,13 @@ SELECT c.relname::text, x.indimmediate,
        ARRAY(SELECT pg_catalog.pg_get_indexdef(x.indexrelid, k, true)
                FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k ORDER BY k),
        ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+               JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
+               JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
+                AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
+               JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY k),
+       ARRAY(SELECT CASE WHEN n.nspname <> 'pg_catalog' THEN pg_catalog.format_type(p.opcintype, NULL) END
                FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
                JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
                JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
@@ -53,6 +60,7 @@ class UniqueIndex:
     :ivar immediate: checked at once, not at the end of the transaction.
     :ivar keys: columns and expressions.
     :ivar operators: the equality operator of each key, with its schema; ``collations`` are their collations.
+    :ivar operands: as SQL the type that the operator of each key takes, where the operator is outside pg_catalog.
     :ivar columns: every column that keys and predicate depend on.
     """
 
@@ -60,6 +68,7 @@ class UniqueIndex:
     immediate: bool
     keys: list[str]
     operators: list[str]
+    operands: list[str | None]
     collations: list[str | None]
     predicate: str | None
     nulls_equal: bool
@@ -84,11 +93,10 @@ class UniqueIndex:
 
     def _equal(self, n: int, other: str) -> sql.Composed:
         mine, theirs = self._collated(n, sql.SQL(f"({self.keys[n]})")), sql.Identifier(other, f"pgsub_key{n}")
-        # an operator's name cannot be quoted; the catalog query quoted its schema
-        equal = sql.SQL("{} OPERATOR({}) {}").format(mine, sql.SQL(self.operators[n]), self._collated(n, theirs))
+        same = equal(self.operators[n], self.operands[n], mine, self._collated(n, theirs))
         if not self.nulls_equal:
-            return equal
-        return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(equal, mine, theirs)
+            return same
+        return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(same, mine, theirs)
 
     def fingerprint(self, equal_values: str) -> sql.Composed:
         """Compose a text that is the same for two rows that cannot both be in the table; else NULL, or another.

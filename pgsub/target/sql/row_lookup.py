@@ -22,7 +22,7 @@ from pgsub.target.catalog.table_names import PARTITIONS
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints
-from pgsub.target.sql.statement_builder import equality, only
+from pgsub.target.sql.statement_builder import found_by, only
 
 #: A row as texts of the target, by column; None is NULL.
 Row = Mapping[str, str | None]
@@ -167,7 +167,7 @@ class TableLookup:
                 if column not in valued:
                     parts.append(sql.SQL("{} IS NULL").format(name))
                     continue
-                parts.append(sql.SQL("{} {} {}").format(name, equality(column), _value(column, valued.index(column))))
+                parts.append(found_by(column, name, _value(column, valued.index(column))))
             query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
             return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
 

@@ -117,8 +117,7 @@ def _statement(
 
 def _equals(relation: RelationMap, key: Parameter, number: int) -> sql.Composed:
     column = relation.columns[key.position]
-    operator = sql.SQL(f"OPERATOR({column.equality})")  # quoted by the catalog query
-    return sql.SQL("{} {} {}").format(sql.Identifier("t", column.name), operator, _value(relation, key, number))
+    return column.equal(sql.Identifier("t", column.name), _value(relation, key, number))
 
 
 def _value(relation: RelationMap, parameter: Parameter, number: int) -> sql.SQL:

@@ -50,10 +50,10 @@ def only(target: TargetRelation) -> sql.Composed:
     return sql.Composed([prefix, table_name(target)])
 
 
-def equality(column: TargetColumn) -> sql.SQL:
-    """Return the operator by which a row is found by this column.
+def check_equality(column: TargetColumn) -> None:
+    """Check that a row can be found by this column.
 
-    :raises SchemaFault: its type has none, as tuples_equal (execReplication.c).
+    :raises SchemaFault: its type has no equality operator, as tuples_equal (execReplication.c).
     """
     if column.equality is None:
         raise SchemaFault(
@@ -62,8 +62,15 @@ def equality(column: TargetColumn) -> sql.SQL:
             " too.",
             sqlstate="42883",
         )
-    # the catalog query quoted the schema already; an operator's name cannot be quoted
-    return sql.SQL(f"OPERATOR({column.equality})")
+
+
+def found_by(column: TargetColumn, name: sql.Composable, value: sql.Composable) -> sql.Composed:
+    """Compose the condition that finds rows by a value of this column.
+
+    :raises SchemaFault: as of :func:`check_equality`.
+    """
+    check_equality(column)
+    return column.equal(name, value)
 
 
 class Builder:
@@ -135,8 +142,7 @@ class Builder:
             if kinds[i] in (NULL, UNCHANGED):
                 parts.append(sql.SQL("{} IS NULL").format(name))
             else:
-                value = self._value(source, i, relation.modified)
-                parts.append(sql.SQL("{} {} {}").format(name, equality(relation.columns[i]), value))
+                parts.append(found_by(relation.columns[i], name, self._value(source, i, relation.modified)))
         parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
         found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
         if relation.by_identity:
