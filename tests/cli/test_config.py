@@ -2,9 +2,11 @@
 
 import json
 import os
+import tomllib
 
 import pytest
-from fix_program import one_error
+from fix_program import ROOT, one_error
+from manual_pages import example_lines
 
 _FILE = """
 connection = "host=p password=hidden"
@@ -61,6 +63,16 @@ def test_options_of_a_command_have_the_defaults_of_the_file(file, pgsub, store):
     assert pgsub("status", "orders").returncode == 3  # --check: nothing serves it
     os.environ["PGSUB_CONFIG"] = file("")
     assert pgsub("status", "orders").returncode == 0
+
+
+def test_the_example_of_the_manual_page_is_a_configuration(file, pgsub, valid):
+    text = "\n".join(example_lines(ROOT / "man" / "pgsub.toml.5"))
+    os.environ["PGSUB_CONFIG"] = path = file(text)
+    found = _settings(pgsub, valid)
+    values = {value for value, origin in found.values() if origin == path}
+    wanted = tomllib.loads(text)
+    assert values == {str(wanted["retry_seconds"]), *wanted["run"]["conf"], wanted["run"]["master"],
+                      wanted["run"]["log-file"], wanted["status"]["max-lag"]}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,22 @@
 """Manual pages and completions are those of the command tree, and they work."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from manual_pages import PAGES, example_lines
 
 from pgsub.cli.app import program
 from pgsub.cli.command_tree.tree import describe
 from pgsub.cli.docs import SCRIPTS, files, write
 
 ROOT = Path(__file__).parents[2]
+#: Examples in which a shell does something besides: they need no server.
+SHELL = [line for page in PAGES for line in example_lines(page) if re.match(r"sqlite3 |source |.* [|>] ", line)]
 
 
 def test_what_is_committed_is_what_the_command_tree_gives(tmp_path):
@@ -76,13 +80,39 @@ def test_fish_accepts_its_script():
 
 
 @pytest.fixture
-def complete(environment, tmp_path):
-    """What bash offers for a line."""
+def shell(environment, tmp_path):
+    """Run a script that finds the program by its name."""
     program = tmp_path / "bin" / "pgsub"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m pgsub "$@"\n')
     program.chmod(0o755)
-    path = {"PATH": f"{program.parent}{os.pathsep}{environment['PATH']}"}
+    path = {"PATH": f"{program.parent}{os.pathsep}{environment['PATH']}", "HOME": str(tmp_path)}
+
+    def run(script):
+        words = ["bash", "-o", "pipefail", "-c", script]
+        return subprocess.run(words, env={**environment, **path}, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", SHELL)
+def test_the_examples_that_a_shell_does_more_in_are_run_by_one(shell, store, folder, tmp_path, line):
+    if line.startswith("sqlite3 ") and shutil.which("sqlite3") is None:
+        pytest.skip("sqlite3 is not installed")
+    (tmp_path / ".config" / "fish" / "completions").mkdir(parents=True)
+    line = line.replace("~/.local/state/pgsub", str(folder)).replace("/var/lib/node_exporter", str(tmp_path))
+    ended = shell(f"{line}; complete -p pgsub" if line.startswith("source ") else line)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    written = re.search(r" > (\S+)", line)
+    file = written and Path(written[1].replace("~", str(tmp_path)))
+    said = file.read_text() if file else ended.stdout
+    assert {"sqlite3": "public|b|d\n", "source": "complete -F _pgsub"}.get(line.split()[0], "pgsub") in said
+
+
+@pytest.fixture
+def complete(shell):
+    """What bash offers for a line."""
 
     def offer(*words):
         quoted = " ".join(f"'{word}'" for word in words)
@@ -90,7 +120,7 @@ def complete(environment, tmp_path):
             f"source {ROOT}/completions/pgsub.bash; compopt() {{ :; }}; COMP_WORDS=({quoted});"
             f' COMP_CWORD={len(words) - 1}; _pgsub; printf "%s\\n" "${{COMPREPLY[@]}}"'
         )
-        ended = subprocess.run(["bash", "-c", script], env={**environment, **path}, capture_output=True, text=True)
+        ended = shell(script)
         assert ended.stderr == ""
         return ended.stdout.split("\n")[:-1]
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from command_lines import understood
+from manual_pages import PAGES as MANUAL
+from manual_pages import examples, typed
 from typer import TyperException
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MANUAL = sorted((ROOT / "man").glob("*.[157]"))
 ALERTS = ROOT / "contrib" / "pgsub-alerts.yml"
 _BLOCK = re.compile(r"^ *```(?:sh|console)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(pgsub\s[^`]+)`")
-_TYPED = re.compile(r"(?:^|[;&(|] ?)(?:\$ )?(pgsub .*?)(?= \|| &&| >|\)|$)", re.MULTILINE)
 _TOLD = re.compile(r"(?:[Rr]un|by|it): (pgsub [^,\"]*)|, or (pgsub [^,\"]*)")
 #: In running text the words that do not matter may be left out.
 _LEFT_OUT = ("Missing argument", "Missing option", "Option '--master' requires")
@@ -22,14 +22,9 @@ _LEFT_OUT = ("Missing argument", "Missing option", "Option '--master' requires")
 _FORM = re.compile(r"\.\.\.|…|\|")
 
 
-def _lines(text):
-    for found in _TYPED.findall(text.replace("\\\n", " ")):
-        yield shlex.split(found, comments=True)[1:]
-
-
 def _of_page(path):
     for block in _BLOCK.findall(path.read_text()):
-        yield from _lines(block)
+        yield from typed(block)
 
 
 def _in_the_text_of(path):
@@ -38,13 +33,6 @@ def _in_the_text_of(path):
         words = shlex.split(found)[1:]
         if len(words) > 1:  # one word names the command
             yield words
-
-
-def _of_manual(path):
-    text = path.read_text().partition(".SH EXAMPLES\n")[2].partition(".SH ")[0]
-    for escape, plain in ((r"\-", "-"), (r"\(dq", '"'), (r"\(aq", "'"), (r"\(ti", "~"), (r"\&", "")):
-        text = text.replace(escape, plain)
-    yield from _lines(text)
 
 
 def _of_alerts(path):
@@ -77,7 +65,7 @@ def test_the_commands_of_a_page_are_understood(page):
 
 @pytest.mark.parametrize("page", MANUAL, ids=lambda page: page.name)
 def test_the_examples_of_a_manual_page_are_understood(page):
-    found = list(_of_manual(page))
+    found = list(examples(page))
     assert found or page.name in {"pgsub-conflicts.7", "pgsub.toml.5"}
     assert list(_refused(found)) == []
 
