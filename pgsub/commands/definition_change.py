@@ -42,7 +42,7 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
         reporter.warning(
             "the target's ledger has the definition as it was before",
             f"{failed.message}.",
-            "The next launcher brings it up to date. Until then do not rebuild the state store from the ledger:\n"
+            "The next pgsub run brings it up to date. Until then do not rebuild the state store from the ledger:\n"
             f"pgsub run {word(sub.name)}",
         )
 

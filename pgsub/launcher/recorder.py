@@ -129,7 +129,7 @@ class Recorder:
                     "WARNING",
                     log_text(
                         f'subscription "{sub.name}" was put back into state store "{self._store.path}"',
-                        detail="The file was removed or exchanged while the launcher served it; conflicts and the"
+                        detail="The file was removed or exchanged while pgsub run served it; conflicts and the"
                         " journal that were in it are gone.",
                     ),
                 )

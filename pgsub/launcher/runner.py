@@ -156,7 +156,7 @@ class Runner(SupervisedThread):
         key = (advisory_locks.LAUNCHER, self.sub.subid)
         taken = advisory_locks.take(session, key, seconds=_LOCK_SECONDS, pause=self._stop_event.wait)
         if not taken and not self._stop_event.is_set():
-            raise advisory_locks.held(session, key, f'subscription "{self.sub.name}" is served by another launcher')
+            raise advisory_locks.held(session, key, f'subscription "{self.sub.name}" is served by another pgsub run')
         return not self._stop_event.is_set()
 
     def _serve(self, session: psycopg.Connection) -> None:

@@ -192,7 +192,7 @@ def test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served
     assert cli.create("s", "--no-wait").returncode == 0
     running = cli.launcher()
     assert cli("wait", "s", "--for", "synced", "--timeout", "2m").returncode == 0
-    said = one_error(elsewhere(*again(elsewhere)), 9, 'subscription "s" is served by another launcher')
+    said = one_error(elsewhere(*again(elsewhere)), 9, 'subscription "s" is served by another pgsub run')
     assert "holds the advisory lock" in said
     assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and subdb.value(_MOVES) == 0
     assert running.poll() is None and cli.stop(running) == 0

@@ -108,7 +108,7 @@ def test_a_create_that_only_watches_ends_with_3_when_the_launcher_is_gone(cli, t
     running.kill()
     assert creating.wait(patience.SECONDS) == 3
     said = creating.log.read_text()
-    assert 'pgsub: error: the launcher that served subscription "s" has ended\n' in said
+    assert 'pgsub: error: the pgsub run that served subscription "s" has ended\n' in said
     assert said.splitlines()[-1] == "pgsub run s"
     assert cli.sql("SELECT subname FROM pg_subscription") == [("s",)]
     blocker.close()

@@ -28,9 +28,9 @@ from pgsub.cli.pages import Page
 PAGE = Page(
     summary="Serve subscriptions: synchronize tables and apply changes",
     description="""
-Stays in the foreground and logs to standard error in the server's form. Without a bound it runs until it is
-interrupted, even while there is no subscription, and notices within a second when subscriptions are created, altered,
-enabled, disabled or dropped.
+This process, the launcher, stays in the foreground and logs to standard error in the server's form. Without a bound it
+runs until it is interrupted, even while there is no subscription, and notices within a second when subscriptions are
+created, altered, enabled, disabled or dropped.
 
 A publisher that is silent for wal_receiver_timeout is considered lost, and a worker that failed restarts after
 wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's.

@@ -46,8 +46,8 @@ max_slot_wal_keep_size is set), and the next command. --runbook prints the steps
 
 A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
 process hangs or is gone, or Spark's Java process has not answered for eight seconds. It is also waiting when its tables
-cannot be copied because apply workers occupy all slots, and when its launcher has given no sign of life for half a
-minute: the launcher is stopped, or waits for an answer of the target, as it does while somebody locks a table of the
+cannot be copied because apply workers occupy all slots, and when its pgsub run has given no sign of life for half a
+minute: that process is stopped, or waits for an answer of the target, as it does while somebody locks a table of the
 ledger. The status shows what is missing and the next command; task in the documents has the stage (submitted to Spark,
 claimed on the target, alive). Signs of life are heartbeats and the worker's session on the target. A worker that hangs
 is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds; Spark's Java process is replaced then, if pgsub
@@ -64,13 +64,13 @@ track_commit_timestamp off or its role may not use replication origins.
 
 The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, without tables or one of its publications,
 or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached, 6 if stopped by
-another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long, 10 if the
-launcher cannot record its work, 13 if Spark cannot run the workers.
+another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long, 10 if pgsub
+run cannot record its work, 13 if Spark cannot run the workers.
 
 The letters of srsubstate are i = initialize, d = data copy, f = finished copy, s = synchronized, r = ready.
 errors_total counts all errors since the counters were reset; last_error is shown only while it lasts.
 
-A launcher that cannot write to the state store or to its log goes on with its work. A warning, and not_written in the
+A pgsub run that cannot write to the state store or to its log goes on with its work. A warning, and not_written in the
 documents, say so; the status shown may then be outdated.
 
 --view prints a table or view of the state store: pg_subscription, pg_subscription_rel, pg_replication_origin_status,

@@ -37,9 +37,9 @@ and sessions, and old transactions that slots must wait for. A problem that does
 warning; with --strict it is an error. --dry-run changes nothing and prints how each table would be copied, with --json
 as one document.
 
-With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or at once with
---no-copy-data. From then on no table can be copied. The target needs room for as many prepared transactions as the
-publisher (max_prepared_transactions).
+With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or at once with --no-
+copy-data. From then on tables cannot be copied; commands that would copy one are rejected. The target needs room for as
+many prepared transactions as the publisher (max_prepared_transactions).
 
 If the user of --target may SET ROLE to the owner of a table, its rows are copied and changed as the owner, except that
 TRUNCATE is done as the user. With --run-as-owner everything is done as the user. A user that is a member of the owner

@@ -19,7 +19,9 @@ PAGE = Page(
     summary="Drop a subscription and its replication slot",
     description="""
 Ends its workers, drops the slots on the publisher, and removes its progress from the target and its definition from the
-state store. The replicated tables and their rows stay.
+state store. The replicated tables and their rows stay. So do schema pgsub of the target, with changes that were
+skipped, and the state folder, with state.db and logs; a notice has the statement that removes the schema, once no
+subscription needs it.
 
 Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not contacted, and the
 slot retains WAL until something else uses or drops it. --keep-target changes nothing on the target; use it only if the

@@ -147,7 +147,7 @@ def _alter_with_servers(
             except LockHeld:
                 reporter.warning(
                     "workers of the old definition may still be running",
-                    f"The launcher did not end them within {LET_GO_SECONDS:.0f} seconds.",
+                    f"pgsub run did not end them within {LET_GO_SECONDS:.0f} seconds.",
                     f"See what runs:\npgsub status {word(sub.name)}",
                 )
 

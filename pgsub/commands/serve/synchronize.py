@@ -181,7 +181,7 @@ class Service:
             elif time.monotonic() - served_at > GONE_SECONDS:
                 self._last_progress()
                 raise StateForbids(
-                    f'the launcher that served subscription "{self._sub.name}" has ended',
+                    f'the pgsub run that served subscription "{self._sub.name}" has ended',
                     hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()

@@ -76,7 +76,7 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
         yield Step("See whether that process is stopped (T).", (f"ps -o pid,stat,etime,args -p {one.unheard}",))
         yield Step("See whether the target answers, and whom sessions of pgsub wait for there.", statements=(_WAITING,))
     elif task["next"] and task["next"].startswith("kill "):
-        yield Step(f"{said} That process is not the launcher's: end it, and start both again.", (task["next"],))
+        yield Step(f"{said} That process is not one of pgsub run: end it, and start both again.", (task["next"],))
     elif task["next"] and task["next"].startswith("pgsub run"):
         yield Step(f"{said} End pgsub run, and start it again with more task slots.", (task["next"],))
     elif task["next"] and not task["next"].startswith("pgsub "):

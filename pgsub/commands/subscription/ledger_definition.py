@@ -92,7 +92,7 @@ def _options(recorded: Mapping[str, Any] | None, given: Subscription) -> dict[st
     if recorded is None:
         raise StateForbids(
             f'the target\'s ledger does not have the options of subscription "{given.name}"',
-            detail="Its creation was interrupted, and no launcher has served it since.",
+            detail="Its creation was interrupted, and no pgsub run has served it since.",
             hint="Name its publications. It will be disabled, with default options: alter them, then enable it.\n"
             f"pgsub run {word(given.name)} --from-target --connection CONNINFO --target CONNINFO --publication PUB",
         )

@@ -156,7 +156,7 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
     with advisory_locks.holding(session, key) as taken:
         # guard: nothing is rebuilt under a launcher that lives
         if not taken:
-            message = f'subscription "{name}" is served by another launcher'
+            message = f'subscription "{name}" is served by another pgsub run'
             raise advisory_locks.held(session, key, message, "Stop it first where it runs.")
         yield
 
