@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.commands.preflight.findings import Caution, Table, concerning
-from pgsub.common import quoting
+from pgsub.common import quoting, table_lock
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -68,10 +68,14 @@ def _refuse_empty(source: publisher.Connection, table: Table) -> None:
     """Refuse a table of which nothing would be left: the publisher may be the wrong one.
 
     :raises StateForbids: the publisher has no row of it.
+    :raises TableReplaced: the name is another table's by now.
     """
-    name = quoting.statement(sql.Identifier(table.remote.schema, table.remote.name))
+    remote = table.remote
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(remote.schema, remote.name))
     try:
-        found = source.execute(f"SELECT EXISTS (SELECT FROM {name})".encode()).fetchone()
+        with source.transaction():
+            table_lock.hold(source, remote.oid, remote.schema, remote.name, table_lock.READING)
+            found = source.execute(query).fetchone()
     except psycopg.errors.InsufficientPrivilege:
         return  # which is told with its GRANT
     except psycopg.Error as error:

@@ -22,7 +22,7 @@ from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.snapshot import use_snapshot
+from pgsub.publisher.snapshot import hold_table, use_snapshot
 from pgsub.tablesync.copy import row_by_row
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import unique_indexes
@@ -107,6 +107,7 @@ class _Search:
         )
         with contextlib.closing(verified_publisher.connect(self.session, self.sub)) as source:
             use_snapshot(source, snapshot)
+            hold_table(source, self.table.relation.relid, *self.table.name)
             source.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(conflict_search.TIMEOUT)))
             try:
                 with source.cursor() as cursor, cursor.copy(query) as copy:
