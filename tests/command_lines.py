@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pgsub.cli.app import program
+
+_program = cache(program)  # putting the tree of commands together takes longer than reading a line
 
 
 def understood(*words: str) -> None:
@@ -12,7 +15,7 @@ def understood(*words: str) -> None:
 
     :raises TyperException: it would be refused.
     """
-    context: Any = program().make_context("pgsub", list(words))
+    context: Any = _program().make_context("pgsub", list(words))
     while hasattr(context.command, "resolve_command"):
         name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)

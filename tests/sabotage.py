@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import sources
+
 MARK = re.compile(r"^ *# guard: (?P<promise>.+?)(?:, (?P<always>always)|, without \"(?P<text>.+)\")?$")
 #: A mutant that ends so proves nothing.
 BROKEN = re.compile(r"^E +(\w+\.)*(NameError|UnboundLocalError|SyntaxError|IndentationError)\b", re.MULTILINE)
@@ -369,26 +370,23 @@ PROMISES: dict[str, tuple[str, ...]] = {
 }
 
 
-def modules() -> Iterator[Path]:
-    """Modules that guard something."""
-    return (path for path in sorted((ROOT / "pgsub").rglob("*.py")) if "# guard: " in path.read_text())
+def mutants() -> dict[str, dict[str, str]]:
+    """Return the modules without the guard of each promise, by their path in the package.
 
-
-def mutants() -> dict[str, dict[Path, str]]:
-    """The modules without the guard of each promise.
-
-    :raises ValueError: a mark that no statement follows, or a text that does not stand there once.
+    :raises ValueError: no statement follows a mark, or its text does not occur exactly once.
     """
-    found: dict[str, dict[Path, list[Edit]]] = {}
-    for path in modules():
-        for promise, edit in edits(path.read_text()):
-            found.setdefault(promise, {}).setdefault(path, []).append(edit)
-    return {promise: {path: applied(path, some) for path, some in files.items()} for promise, files in found.items()}
+    found: dict[str, dict[str, list[Edit]]] = {}
+    for module, source in sources.modules().items():
+        for promise, edit in edits(source) if "# guard: " in source else ():
+            found.setdefault(promise, {}).setdefault(module, []).append(edit)
+    return {
+        promise: {module: applied(sources.modules()[module], some) for module, some in files.items()}
+        for promise, files in found.items()
+    }
 
 
-def applied(path: Path, some: list[Edit]) -> str:
-    """The module with these edits made."""
-    source = path.read_text()
+def applied(source: str, some: list[Edit]) -> str:
+    """Return a module with these edits made."""
     for begin, end, text in sorted(some, reverse=True):
         source = source[:begin] + text + source[end:]
     return source
@@ -435,14 +433,14 @@ def without(source: str, node: ast.stmt, mark: re.Match[str], starts: list[int])
 
 
 def where(test: str) -> str:
-    """:return: what pytest calls a test of this name, be it in whichever file.
+    """Return what pytest calls a test of this name, in whichever file it is.
 
     :raises ValueError: there is none, or several.
     """
-    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if f"\ndef {test}(" in path.read_text()]
+    files = sources.tests().get(test, [])
     if len(files) != 1:
         raise ValueError(f"{len(files)} tests have the name {test}")
-    return f"{files[0].relative_to(ROOT)}::{test}"
+    return f"{files[0]}::{test}"
 
 
 def main() -> int:
@@ -461,7 +459,7 @@ def main() -> int:
     return 0 if chosen and missed == len(chosen) else 1
 
 
-def attempt(promise: str, files: dict[Path, str], *, verbose: bool) -> str:
+def attempt(promise: str, files: dict[str, str], *, verbose: bool) -> str:
     """Run a promise's tests without its guard.
 
     :return: ``noticed``, or what is wrong.
@@ -470,11 +468,11 @@ def attempt(promise: str, files: dict[Path, str], *, verbose: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="pgsub-sabotage-") as folder:
         copy = Path(folder)
         for name in ("pgsub", "tests", "completions", "man"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(sources.ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
-            shutil.copy(ROOT / name, copy / name)
-        for path, source in files.items():
-            (copy / path.relative_to(ROOT)).write_text(source)
+            shutil.copy(sources.ROOT / name, copy / name)
+        for module, source in files.items():
+            (copy / "pgsub" / module).write_text(source)
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(where, PROMISES[promise])],
             cwd=copy,

@@ -6,10 +6,10 @@ import ast
 import inspect
 import re
 import textwrap
-from pathlib import Path
 from typing import get_args
 
-import pgsub
+import sources
+
 from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.protocol.messages import Change
 
@@ -24,10 +24,9 @@ def test_every_message_of_a_transaction_is_applied_in_a_way_of_its_own() -> None
 
 
 def test_the_types_of_messages_in_a_transaction_are_listed_in_one_place() -> None:
-    root = Path(pgsub.__file__).parent
     found = [
-        f"{path.relative_to(root)}: {literal}"
-        for path in root.rglob("*.py")
-        for literal in re.findall(r'b"\[?\^?[IUDRYTM]{4,}\]?', path.read_text())
+        f"{module}: {literal}"
+        for module, text in sources.modules().items()
+        for literal in re.findall(r'b"\[?\^?[IUDRYTM]{4,}\]?', text)
     ]
     assert not found

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import sources
 from fix_program import Cli
 from fix_servers import Database
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-
-import pgsub
 
 if TYPE_CHECKING:
     from embedded import Server
@@ -69,8 +68,8 @@ _LEDGERS_OWNERS = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE r
 
 def _called() -> list[str]:
     """Names of all functions that the program calls, and of more."""
-    files = Path(pgsub.__file__).parent.rglob("*.py")
-    return sorted(set(itertools.chain.from_iterable(re.findall(r"\b([a-z_0-9]+)\(", f.read_text()) for f in files)))
+    texts = sources.modules().values()
+    return sorted(set(itertools.chain.from_iterable(re.findall(r"\b([a-z_0-9]+)\(", text) for text in texts)))
 
 
 def _plant(database: Database) -> None:

@@ -11,18 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import servers
-
-import pgsub
+import sources
 
 #: Python 3.11 has them, and until 3.11.5 a possessive group whose last repetition fails half way takes it all the same.
 _POSSESSIVE = re.compile(r"(?<!\\)[*+?}]\+|\(\?>")
 
 
-def _patterns(source: str) -> Iterator[str]:
+def _patterns(tree: ast.Module) -> Iterator[str]:
     """Texts that are given to functions of ``re``."""
-    if "import re\n" not in source:
-        return
-    for call in ast.walk(ast.parse(source)):
+    for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("re.")):
             continue
         for part in ast.walk(call):
@@ -31,14 +28,9 @@ def _patterns(source: str) -> Iterator[str]:
 
 
 def test_no_expression_is_possessive_which_python_before_3_11_5_matches_wrongly() -> None:
-    found = {
-        file: patterns
-        for file in sorted(Path(pgsub.__file__).parent.rglob("*.py"))
-        if (patterns := list(_patterns(file.read_text(encoding="utf-8"))))
-    }
+    found = {name: list(_patterns(tree)) for name, tree in sources.trees(r"\bre\.\w+\(")}
     assert len(found) > 5
-    wrong = [f"{file}: {one}" for file, patterns in found.items() for one in patterns if _POSSESSIVE.search(one)]
-    assert not wrong
+    assert [f"{name}: {one}" for name, patterns in found.items() for one in patterns if _POSSESSIVE.search(one)] == []
 
 
 def test_the_package_of_a_server_is_unpacked_by_every_python(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import sources
 from psycopg import sql
 
-import pgsub
 from pgsub.apply.worker import missing_partition
 from pgsub.cli import app
 from pgsub.cli.general_options import current
@@ -46,14 +46,12 @@ _QUOTED = re.compile(r"\bname = (?:quoting\.)?word\(")
 
 
 def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
-    root = Path(pgsub.__file__).parent
     found = []
-    for path in sorted(root.rglob("*.py")):
-        text = path.read_text()
+    for module, text in sources.modules().items():
         quoted = _QUOTED.search(text) is not None
         for line in text.splitlines():
             if _UNQUOTED.search(line.replace(" {name}", "") if quoted else line):
-                found.append(f"{path.relative_to(root)}: {line.strip()}")
+                found.append(f"{module}: {line.strip()}")
     assert found == []
 
 
@@ -62,10 +60,10 @@ _UNREAD = re.compile(r"pg_dump[^\n]*(?:\\?\n[^\n]*)?\| *psql|PUBLISHER *\|")
 
 
 def test_nothing_that_a_publisher_dumps_runs_on_a_target_before_it_could_be_read() -> None:
-    root = Path(pgsub.__file__).parent
-    pages = [root.parent / "README.md", *(root.parent / "docs").rglob("*.md"), *(root.parent / "man").iterdir()]
-    found = [str(path) for path in (*root.rglob("*.py"), *pages) if _UNREAD.search(path.read_text())]
-    assert found == []
+    root = sources.ROOT
+    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "man").iterdir()]
+    texts = {**sources.modules(), **{str(page): page.read_text() for page in pages}}
+    assert [name for name, text in texts.items() if _UNREAD.search(text)] == []
     shown = dumping("--schema-only").splitlines()
     assert shown[-1] == "pg_dump --schema-only --file=dump.sql PUBLISHER" and "read dump.sql" in shown[0]
 
@@ -146,11 +144,10 @@ def test_every_way_out_completes_commands(elsewhere: str, capfd: pytest.CaptureF
 
 def test_no_record_of_the_log_is_put_together_by_hand() -> None:
     """Names and texts of others could begin a field of it; errors.log_text() keeps them from that."""
-    root = Path(pgsub.__file__).parent
     found = [
-        f"{path.relative_to(root)}: {line.strip()}"
-        for path in sorted(root.rglob("*.py"))
-        for line in path.read_text().splitlines()
+        f"{module}: {line.strip()}"
+        for module, text in sources.modules().items()
+        for line in text.splitlines()
         if re.search(r"\\n(DETAIL|HINT|CONTEXT):", line)
     ]
     assert found == []
@@ -166,8 +163,7 @@ _EXECUTED = {
 
 
 def test_statements_to_paste_are_composed_in_one_place() -> None:
-    root = Path(pgsub.__file__).parent
-    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if ".as_string(" in path.read_text()}
+    found = {module for module, text in sources.modules().items() if ".as_string(" in text}
     assert found == {*_EXECUTED, "common/quoting.py"}
 
 
@@ -182,10 +178,7 @@ _QUOTED_BY_SERVERS = {
 
 def test_names_to_paste_are_quoted_here_and_not_by_servers() -> None:
     """quote_ident() leaves line breaks in a name."""
-    root = Path(pgsub.__file__).parent
-    found = {
-        str(path.relative_to(root)) for path in root.rglob("*.py") if re.search(r"quote_ident\b", path.read_text())
-    }
+    found = {module for module, text in sources.modules().items() if re.search(r"quote_ident\b", text)}
     assert found == _QUOTED_BY_SERVERS
 
 

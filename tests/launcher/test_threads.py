@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import sources
 from fix_failpoints import At
 from fix_pair import MakePair
 from fix_program import Cli, one_error, until
@@ -25,7 +26,6 @@ from pgsub.publisher.connect import connect
 from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.publisher.slots import create_slot
 
-PACKAGE = Path(failpoints.__file__).parent
 #: Threads of a launcher that lives on, and of its workers.
 SERVING = (
     *(
@@ -49,12 +49,16 @@ OTHERS = (
 )
 
 
+#: Their threads hand whatever ends them to the one that waits for the result.
+POOLS = {"reconcile/sessions.py", "demo/workload.py"}
+
+
 def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:
-    started: list[str] = []
-    for file in PACKAGE.rglob("*.py"):
-        if "demo" not in file.parts and file.name != "threads.py":
-            started += re.findall(r"threading\.(?:Thread|Timer)\b|ThreadPoolExecutor", file.read_text())
-    assert started == []
+    started = re.compile(r"threading\.(?:Thread|Timer)\b|ThreadPoolExecutor\(")
+    assert {module for module, text in sources.modules().items() if started.search(text)} == {
+        "common/threads.py",
+        *POOLS,
+    }
     points = {name.partition(".")[2] for name in failpoints.POINTS if name.startswith("thread.")}
     assert points == {*SERVING, *OTHERS}
 
