@@ -176,6 +176,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "no worker of the subscription commits once the way back replicates": (
         "test_no_subscription_of_a_switchover_is_enabled_at_the_wrong_time",
     ),
+    "no role that has power over the server is granted by a statement to paste": (
+        "test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste",
+    ),
+    "no role that has power over the server is altered by a statement to paste": (
+        "test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste",
+    ),
     "a fence that is a command is not left out": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
     "what fails in the pause ends it": ("test_a_right_that_cannot_be_taken_in_time_is_given_back",),
     "a command that leads clients to the target is not left out": (
