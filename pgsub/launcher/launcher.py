@@ -12,7 +12,7 @@ from pathlib import Path
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
-from pgsub.common.errors import Log, LogText, PgsubError, StateStoreError, TimeoutExpired, log_text
+from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
@@ -22,6 +22,7 @@ from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.run_until import Goal
 from pgsub.launcher.runner import Runner
+from pgsub.launcher.served import Served
 from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark_driver import Engine
@@ -32,18 +33,10 @@ AGAIN_SECONDS = 30.0
 #: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
 TIDY_SECONDS = 10.0
-#: Between signs of life of what is served, and how long its thread may wait for the target, as in a take-over.
-SIGN_SECONDS, SILENCE_SECONDS = 1.0, 15.0
+#: Between signs of life of what is served.
+SIGN_SECONDS = 1.0
 #: Between questions to Spark about tasks that have not begun, if there are any.
 LOOK_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class _Served:
-    runner: Runner
-    lock: Lock
-    again_at: float = 0.0
-    silent: bool = False  #: as it was logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class Launcher:
         self._engine.check.heartbeats = self._heartbeats
         self._shared = Shared(store, self._recorder, self._engine, self._heartbeats, log)
         self._locks = dict(locks or {})
-        self._served: dict[int, _Served] = {}
+        self._served: dict[int, Served] = {}
         self._unusable: dict[int, str] = {}
         self._unseen = ""  #: why Spark could not be asked last
         self._lack: str | None = None  #: of the machine, as it was logged
@@ -169,22 +162,10 @@ class Launcher:
             self._log("WARNING", lack.log_text())
 
     def _signs_of_life(self) -> None:
-        """Give one for each subscription whose thread goes on: a lock of the ledger or a target may keep it waiting.
-
-        What its thread writes into the state store is old then, and so is each thing that it watches.
-        """
-        if time.monotonic() < self._next_sign:
-            return
-        self._next_sign = time.monotonic() + SIGN_SECONDS
-        for served in self._served.values():
-            runner = served.runner
-            silent = runner.is_alive() and runner.silence > SILENCE_SECONDS
-            # guard: a launcher that waits for the target gives no sign of life, always
-            if not silent:
-                served.lock.touch()
-            if silent != served.silent and (silent or runner.serves):
-                self._log("WARNING" if silent else "LOG", _silence(runner, silent=silent))
-            served.silent = silent
+        if time.monotonic() >= self._next_sign:
+            self._next_sign = time.monotonic() + SIGN_SECONDS
+            for served in self._served.values():
+                served.sign_of_life(self._log)
 
     def _look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -279,7 +260,7 @@ class Launcher:
         except BaseException:  # the machine may have no more threads
             lock.release()
             raise
-        self._served[sub.subid] = _Served(runner, lock)
+        self._served[sub.subid] = Served(runner, lock)
         self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
 
     def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
@@ -322,7 +303,7 @@ class Launcher:
             if self._bounded and runner.outcome != "stopped":
                 self._ended[subid] = Ended(runner.sub.name, runner.outcome, runner.error)
 
-    def _let_go(self, served: _Served) -> None:
+    def _let_go(self, served: Served) -> None:
         """Let others serve it: the name in the state store goes with the lock, also after a failure."""
         with contextlib.suppress(PgsubError):
             self._recorder.run(lambda: self._store.clear_server(served.runner.sub.subid))
@@ -354,15 +335,3 @@ class Launcher:
         self._heartbeats.close()
         self._recorder.close()
         self._janitor.close()
-
-
-def _silence(runner: Runner, *, silent: bool) -> LogText:
-    """Say in the log that a thread has stopped to go on, or goes on again."""
-    name = f'subscription "{runner.sub.name}"'
-    if not silent:
-        return log_text(f"the target of {name} answers again")
-    return log_text(
-        f"the target of {name} has not answered for {runner.silence:.0f} s",
-        detail="Meanwhile its workers are not watched, and what pgsub status shows of it is old.",
-        hint="See whether the target answers, and whether somebody locks a table of the ledger.",
-    )
