@@ -8,6 +8,8 @@ import psycopg
 from psycopg import sql
 from psycopg.abc import Params
 
+from pgsub.common import quoting
+
 
 def row(
     connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None
@@ -21,3 +23,8 @@ def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: 
     """Return the first column of the first row of a query; None where there is no row."""
     found = row(connection, query, params)
     return None if found is None else found[0]
+
+
+def current_role(connection: psycopg.Connection) -> str:
+    """Return the role that the session acts as, as a quoted name."""
+    return quoting.name(str(scalar(connection, "SELECT current_user::text")))

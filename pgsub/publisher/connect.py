@@ -102,12 +102,6 @@ def refuses(conninfo: str) -> bool:
     return pq.PGconn.ping(conninfo.encode()) == pq.Ping.REJECT
 
 
-def scalar(connection: Connection, query: str) -> object:
-    """Return the first column of the first row of a constant query; errors are psycopg's own."""
-    row = connection.execute(query.encode()).fetchone()
-    return row[0] if row else None
-
-
 def _prepare_session(connection: Connection) -> None:
     version = connection.info.server_version
     if version < MINIMUM_VERSION:

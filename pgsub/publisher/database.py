@@ -10,7 +10,8 @@ import contextlib
 from typing import NamedTuple
 
 from pgsub.common.errors import WrongSystem
-from pgsub.publisher.connect import Connection, connect, scalar
+from pgsub.common.query import scalar
+from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 
 _DATABASE = """

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
-from pgsub.publisher.connect import Connection, scalar
+from pgsub.publisher.connect import Connection
 from pgsub.publisher.database import OID, Database, check_database
 from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import time
 
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher.connect import Connection, connect, scalar
+from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 
 _INSERTED = """

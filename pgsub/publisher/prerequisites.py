@@ -6,7 +6,8 @@ Mirrors ``CheckLogicalDecodingRequirements`` (logical.c) and ``CheckSlotPermissi
 from __future__ import annotations
 
 from pgsub.common.errors import PermissionMissing, StateForbids
-from pgsub.publisher.connect import Connection, scalar
+from pgsub.common.query import scalar
+from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translating
 
 #: From here on logical decoding is switched on by the first logical slot where wal_level is replica.

@@ -25,9 +25,9 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import conninfo as ci
-from pgsub.common import quoting, server_words
+from pgsub.common import server_words
 from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
-from pgsub.common.query import scalar
+from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import SECRETS
 from pgsub.switchover import connect_privilege
 
@@ -163,8 +163,7 @@ def _terminate(session: psycopg.Connection, pids: Collection[int]) -> None:
         raise PermissionMissing(
             f"could not end sessions of clients: {words.message}",
             detail=words.detail,
-            hint="Let a superuser run this there:\nGRANT pg_signal_backend TO "
-            f"{quoting.name(str(scalar(session, 'SELECT current_user::text')))};\n"
+            hint=f"Let a superuser run this there:\nGRANT pg_signal_backend TO {current_role(session)};\n"
             "Sessions of superusers are ended by a superuser only.",
             sqlstate=error.sqlstate,
         ) from None

@@ -22,7 +22,8 @@ from pgsub.common.errors import (
     StateForbids,
     UsageError,
 )
-from pgsub.publisher.connect import connect, is_replication, scalar
+from pgsub.common.query import scalar
+from pgsub.publisher.connect import connect, is_replication
 from pgsub.publisher.faults import ServerError, classify, refused, translate
 from pgsub.target.session import connect as target
 

@@ -14,9 +14,9 @@ import psycopg
 
 from pgsub import verified_publisher
 from pgsub.common.errors import ApplyError, log_text
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher.connect import scalar
 from pgsub.target.ledger import events, skip
 from pgsub.target.session import connect as target
 
@@ -58,6 +58,6 @@ def _aborted(session: psycopg.Connection, sub: Subscription, xid: int) -> bool:
             return False
         try:
             # a constant query: the connection is of the replication kind
-            return scalar(connection, f"SELECT pg_catalog.pg_xact_status('{full}'::pg_catalog.xid8)") == "aborted"
+            return bool(scalar(connection, f"SELECT pg_catalog.pg_xact_status('{full}'::pg_catalog.xid8)") == "aborted")
         except psycopg.Error:
             return False

@@ -20,6 +20,7 @@ from pgsub.target.catalog.relation import describe_many
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
+from pgsub.target.session import publications
 from pgsub.target.sql import resync_truncate
 
 MODE = "adopt"
@@ -55,7 +56,7 @@ def check(
         resync_truncate.check_writers(session, sub.subid, resync_truncate.members(session, relids))
     if sub.origin != "none":
         return iter(())
-    here = [table for table in tables if resync_truncate.publication_of(session, table.target.oid)]
+    here = [table for table in tables if publications.publication_of(session, table.target.oid)]
     return concerning(
         [table.name for table in here],
         "the target publishes {}, and rows that only it has are deleted",

@@ -10,6 +10,7 @@ from pgsub.commands.preflight.findings import Caution, Table
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
+from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -24,7 +25,7 @@ _AT_MOST = 5  #: transactions that are named one by one
 
 def setting(connection: psycopg.Connection, name: str) -> int:
     """Return a setting of a server that is a whole number."""
-    return int(str(publisher.scalar(connection, f"SHOW {name}")))
+    return int(str(scalar(connection, f"SHOW {name}")))
 
 
 def check_new_slot(connection: publisher.Connection, name: str) -> None:

@@ -10,6 +10,7 @@ from pgsub.commands.preflight import databases, server_limits
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import StateForbids
+from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites, slots
@@ -54,30 +55,25 @@ def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Cautio
 
     :param replica: whether it may set session_replication_role.
     """
-    role = _role(session)
     if not replica:
         yield Caution(
             "cannot set session_replication_role on the target",
             "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
-            f"Run this on the target:\nGRANT SET ON PARAMETER session_replication_role TO {role};",
+            f"Run this on the target:\nGRANT SET ON PARAMETER session_replication_role TO {current_role(session)};",
             "session_replication_role",
         )
     if not origins.allowed(session):
         yield Caution(
             "cannot use replication origins on the target",
             "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
-            f"Run this on the target:\n{origins.grant_hint(session, role)}",
+            f"Run this on the target:\n{origins.grant_hint(session)}",
             origins.FEATURE,
         )
 
 
-def _role(session: psycopg.Connection) -> str:
-    return quoting.name(str(publisher.scalar(session, "SELECT current_user::text")))
-
-
 def _settings(session: psycopg.Connection) -> Iterator[Caution]:
     """Yield settings of the target by which the server's subscriber would read text otherwise (docs/differences.md)."""
-    setting = publisher.scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
+    setting = scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
     if setting == "off":
         yield Caution(
             "array_nulls is off on the target",
@@ -105,7 +101,7 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
         raise StateForbids(
             f'conflict rule "{asking[0]}" needs replication origins on the target',
             detail="Without them the rows that pgsub wrote cannot be distinguished from those of others.",
-            hint=f"Run this on the target:\n{origins.grant_hint(session, _role(session))}",
+            hint=f"Run this on the target:\n{origins.grant_hint(session)}",
             sqlstate="42501",
         )
 

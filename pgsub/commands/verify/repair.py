@@ -36,7 +36,7 @@ from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import MISSING, Difference
 from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
-from pgsub.target.sql.resync_truncate import publication_of
+from pgsub.target.session.publications import publication_of
 
 Name = tuple[str, str]  #: schema and name of a table
 #: Tables with the keys of rows that are to be brought, by name.

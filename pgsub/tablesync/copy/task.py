@@ -33,9 +33,9 @@ from pgsub.target.catalog import ddl_hints
 from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges, origins, roles
+from pgsub.target.session import ledger_privileges, origins, publications, roles
 from pgsub.target.session.connect import SessionName
-from pgsub.target.sql import copy_from, resync_truncate
+from pgsub.target.sql import copy_from
 
 #: What a table that is copied together with others may wait for a lock, on either side.
 PATIENCE = "SET LOCAL lock_timeout = '1s'"
@@ -249,7 +249,7 @@ class _CopySessions:
             if not first:
                 return 0, 0
             if not self._tagged:
-                resync_truncate.check_not_published(session, key.claim.worker, "the adoption")
+                publications.check_not_published(session, key.claim.worker, "the adoption")
             # what the comparison reads is locked by another session of this task, which no server knows to wait for it
             patience = PATIENCE if self._spec.grouped else ADOPT_PATIENCE
             found = Bringing(session, sub, key, adoption.table, patience=patience, alive=alive)

@@ -13,7 +13,7 @@ import psycopg
 
 from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
-from pgsub.common.query import scalar
+from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.session import advisory_locks
@@ -52,11 +52,9 @@ def allowed(connection: psycopg.Connection) -> bool:
     return scalar(connection, query, (_functions(connection),)) is True
 
 
-def grant_hint(connection: psycopg.Connection, role: str) -> str:
-    """Return the statements that allow a role to use origins on this server.
-
-    :param role: quoted name.
-    """
+def grant_hint(connection: psycopg.Connection) -> str:
+    """Return the statements that allow the session's role to use origins on this server."""
+    role = current_role(connection)
     return "\n".join(f"GRANT EXECUTE ON FUNCTION {f} TO {role};" for f in _functions(connection))
 
 

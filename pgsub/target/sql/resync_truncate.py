@@ -14,8 +14,8 @@ from psycopg import sql
 
 from pgsub.common import quoting, table_lock
 from pgsub.common.errors import PermissionMissing, StateForbids, one_line
-from pgsub.common.query import row, scalar
-from pgsub.target.session import origins
+from pgsub.common.query import current_role, row
+from pgsub.target.session import publications
 
 _TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE
 
@@ -50,17 +50,6 @@ SELECT s.subname::text, r.srrelid::regclass::text FROM pgsub.subscription_rel r 
 SELECT s.subname::text, r.srrelid::regclass::text FROM pg_catalog.pg_subscription_rel r
   JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid WHERE r.srrelid = ANY (%s::oid[])
  ORDER BY 2, 1
-"""
-_PUBLISHED = """
-SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p,
-       LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
- WHERE p.pubtruncate AND g.relid = ANY (%s::oid[]) ORDER BY 1, 2
-"""
-_PUBLISHED_AT_ALL = """
-SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p,
-       LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
- WHERE g.relid IN (SELECT %(relid)s::oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%(relid)s::oid)
-       UNION SELECT relid FROM pg_catalog.pg_partition_ancestors(%(relid)s::oid)) ORDER BY 1, 2
 """
 _HOLDERS = """
 SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
@@ -118,7 +107,7 @@ def inspect(
     _check_triggers(connection, members, replica)
     check_writers(connection, subid, members)
     if not tagged:
-        _check_readers(connection, members)
+        publications.check_truncate_not_published(connection, members)
     return found
 
 
@@ -129,13 +118,9 @@ def _check_privileges(connection: psycopg.Connection, denied: Sequence[tuple[str
     raise PermissionMissing(
         f"permission denied to truncate table {tables}",
         detail="A table that is copied again is emptied first.",
-        hint=f"Let the owner run:\nGRANT TRUNCATE ON TABLE {tables} TO {_user(connection)};",
+        hint=f"Let the owner run:\nGRANT TRUNCATE ON TABLE {tables} TO {current_role(connection)};",
         sqlstate="42501",
     )
-
-
-def _user(connection: psycopg.Connection) -> str:
-    return quoting.name(str(scalar(connection, "SELECT current_user::text")))
 
 
 def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) -> None:
@@ -194,36 +179,6 @@ def check_writers(
             detail=f'Subscription "{name}" writes it, and its rows would be lost.',
             hint=hint,
         )
-
-
-def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str] | None:
-    """Return a publication of this database, and the table of it that is this one or a partition of it."""
-    found = row(connection, _PUBLISHED_AT_ALL, {"relid": relid})
-    return None if found is None else (found[0], found[1])
-
-
-def check_not_published(connection: psycopg.Connection, relid: int, what: str) -> None:
-    """Refuse changes without a replication origin of a table that the target publishes.
-
-    :param what: of the table would be replicated.
-    :raises StateForbids: a publication of the target has it.
-    """
-    if found := publication_of(connection, relid):
-        raise _replicated(connection, *found, what)
-
-
-def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> None:
-    if found := row(connection, _PUBLISHED, (members,)):
-        raise _replicated(connection, found[0], found[1], "the TRUNCATE")
-
-
-def _replicated(connection: psycopg.Connection, publication: str, table: str, what: str) -> StateForbids:
-    return StateForbids(
-        f'{what} of table {table} would be replicated by publication "{publication}" of the target',
-        detail="Without a replication origin its subscribers take it for a local change; a publisher that"
-        " subscribes to the target would lose its own rows.",
-        hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
-    )
 
 
 def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> None:

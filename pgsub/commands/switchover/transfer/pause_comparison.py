@@ -74,7 +74,7 @@ class PauseComparison:
         for session in self._sessions:
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         lsn = flushed_position(source)
-        self._point = Point(lsn, str(publisher.scalar(source, _SNAPSHOT)), str(scalar(target, _SNAPSHOT)), 0.0)
+        self._point = Point(lsn, str(scalar(source, _SNAPSHOT)), str(scalar(target, _SNAPSHOT)), 0.0)
 
     def compare(self, taking: psycopg.Connection) -> None:
         """Compare all tables of both snapshots, if they were taken."""

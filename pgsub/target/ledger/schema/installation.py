@@ -11,7 +11,7 @@ import psycopg
 
 from pgsub.common import quoting, server_words
 from pgsub.common.errors import PermissionMissing, StateForbids
-from pgsub.common.query import scalar
+from pgsub.common.query import current_role, scalar
 from pgsub.target.ledger.schema.versions import GRANTS, MIGRATIONS
 from pgsub.target.session import ledger_privileges
 
@@ -124,7 +124,7 @@ def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
 
 
 def _hint(connection: psycopg.Connection) -> str:
-    user = quoting.name(str(scalar(connection, "SELECT current_user::text")))
+    user = current_role(connection)
     if scalar(connection, "SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL"):
         return f"Let the owner of schema pgsub run:\n{ledger_privileges.grants(user)}"
     return (

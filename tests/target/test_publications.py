@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fix_servers import Database
 
-from pgsub.target.sql.resync_truncate import publication_of
+from pgsub.target.session.publications import publication_of
 
 
 @pytest.mark.parametrize(
