@@ -11,6 +11,7 @@ Mirrors ``src/backend/replication/logical/worker.c``. Its rooms, each of which d
 - ``execute``: the changes of a transaction, in order.
 - ``skip``: transactions and rows that are left out, and their replay.
 - ``parallel``: transactions that are applied while they arrive.
+- ``writers``: several sessions that apply at once, and commit in order.
 - ``worker``: the loop and the task around all of it.
 - ``preview``: what a transaction would do, without doing it.
 
