@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import psycopg
 
-from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, server_limits
+from pgsub.commands.preflight import adoption, catalog_facts, databases, privileges, server_limits, table_warnings
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
 from pgsub.commands.preflight.emptiness import are_empty
-from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning
+from pgsub.commands.preflight.findings import Caution, Preflight, Table
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
-from pgsub.common.plural import some
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -25,8 +24,6 @@ from pgsub.tablesync.copy import plan
 from pgsub.tablesync.copy.preparation import types_here
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
-from pgsub.target.sql.statement_builder import table_name
 
 _PASTED = 20  #: tables in a command to paste
 
@@ -95,10 +92,10 @@ def check_tables(
     found.warnings += privileges.publisher(checked, connection.info.user)
     found.warnings += privileges.target(checked, session.info.user)
     found.warnings += unowned
-    found.warnings += _not_empty(found.tables)
-    found.warnings += _with_foreign_partitions(found.tables) if copy_data else ()
+    found.warnings += table_warnings.not_empty(found.tables)
+    found.warnings += table_warnings.foreign_partitions(found.tables) if copy_data else ()
     if copy_data and sub.origin == "none":
-        found.warnings += _foreign_rows(connection, sub, known)
+        found.warnings += table_warnings.rows_of_other_origins(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
     found.warnings += databases.check_encryption(connection, "publisher")
     found.warnings += server_limits.check_limits(connection, session, sub, copied)
@@ -224,101 +221,10 @@ def fitting(
         lacking = types_here(session, _lacking(pair.table))
         yield from misfits(pair, source_types, target_types, lacking, binary=sub.binary)
     yield from unidentified(pairs)
-    yield from _leaves(session, [pair.table for pair in pairs])
-    yield from _ruled([pair.table for pair in pairs])
+    yield from table_warnings.where_rows_go(session, [pair.table for pair in pairs])
+    yield from table_warnings.rules_that_fire([pair.table for pair in pairs])
 
 
 def _lacking(table: Table) -> list[RemoteColumn]:
     ours = {column.name for column in table.target.columns if not column.generated}
     return [column for column in table.remote.columns if column.name not in ours]
-
-
-def _ruled(tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of rules that fire here and not in the server's apply worker, which executes no statements."""
-    ruled = [table for table in tables if table.target.rules]
-    names = [quoting.literal(quoting.statement(table_name(table.target))) for table in ruled]
-    listed = ", ".join(f"{name}::regclass" for name in names)
-    yield from concerning(
-        [table.name for table in ruled],
-        "rules of {} on the target fire",
-        "They do not in the server's subscriber. What a rule does INSTEAD of an INSERT takes the place of the row, and"
-        " no conflict tells of it.",
-        "Disable those that are not meant for replicated changes (ALTER TABLE ... DISABLE RULE); this lists them on the"
-        f" target:\nSELECT ev_class::regclass, rulename FROM pg_rewrite WHERE ev_class IN ({listed});",
-    )
-
-
-_LEAVES = """
-SELECT k.oid::bigint,
-       CASE WHEN k.relkind = 'p' THEN coalesce(l.unlogged, false) ELSE k.relkind = 'r' AND k.relpersistence = 'u' END,
-       k.relkind = 'p' AND l.oid IS NULL
-  FROM pg_catalog.pg_class k LEFT JOIN (
-       SELECT p.oid, pg_catalog.bool_or(c.relpersistence = 'u' AND c.relkind = 'r') AS unlogged
-         FROM pg_catalog.pg_class p CROSS JOIN pg_catalog.pg_partition_tree(p.oid) t
-         JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p'
-        WHERE p.relkind = 'p' AND p.oid = ANY (%(oids)s) GROUP BY p.oid) AS l ON l.oid = k.oid
- WHERE k.oid = ANY (%(oids)s)
-"""
-
-
-def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of where rows really go: unlogged tables, and partitioned ones without a partition."""
-    rows = session.execute(_LEAVES, {"oids": [table.target.oid for table in tables]}).fetchall() if tables else []
-    found = {oid: answers for oid, *answers in rows}
-    unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
-    logged = [f"ALTER TABLE {quoting.statement(table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]
-    yield from concerning(
-        [table.name for table in unlogged],
-        "{} on the target [is|are] unlogged",
-        "A crash of the target empties unlogged tables, and their rows do not come again.",
-        "\n".join(["Run this on the target:", *logged]),
-    )
-    yield from concerning(
-        [table.name for table in tables if found.get(table.target.oid, (False, False))[1]],
-        "{} on the target [has|have] no partition",
-        "Every row fails.",
-        "Create the partitions on the target.",
-    )
-
-
-def _not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
-    return concerning(
-        [table.name for table in tables if table.empty is False and table.mode != adoption.MODE],
-        "{} on the target [is|are] not empty",
-        "The publisher's rows are added to those that are there; a key that is there already is an error of the"
-        " table's synchronization.",
-        "Empty the tables. Where they have the publisher's rows already, add --adopt: what differs is brought, and what"
-        " the publisher does not have is deleted.",
-        most=len(tables),
-    )
-
-
-def _with_foreign_partitions(tables: Sequence[Table]) -> Iterator[Caution]:
-    return concerning(
-        [table.name for table in tables if table.remote.foreign_partitions],
-        "{} on the publisher [has|have] a foreign table as a partition, and cannot be copied",
-        "Rows of another server are neither read nor replicated.",
-        "Detach the partition, or create the subscription with --no-copy-data.",
-    )
-
-
-def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> Iterator[Caution]:
-    # what plans a query of a table evaluates its indexes
-    with translating(connection, "look at the ledger of the publisher"):
-        ledger = ledger_privileges.trusted(connection)
-    if not ledger:
-        yield Caution(
-            "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
-            "Which tables subscriptions of pgsub write there is not known.",
-            "Give the schema to the owner of the database, or drop it if it is no ledger.",
-        )
-    others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger)
-    names = sorted({f"{one.schema}.{one.name}" for one in others})
-    if names:
-        yield Caution(
-            f'subscription "{sub.name}" requested copy_data with origin = NONE but might copy data that had a different'
-            " origin",
-            f"The publisher subscribes to other publishers for: {some(names, len(names))}.",
-            "Verify that initial data copied from the publisher tables did not come from other origins.",
-            tables=tuple(names),
-        )

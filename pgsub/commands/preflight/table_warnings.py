@@ -1,0 +1,115 @@
+"""What a warning says of tables although everything fits: their rows may not all come, not stay, or not come alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import psycopg
+
+from pgsub.commands.preflight import adoption
+from pgsub.commands.preflight.findings import Caution, Table, concerning
+from pgsub.common import quoting
+from pgsub.common.plural import some
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
+from pgsub.publisher.faults import translating
+from pgsub.publisher.tables import Name
+from pgsub.target.session import ledger_privileges
+from pgsub.target.sql.statement_builder import table_name
+
+
+def rules_that_fire(tables: Sequence[Table]) -> Iterator[Caution]:
+    """Warn of rules that fire here and not in the server's apply worker, which executes no statements."""
+    ruled = [table for table in tables if table.target.rules]
+    names = [quoting.literal(quoting.statement(table_name(table.target))) for table in ruled]
+    listed = ", ".join(f"{name}::regclass" for name in names)
+    yield from concerning(
+        [table.name for table in ruled],
+        "rules of {} on the target fire",
+        "They do not in the server's subscriber. What a rule does INSTEAD of an INSERT takes the place of the row, and"
+        " no conflict tells of it.",
+        "Disable those that are not meant for replicated changes (ALTER TABLE ... DISABLE RULE); this lists them on the"
+        f" target:\nSELECT ev_class::regclass, rulename FROM pg_rewrite WHERE ev_class IN ({listed});",
+    )
+
+
+_LEAVES = """
+SELECT k.oid::bigint,
+       CASE WHEN k.relkind = 'p' THEN coalesce(l.unlogged, false) ELSE k.relkind = 'r' AND k.relpersistence = 'u' END,
+       k.relkind = 'p' AND l.oid IS NULL
+  FROM pg_catalog.pg_class k LEFT JOIN (
+       SELECT p.oid, pg_catalog.bool_or(c.relpersistence = 'u' AND c.relkind = 'r') AS unlogged
+         FROM pg_catalog.pg_class p CROSS JOIN pg_catalog.pg_partition_tree(p.oid) t
+         JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p'
+        WHERE p.relkind = 'p' AND p.oid = ANY (%(oids)s) GROUP BY p.oid) AS l ON l.oid = k.oid
+ WHERE k.oid = ANY (%(oids)s)
+"""
+
+
+def where_rows_go(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
+    """Warn of where rows really go: unlogged tables, and partitioned ones without a partition."""
+    rows = session.execute(_LEAVES, {"oids": [table.target.oid for table in tables]}).fetchall() if tables else []
+    found = {oid: answers for oid, *answers in rows}
+    unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
+    logged = [f"ALTER TABLE {quoting.statement(table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]
+    yield from concerning(
+        [table.name for table in unlogged],
+        "{} on the target [is|are] unlogged",
+        "A crash of the target empties unlogged tables, and their rows do not come again.",
+        "\n".join(["Run this on the target:", *logged]),
+    )
+    yield from concerning(
+        [table.name for table in tables if found.get(table.target.oid, (False, False))[1]],
+        "{} on the target [has|have] no partition",
+        "Every row fails.",
+        "Create the partitions on the target.",
+    )
+
+
+def not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
+    """Warn of tables whose rows stay beside those that are copied."""
+    return concerning(
+        [table.name for table in tables if table.empty is False and table.mode != adoption.MODE],
+        "{} on the target [is|are] not empty",
+        "The publisher's rows are added to those that are there; a key that is there already is an error of the"
+        " table's synchronization.",
+        "Empty the tables. Where they have the publisher's rows already, add --adopt: what differs is brought, and what"
+        " the publisher does not have is deleted.",
+        most=len(tables),
+    )
+
+
+def foreign_partitions(tables: Sequence[Table]) -> Iterator[Caution]:
+    """Warn of tables that a COPY cannot read in full."""
+    return concerning(
+        [table.name for table in tables if table.remote.foreign_partitions],
+        "{} on the publisher [has|have] a foreign table as a partition, and cannot be copied",
+        "Rows of another server are neither read nor replicated.",
+        "Detach the partition, or create the subscription with --no-copy-data.",
+    )
+
+
+def rows_of_other_origins(
+    connection: publisher.Connection, sub: Subscription, known: Collection[Name]
+) -> Iterator[Caution]:
+    """Warn, as the server does, of tables that the publisher itself gets from other publishers."""
+    # what plans a query of a table evaluates its indexes
+    with translating(connection, "look at the ledger of the publisher"):
+        ledger = ledger_privileges.trusted(connection)
+    if not ledger:
+        yield Caution(
+            "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
+            "Which tables subscriptions of pgsub write there is not known.",
+            "Give the schema to the owner of the database, or drop it if it is no ledger.",
+        )
+    others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger)
+    names = sorted({f"{one.schema}.{one.name}" for one in others})
+    if names:
+        yield Caution(
+            f'subscription "{sub.name}" requested copy_data with origin = NONE but might copy data that had a different'
+            " origin",
+            f"The publisher subscribes to other publishers for: {some(names, len(names))}.",
+            "Verify that initial data copied from the publisher tables did not come from other origins.",
+            tables=tuple(names),
+        )
