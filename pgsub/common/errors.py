@@ -10,11 +10,8 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, NewType, TypeVar
+from typing import Any, ClassVar, NewType
 
-#: Characters of a server's message, detail, hint or context that are kept: the server sets no limit.
-KEPT_OF_SERVER = 8192
-_Text = TypeVar("_Text", str, str | None)
 _LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Za-z0-9]*: |pgsub: )")
 
 #: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
@@ -105,16 +102,6 @@ def _fields(detail: str | None, context: str | None, hint: str | None) -> list[s
 def one_line(text: str) -> str:
     """Write out the line breaks of a text: names that others chose may hold them."""
     return text.replace("\n", "\\n")
-
-
-def server_hint(text: str | None) -> str | None:
-    """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
-    return None if text is None else one_line(shortened(text))
-
-
-def shortened(text: _Text) -> _Text:
-    """Return what is kept of a field that a server wrote: its first :data:`KEPT_OF_SERVER` characters."""
-    return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"
 
 
 class UsageError(PgsubError):
@@ -312,26 +299,6 @@ class OutOfResources(PgsubError):
     """The machine, or a limit of the process, has no more descriptors, memory, processes or room."""
 
     directive = Directive.RETRY
-
-
-_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", "40P01", "55P03"})
-
-
-def is_transient(sqlstate: str | None) -> bool:
-    """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
-
-    :param sqlstate: five characters, or None (the connection was lost without a message: transient).
-    """
-    if sqlstate is None:
-        return True
-    if sqlstate == "08P01":
-        return False
-    return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
-
-
-def is_unreachable(sqlstate: str | None) -> bool:
-    """Return whether a transient error means that a server cannot be reached: no transaction is to blame."""
-    return sqlstate is None or sqlstate[:2] in ("08", "57")
 
 
 def exit_code_table() -> list[tuple[int, str]]:

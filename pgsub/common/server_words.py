@@ -6,13 +6,17 @@ The server sets no limit to the fields of an error, and pgsub keeps them in memo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from pgsub.common.errors import server_hint, shortened
+from pgsub.common.errors import one_line
 
 if TYPE_CHECKING:
     from psycopg import Error
     from psycopg.errors import Diagnostic
+
+#: Characters of a message, detail, hint or context that are kept.
+KEPT_OF_SERVER = 8192
+_Text = TypeVar("_Text", str, str | None)
 
 
 class ServerWords(NamedTuple):
@@ -43,3 +47,13 @@ def said(error: Error) -> ServerWords:
 def lines(error: BaseException) -> list[str]:
     """Return the text of an error as psycopg puts it together, without empty lines."""
     return [line.strip() for line in shortened(str(error)).splitlines() if line.strip()]
+
+
+def server_hint(text: str | None) -> str | None:
+    """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
+    return None if text is None else one_line(shortened(text))
+
+
+def shortened(text: _Text) -> _Text:
+    """Return what is kept of a field that a server wrote: its first :data:`KEPT_OF_SERVER` characters."""
+    return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"

@@ -19,9 +19,9 @@ from pgsub.common.errors import (
     StreamsMustRestart,
     SubscriptionNotFound,
     log_text,
-    shortened,
 )
 from pgsub.common.quoting import named, word
+from pgsub.common.server_words import shortened
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder

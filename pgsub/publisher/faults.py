@@ -24,11 +24,10 @@ from pgsub.common.errors import (
     ReplicationBroken,
     SlotLost,
     StateForbids,
-    is_transient,
-    server_hint,
-    shortened,
 )
 from pgsub.common.out_of_resources import no_descriptor
+from pgsub.common.server_words import server_hint, shortened
+from pgsub.common.sqlstate import is_transient
 
 _REPLICATION_ROLE = re.compile(
     r"permission denied to start WAL sender|must be superuser or replication role|permission denied to use replication"

@@ -12,7 +12,8 @@ import sources
 
 from pgsub.apply.conflicts import conflict_record
 from pgsub.common import server_words
-from pgsub.common.errors import KEPT_OF_SERVER, PgsubError
+from pgsub.common.errors import PgsubError
+from pgsub.common.server_words import KEPT_OF_SERVER
 from pgsub.launcher.error_rows import internal_error
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.tablesync.copy.below_libpq import SourceError

@@ -20,8 +20,9 @@ from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.commands.status.next_steps import _hinted
-from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
+from pgsub.common.errors import PgsubError, StateForbids, one_line
 from pgsub.common.quoting import dumping, literal, statement, word
+from pgsub.common.server_words import KEPT_OF_SERVER
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction

@@ -11,14 +11,9 @@ from typing import Any
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.common import errors
-from pgsub.common.errors import (
-    PermissionMissing,
-    PublisherUnavailable,
-    SparkUnusable,
-    TargetUnavailable,
-    is_unreachable,
-)
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SparkUnusable, TargetUnavailable
 from pgsub.common.quoting import word
+from pgsub.common.sqlstate import is_unreachable
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn

@@ -17,10 +17,10 @@ from pgsub.common.errors import (
     PgsubError,
     SchemaFault,
     TargetUnavailable,
-    is_transient,
 )
 from pgsub.common.out_of_resources import no_descriptor
 from pgsub.common.query import scalar
+from pgsub.common.sqlstate import is_transient
 from pgsub.common.subscription import Subscription
 
 #: Beside :data:`pgsub.common.conninfo.PINNED`.
