@@ -30,6 +30,11 @@ def ago(seconds: float) -> str:
         return _text(datetime.min)
 
 
+def seconds_since(moment: str | None) -> float:
+    """Return how long ago a stored time was; 0 for none, and for one that is still to come."""
+    return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
+
+
 def wire_time(microseconds: int | None) -> str | None:
     """Return a timestamp of the replication protocol as RFC 3339 text.
 

@@ -13,9 +13,8 @@ _WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "dateti
 READ = {
     "apply/stream/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
     "catalog/locks.py": "how long ago a launcher gave a sign of life, which is shown; the next one corrects it",
-    "catalog/times.py": "times that are shown",
+    "catalog/times.py": "times that are shown, and the lag, never below 0",
     "cli/output/reporting.py": "times in the log",
-    "commands/status/subscription_status.py": "the lag that is shown, never below 0",
     "common/worker_heartbeat.py": "the number with which a worker begins; at worst a chunk's bytes are not shown",
     "spark/class_archive.py": "the age of files of a cache",
     "spark/jvm_process.py": "the age of what a start that was killed has left",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import seconds_since
 from pgsub.commands.status import blocked_state
 from pgsub.commands.status.subscription_status import (
     Row,
@@ -18,7 +19,6 @@ from pgsub.commands.status.subscription_status import (
     error_class,
     of_spark,
     read_status,
-    seconds_since,
     view_rows,
 )
 from pgsub.common.errors import (

@@ -9,33 +9,24 @@ import json
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, ServerRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, ServerRow, WorkerRow
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.times import ago
-from pgsub.commands.status import blocked_state
+from pgsub.catalog.times import ago, seconds_since
+from pgsub.commands.status import apply_lag, blocked_state
 from pgsub.common import errors
-from pgsub.common.errors import (
-    PgsubError,
-    ReplicationBroken,
-    SlotLost,
-    SparkUnusable,
-    WorkerDied,
-)
+from pgsub.common.errors import PgsubError, ReplicationBroken, SlotLost, SparkUnusable, WorkerDied
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = dict[str, Any]
-#: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
-SILENT_SECONDS = 10.0
 #: Seconds without a sign of life of the launcher, which gives one a second, from which on what it wrote is old.
 UNHEARD_SECONDS = 15.0
 _BOOLEANS = {
@@ -183,13 +174,14 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
     origin = store.origin(sub.subid)
-    lag = _lag(store.workers(sub.subid), origin, store.slot(sub.subid), datetime.now(UTC)) if served else None
+    worker = next((one for one in store.workers(sub.subid) if one.worker_type == APPLY), None)
+    lag = apply_lag.seconds(worker, origin, store.slot(sub.subid)) if served else None
     return SubscriptionStatus(
         definition=sub,
         state=state,
         lag=lag if unheard is None else max(lag or 0.0, silence),
-        waits=_waits(store.workers(sub.subid), datetime.now(UTC)) if served else None,
-        applying=_applying(store.workers(sub.subid)),
+        waits=_waits(worker) if served else None,
+        applying=_applying(worker),
         task=task,
         columns=rows("pg_subscription")[0],
         relations=rows("pg_subscription_rel", "schemaname", "relname"),
@@ -235,52 +227,17 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
     return "waiting" if waits else "running"
 
 
-def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, slot: SlotRow | None, now: datetime) -> float | None:
-    """Return the seconds that apply is behind; 0 if nothing newer has arrived, nor is held up on the publisher."""
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
-    if worker is None or not worker.received_lsn:
-        return None
-    silent = seconds_since(worker.silent_since, now)
-    done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
-    if done >= worker.received_lsn:
-        return max(silent, _held_up(worker, slot, now))  # what it is at was received meanwhile
-    since = worker.latest_end_time or worker.last_msg_send_time
-    return max(seconds_since(since, now), silent) if since else None
-
-
-def _held_up(worker: WorkerRow, slot: SlotRow | None, now: datetime) -> float:
-    """Return the seconds of silence of a walsender whose WAL has gone on meanwhile, as another session there saw it.
-
-    A walsender sends keepalives as it reads WAL, and answers those who ask every few seconds.
-    """
-    heard = worker.last_msg_receipt_time
-    if heard is None or slot is None or slot.taken_at is None or slot.taken_at < heard:
-        return 0.0
-    silence = seconds_since(heard, now)
-    gone_on = (slot.current_lsn or 0) > (worker.received_lsn or 0)
-    # guard: a walsender that says nothing does not pass for one that has nothing to say
-    return silence if gone_on and silence > SILENT_SECONDS else 0.0
-
-
-def seconds_since(moment: str | None, now: datetime | None = None) -> float:
-    """Return how long ago a moment was; 0 for none."""
-    now = now or datetime.now(UTC)
-    return max((now - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
-
-
-def _applying(workers: Sequence[WorkerRow]) -> Row | None:
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
+def _applying(worker: WorkerRow | None) -> Row | None:
     if worker is None or worker.sessions_why is None:
         return None
     return {"sessions": worker.sessions, "why": worker.sessions_why}
 
 
-def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
+def _waits(worker: WorkerRow | None) -> Row | None:
     """Return since when the apply worker has given no sign of life, and what it waits for if that is known."""
-    worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or worker.silent_since is None:
         return None
-    return {"since": worker.silent_since, "seconds": seconds_since(worker.silent_since, now), "for": worker.waits_for}
+    return {"since": worker.silent_since, "seconds": seconds_since(worker.silent_since), "for": worker.waits_for}
 
 
 def view_rows(store: StateStore, view: str, subid: int | None = None) -> tuple[tuple[str, ...], list[Row]]:

@@ -1,0 +1,35 @@
+"""How far apply is behind, by the last messages of the publisher and by its WAL as another session saw it."""
+
+from __future__ import annotations
+
+from pgsub.catalog.rows import OriginRow, SlotRow, WorkerRow
+from pgsub.catalog.times import seconds_since
+
+#: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
+HELD_UP_SECONDS = 10.0
+
+
+def seconds(worker: WorkerRow | None, origin: OriginRow | None, slot: SlotRow | None) -> float | None:
+    """Return the seconds that apply is behind; 0 if nothing newer has arrived, nor is held up on the publisher."""
+    if worker is None or not worker.received_lsn:
+        return None
+    silent = seconds_since(worker.silent_since)
+    done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
+    if done >= worker.received_lsn:
+        return max(silent, _held_up(worker, slot))  # what it is at was received meanwhile
+    since = worker.latest_end_time or worker.last_msg_send_time
+    return max(seconds_since(since), silent) if since else None
+
+
+def _held_up(worker: WorkerRow, slot: SlotRow | None) -> float:
+    """Return the seconds of silence of a walsender whose WAL has gone on meanwhile, as another session there saw it.
+
+    A walsender sends keepalives as it reads WAL, and answers those who ask every few seconds.
+    """
+    heard = worker.last_msg_receipt_time
+    if heard is None or slot is None or slot.taken_at is None or slot.taken_at < heard:
+        return 0.0
+    silence = seconds_since(heard)
+    gone_on = (slot.current_lsn or 0) > (worker.received_lsn or 0)
+    # guard: a walsender that says nothing does not pass for one that has nothing to say
+    return silence if gone_on and silence > HELD_UP_SECONDS else 0.0
