@@ -22,25 +22,23 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, server_limits, tables
-from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, diagnose, is_foreign
+from pgsub.commands.reconcile import new_slot
+from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
-from pgsub.common import failpoints, quoting
+from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots
-from pgsub.publisher.slot_creation import SlotWatch
+from pgsub.publisher import slots
 from pgsub.target.ledger import reconciliation, skip, two_phase, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Prepared
-from pgsub.target.ledger.subscriptions import Publisher
 from pgsub.target.session import origins
 from pgsub.target.session.connect import must_use_password
 
@@ -223,7 +221,7 @@ def _carry_out(
         found.prepared = two_phase.prepared(session, sub.subid)
         two_phase.roll_back(session, found.prepared)
         failpoints.point("reconcile.rolled_back")
-        who, found.lsn = _make_slot(session, store, found, options, reporter)
+        who, found.lsn = new_slot.make(session, store, sub, diagnosis, options.deadline, reporter)
         moves = partial(reconciliation.move, session, publisher=who, slot_name=diagnosis.slot_name, position=found.lsn)
         table_changes.carry_out(session, found.plan, options.deadline, moves)
     failpoints.point("reconcile.moved")
@@ -231,60 +229,6 @@ def _carry_out(
     _record(session, store, found, attempt)
     table_changes.report_done(found.plan, reporter)
     reporter.notice(f'subscription "{sub.name}" goes on from {format_lsn(found.lsn)} of slot "{diagnosis.slot_name}"')
-
-
-def _make_slot(
-    session: psycopg.Connection,
-    store: StateStore,
-    found: Reconciliation,
-    options: ReconcileOptions,
-    reporter: Reporter,
-) -> tuple[Publisher, int]:
-    """Drop what is left of the old slot, and make the new one.
-
-    The state store names the only one that can be there at any time, so that a drop of the subscription finds it.
-
-    :return: whose it is, and its consistent point.
-    """
-    sub, name = found.plan.sub, found.diagnosis.slot_name
-    must = must_use_password(session, sub)
-    expected = found.diagnosis.publisher.database  # that was looked at before the operator agreed
-    with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
-        who = identity.identify(replication)
-        for old in {name: None, sub.slot_name or name: None}:
-            state = slots.slot_state(replication, old)
-            if state is None or is_foreign(state, who.dbname):
-                continue
-            # guard: a slot that another consumer uses is left to it
-            if old != name and _has_another_consumer(replication, found, state, who.dbname, reporter):
-                continue
-            slots.drop_slot(replication, old)
-        failpoints.point("reconcile.dropped")
-        store.alter(sub.subid, slot_name=name)  # which no worker follows yet: the ledger says what is under way
-        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=options.deadline):
-            position = slots.create_slot(replication, name, failover=sub.failover)
-    failpoints.point("reconcile.created")
-    return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
-
-
-def _has_another_consumer(
-    replication: publisher.Connection, found: Reconciliation, slot: slots.SlotState, dbname: str, reporter: Reporter
-) -> bool:
-    """Return whether somebody else has used the former slot of the subscription since it was lost, and warn then."""
-    detail = "It is past what the subscription has received."
-    try:
-        check_ours(replication, found.plan.sub, slot.name, dbname)
-        if (slot.confirmed_flush_lsn or 0) <= found.diagnosis.position.reported_lsn:
-            return False
-    except StateForbids as error:
-        detail = error.detail or detail
-    reporter.warning(
-        f'replication slot "{slot.name}" was left on the publisher',
-        detail=detail,
-        hint="If nothing else needs it, drop it on the publisher, for it keeps WAL:\n"
-        f"SELECT pg_drop_replication_slot({quoting.literal(slot.name)});",
-    )
-    return True
 
 
 def _record(session: psycopg.Connection, store: StateStore, found: Reconciliation, attempt: int) -> None:

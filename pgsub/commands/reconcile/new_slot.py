@@ -1,0 +1,78 @@
+"""The slot that takes the place of one that is lost, and the end of the old one."""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, is_foreign
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher
+from pgsub.common import failpoints, quoting
+from pgsub.common.errors import StateForbids
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.publisher.slot_creation import SlotWatch
+from pgsub.target.ledger.subscriptions import Publisher
+from pgsub.target.session.connect import must_use_password
+
+
+def make(
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    diagnosis: Diagnosis,
+    deadline: float | None,
+    reporter: Reporter,
+) -> tuple[Publisher, int]:
+    """Drop what is left of the old slot, and make the new one.
+
+    The state store names the only one that can be there at any time, so that a drop of the subscription finds it.
+
+    :return: whose it is, and its consistent point.
+    """
+    name = diagnosis.slot_name
+    must = must_use_password(session, sub)
+    expected = diagnosis.publisher.database  # that was looked at before the operator agreed
+    with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
+        who = identity.identify(replication)
+        for old in {name: None, sub.slot_name or name: None}:
+            state = slots.slot_state(replication, old)
+            if state is None or is_foreign(state, who.dbname):
+                continue
+            # guard: a slot that another consumer uses is left to it
+            if old != name and _has_another_consumer(replication, sub, diagnosis, state, who.dbname, reporter):
+                continue
+            slots.drop_slot(replication, old)
+        failpoints.point("reconcile.dropped")
+        store.alter(sub.subid, slot_name=name)  # which no worker follows yet: the ledger says what is under way
+        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
+            position = slots.create_slot(replication, name, failover=sub.failover)
+    failpoints.point("reconcile.created")
+    return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
+
+
+def _has_another_consumer(
+    replication: publisher.Connection,
+    sub: Subscription,
+    diagnosis: Diagnosis,
+    slot: slots.SlotState,
+    dbname: str,
+    reporter: Reporter,
+) -> bool:
+    """Return whether somebody else has used the former slot of the subscription since it was lost, and warn then."""
+    detail = "It is past what the subscription has received."
+    try:
+        check_ours(replication, sub, slot.name, dbname)
+        if (slot.confirmed_flush_lsn or 0) <= diagnosis.position.reported_lsn:
+            return False
+    except StateForbids as error:
+        detail = error.detail or detail
+    reporter.warning(
+        f'replication slot "{slot.name}" was left on the publisher',
+        detail=detail,
+        hint="If nothing else needs it, drop it on the publisher, for it keeps WAL:\n"
+        f"SELECT pg_drop_replication_slot({quoting.literal(slot.name)});",
+    )
+    return True
