@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.execute import executor
+from pgsub.apply.rows import change_block
 from pgsub.apply.worker import start
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -18,7 +18,7 @@ Made = Callable[..., Pair]
 @pytest.fixture
 def undone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Pieces of a hundred rows; what is said of those that were undone."""
-    monkeypatch.setattr(executor, "BLOCK_ROWS", 100)
+    monkeypatch.setattr(change_block, "BLOCK_ROWS", 100)
     caplog.set_level(logging.DEBUG, "pgsub.apply")
     return lambda: [one.getMessage() for one in caplog.records if "block is replayed" in one.getMessage()]
 

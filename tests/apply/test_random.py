@@ -15,7 +15,7 @@ from fix_pair import MakePair, Pair
 from fix_servers import Database
 from thorough import long
 
-from pgsub.apply.execute import executor
+from pgsub.apply.rows import change_block
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.writer import SetResult, SetWriter
 from pgsub.apply.worker import start
@@ -125,9 +125,9 @@ def sets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]
 
     monkeypatch.setattr(SetWriter, "apply", counted)
 
-    def limit(pays_from: int, block_rows: int = executor.BLOCK_ROWS) -> None:
+    def limit(pays_from: int, block_rows: int = change_block.BLOCK_ROWS) -> None:
         monkeypatch.setattr(writer, "PAYS_FROM", pays_from)
-        monkeypatch.setattr(executor, "BLOCK_ROWS", block_rows)
+        monkeypatch.setattr(change_block, "BLOCK_ROWS", block_rows)
 
     yield limit
     assert applied > 0 or not start.SET_BASED

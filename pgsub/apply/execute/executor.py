@@ -8,17 +8,16 @@ apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_s
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.conflicts.error_context import Place
+from pgsub.apply.execute.block_sets import BlockSets
 from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
@@ -27,7 +26,6 @@ from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Filter, TableStateFilter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
-from pgsub.apply.sets.writer import SetWriter
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
@@ -37,21 +35,13 @@ from pgsub.protocol.messages import Relation
 from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 from pgsub.target.sql.pipeline import StatementFailed
 
-_log = logging.getLogger(__name__)
-
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(b"[%b]|[^%b]+" % (BETWEEN_ROWS, BETWEEN_ROWS))
-#: Rows and bytes of a block: bounds memory, and the replay of a block that cannot be a set.
-BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
 RECORDS = 1000
 
 #: Takes missing rows and messages in the middle of a transaction; the session is free for other statements then.
 Spill = Callable[[Sequence[Record]], None]
-
-
-def _is_full(block: ChangeBlock) -> bool:
-    return len(block) >= BLOCK_ROWS or block.size >= BLOCK_BYTES
 
 
 class Executor:
@@ -77,13 +67,12 @@ class Executor:
     ) -> None:
         self._relations = relations
         self._rows = RowWriter(connection, relations, looks_again=looks_again)
-        self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
         self._filter = TableStateFilter(self._rows)
+        self._sets = BlockSets(self._rows, self._filter, replica=relations.replica)
         self._held = HeldChangeWriter(self._rows, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
-        self._large = False  #: the target transaction has had a full block
         self._naming = False  #: row by row, so that a failed row is named
         self._dispatch = Dispatch(self._rows, self._filter, self._held, self._spill_many)
         self._resolver = Resolver(self._rows, self._filter, self._dispatch.row)
@@ -141,7 +130,7 @@ class Executor:
         self._rows.begin()
         self._sets.begin()
         self._held.begin()
-        self._block, self._large = ChangeBlock(in_stream=False), False
+        self._block = ChangeBlock(in_stream=False)
         self._filter.begin(should_apply)
         self._resolver.begin()
         # guard: DDL on the target is noticed
@@ -171,7 +160,7 @@ class Executor:
             self._execute()
             self._block = ChangeBlock(in_stream=item.in_stream)
         self._block.add(item, stretch)
-        if _is_full(self._block):
+        if self._block.full:
             self._execute()
 
     def _other(self, item: Item, message: Segment) -> None:
@@ -188,7 +177,7 @@ class Executor:
         block = self._held.split_off(block)
         left: Sequence[int] | None = None
         if self._set_based and not self._naming and len(block) >= writer.PAYS_FROM:
-            left = self._in_sets(block)
+            left = self._sets.apply(block, self.counters)
         if self._resolves:
             self._resolver.run(list(block.rows(left)), self._spill_some)
             return
@@ -209,35 +198,6 @@ class Executor:
         """Spill outside of any savepoint, and before there are so many that it would be done inside of one."""
         if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
             self._spill(self.taken())
-
-    def _in_sets(self, block: ChangeBlock) -> Sequence[int] | None:
-        """Execute what can be as sets.
-
-        Where much was done before in the same target transaction, a block that fails is undone alone.
-
-        :return: positions of the messages that are left, None for all.
-        """
-        targets = partial(self._filter.target_of_all, block)
-        self._large |= _is_full(block)
-        # guard: what deviated before a full block is not taken for a deviation of that
-        if self._large:
-            self._sets.finish()
-        try:
-            with self._rows.undoing() if self._large else contextlib.nullcontext():
-                result = self._sets.apply(block.messages, targets, in_stream=block.in_stream)
-                if self._large:
-                    self._sets.finish()
-        except (SetFallback, StatementFailed) as failure:
-            if not self._large:
-                raise
-            _log.debug("a block is replayed row by row: %s", failure)
-            self._sets.begin()
-            self.counters["set_fallbacks"] += 1
-            return None
-        self.counters.update(
-            changes_in_sets=result.changes, changes_folded=result.folded, serial_relations=len(result.serial)
-        )
-        return result.left
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:

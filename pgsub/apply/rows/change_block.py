@@ -17,6 +17,9 @@ from pgsub.protocol.parse_changes import RELID_AT, ROW_CHANGES
 _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[list(ROW_CHANGES)] = True
 
+#: Rows and bytes of a full block: bounds memory, and the replay of a block that cannot be a set.
+BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
+
 
 class ChangeBlock:
     """Messages that change rows, in their order, out of one transaction or of many.
@@ -35,6 +38,11 @@ class ChangeBlock:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def full(self) -> bool:
+        """Whether it is to be executed before more is added."""
+        return self._count >= BLOCK_ROWS or self.size >= BLOCK_BYTES
 
     def add(self, item: Item, segment: Segment) -> Offsets:
         """Add messages of a transaction, or of a run of them; those that change no row are left out.

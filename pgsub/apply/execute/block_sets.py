@@ -1,0 +1,67 @@
+"""Blocks of changes as sets; one that fails is replayed row by row, in a large target transaction alone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from pgsub.apply.rows.change_block import ChangeBlock
+from pgsub.apply.rows.table_state_filter import TableStateFilter
+from pgsub.apply.rows.writer import RowWriter, SetFallback
+from pgsub.apply.sets.writer import SetWriter
+from pgsub.target.sql.pipeline import StatementFailed
+
+_log = logging.getLogger(__name__)
+
+
+class BlockSets:
+    """Sets of one target session.
+
+    :param replica: whether session_replication_role = replica is in effect there.
+    """
+
+    def __init__(self, rows: RowWriter, table_states: TableStateFilter, *, replica: bool) -> None:
+        self._rows = rows
+        self._filter = table_states
+        self._sets = SetWriter(rows, replica=replica)
+        self._large = False  #: the target transaction has had a full block
+
+    def begin(self) -> None:
+        """Begin a target transaction."""
+        self._large = False
+        self._sets.begin()
+
+    def apply(self, block: ChangeBlock, counters: Counter[str]) -> Sequence[int] | None:
+        """Execute what can be as sets.
+
+        :param counters: of the executor.
+        :return: positions of the messages that are left, None for all.
+        """
+        targets = partial(self._filter.target_of_all, block)
+        self._large |= block.full
+        # guard: what deviated before a full block is not taken for a deviation of that
+        if self._large:
+            self._sets.finish()
+        try:
+            with self._rows.undoing() if self._large else contextlib.nullcontext():
+                result = self._sets.apply(block.messages, targets, in_stream=block.in_stream)
+                if self._large:
+                    self._sets.finish()
+        except (SetFallback, StatementFailed) as failure:
+            if not self._large:
+                raise
+            _log.debug("a block is replayed row by row: %s", failure)
+            self._sets.begin()
+            counters["set_fallbacks"] += 1
+            return None
+        counters.update(
+            changes_in_sets=result.changes, changes_folded=result.folded, serial_relations=len(result.serial)
+        )
+        return result.left
+
+    def finish(self) -> None:
+        """Wait until everything so far has succeeded, see :meth:`SetWriter.finish`."""
+        self._sets.finish()
