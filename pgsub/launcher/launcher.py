@@ -78,7 +78,7 @@ class Launcher:
         self._ended: dict[int, Ended] = {}
         self._wanted_now = self._wanted()
         self._engine = Engine(folder, master, conf or {}, self._as_of_now, log, patient=not self._bounded)
-        self._heartbeats = HeartbeatReceiver(*self._engine.heartbeat_place())
+        self._heartbeats = HeartbeatReceiver(*self._engine.settings.heartbeat_place())
         self._engine.check.heartbeats = self._heartbeats
         self._shared = Shared(store, self._recorder, self._engine, self._heartbeats, log)
         self._locks = dict(locks or {})

@@ -115,7 +115,7 @@ class Service:
     def _context(self) -> SyncContext:
         shared = self._shared
         row = self._session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
-        spool_dir = shared.engine.spool_dir(Path(shared.store.path).parent / "spool")
+        spool_dir = shared.engine.settings.spool_dir(Path(shared.store.path).parent / "spool")
         submit = partial(shared.engine.submit, stopping=self._stopping)
         address = shared.heartbeats.address
         return SyncContext(

@@ -27,9 +27,10 @@ from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark_check import ExecutorCheck
+from pgsub.launcher.spark_settings import SparkSettings
 from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
 from pgsub.launcher.spark_watch import Hang, SparkWatch
-from pgsub.spark import contexts, executors, jobs, jvm_process, session, settings
+from pgsub.spark import contexts, executors, jobs, jvm_process, session
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
@@ -54,6 +55,7 @@ class Engine:
     :param subscriptions: returns those that are to be served, which change: a long task pins a slot, and with too few a
         copy would wait for ever. Asked by the thread that opens Spark.
     :param patient: wait for executors of a cluster for ever.
+    :ivar settings: of the user, and what follows from them.
     :ivar check: looks at one executor of a cluster before any worker runs there.
     """
 
@@ -73,7 +75,7 @@ class Engine:
         self.check = ExecutorCheck(log, lambda: self._closed)
         self._watch = SparkWatch(state_dir, log)
         self._failed_at = -_FAILED_SECONDS
-        self._settings: dict[str, str] | None = None
+        self.settings = SparkSettings(master, conf)
         self.ui: str | None = None  #: address of Spark's pages
         self._state_dir = state_dir
         self._master = master
@@ -89,40 +91,6 @@ class Engine:
         self._registering: float | None = None  #: since when executors are awaited; infinity once that is logged
         self._next_check = 0.0
         self.lost: SparkUnusable | None = None  #: why no worker can run any more, whatever is tried
-
-    def heartbeat_place(self) -> tuple[str, str, int]:
-        """Return where workers reach this process, the address to bind, and the UDP port (0 for any).
-
-        Loopback for a local Spark; else as Spark has it for its own driver: spark.driver.host and
-        spark.driver.bindAddress, or this machine's address on the way to the master.
-        """
-        chosen = self._user_settings()
-        port = settings.heartbeat_port(chosen.get("spark.pgsub.heartbeat.port", "0"))
-        if self.local:
-            return "127.0.0.1", "127.0.0.1", port
-        host = chosen.get("spark.driver.host") or settings.own_address(chosen.get("spark.master", ""))
-        return host, chosen.get("spark.driver.bindAddress") or host, port
-
-    @property
-    def local(self) -> bool:
-        """Whether tasks run on this machine, as this user."""
-        return settings.is_local(self._user_settings().get("spark.master", "local"))
-
-    def spool_dir(self, own: Path) -> str | None:
-        """Return where workers keep transactions in progress: on executors what the user names, else Spark's scratch.
-
-        :param own: the folder on this machine.
-        """
-        named = self._user_settings().get("spark.pgsub.spool.dir")
-        return named or (str(own) if self.local else None)
-
-    def _user_settings(self) -> dict[str, str]:
-        """Read the settings before Spark runs; later it has pgsub's own, too."""
-        if self._settings is None:
-            submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
-            given = session.given_settings()
-            self._settings = settings.user_settings(submitted, jvm_process.spark_home()) if given is None else given
-        return self._settings
 
     def start(self) -> SupervisedThread:
         """Open the context in the background, unless it is open or being opened.
@@ -160,7 +128,7 @@ class Engine:
             session.close_context(self._context)  # its JVM died
             self._submitter = None
         # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
-        named = "spark.master" in self._user_settings()
+        named = self.settings.names_master
         served = self._subscriptions()
         slots = least_slots(served) if named else sum(map(slots_of, served)) + SPARE_SLOTS
         # executors that do not come in time, and those that Spark has lost, are waited for; others are used meanwhile
@@ -175,8 +143,8 @@ class Engine:
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
         try:  # pyspark has one context at a time: one that nobody knows of would be the last
             submitter = jobs.Submitter(context, self._guard())
-            if not self.local:
-                self.check.run(submitter, served, self.spool_dir(self._state_dir / "spool"))
+            if not self.settings.local:
+                self.check.run(submitter, served, self.settings.spool_dir(self._state_dir / "spool"))
             there, ui = submitter.slots(), jobs.ui_of(context)  # asks the JVM, which may hang: not under the lock
         except BaseException:
             session.close_context(context)
@@ -192,7 +160,9 @@ class Engine:
 
     def _guard(self) -> Callable[[], None] | None:
         """Return what keeps tasks from running with another pgsub, which executors may have, some or all of them."""
-        return None if self.local else partial(executor_requirements.refuse_other, *executor_requirements.installed())
+        if self.settings.local:
+            return None
+        return partial(executor_requirements.refuse_other, *executor_requirements.installed())
 
     def _check_given(self) -> None:
         """Give up with the Spark that this process was given: whoever started both has to start both again.
@@ -222,7 +192,7 @@ class Engine:
 
     def _too_few(self, slots: int, needed: int) -> None:
         text = f"Spark has only {slots} of the {needed} task slots that are needed"
-        more = more_slots(self._user_settings(), needed)
+        more = more_slots(self.settings.chosen, needed)
         hint = None if more is None else f"Give Spark more of them.\n{more}"
         detail = "A subscription keeps one, and copies need one more. What has none waits; more are used as they come."
         self._log("WARNING", log_text(text, detail=detail, hint=hint))
@@ -239,7 +209,7 @@ class Engine:
         """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
         if self._total is None:
             return 0
-        named = "spark.master" in self._user_settings()
+        named = self.settings.names_master
         wanted = least_slots(served) if named else sum(map(slots_of, served))
         return max(0, wanted - self._total)
 
@@ -260,7 +230,7 @@ class Engine:
         submitter = self._submitter
         if opening.is_alive() or submitter is None:
             raise jobs.JobCancelled(f'job "{name}" was cancelled')
-        if not self.local:
+        if not self.settings.local:
             function = partial(executor_requirements.explained, function)
         return submitter.submit(name, function, items, len(items))
 
@@ -297,8 +267,8 @@ class Engine:
 
     def _slots(self, runs: bool, registered: int) -> Slots:
         needed = least_slots(self._subscriptions())
-        gone = self.local and not registered  # a Spark of this machine that is to start again
-        return Slots(runs, registered, needed, None if gone else more_slots(self._user_settings(), needed))
+        gone = self.settings.local and not registered  # a Spark of this machine that is to start again
+        return Slots(runs, registered, needed, None if gone else more_slots(self.settings.chosen, needed))
 
     def _leave(self, master: str) -> None:
         """Close a context whose master does not know it any more; the next job opens another."""

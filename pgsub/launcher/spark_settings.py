@@ -1,0 +1,55 @@
+"""Spark settings of the user, and what follows from them: where tasks run, and how they reach the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from pgsub.spark import jvm_process, session, settings
+
+
+class SparkSettings:
+    """The settings of one run.
+
+    :param master: a Spark master, None for a local one.
+    :param conf: settings of the user, which win over pgsub's own.
+    """
+
+    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+        self._submitted = {**conf, **({"spark.master": master} if master else {})}
+
+    @cached_property
+    def chosen(self) -> Mapping[str, str]:
+        """The settings as they were before Spark ran: later it has pgsub's own, too."""
+        given = session.given_settings()
+        return settings.user_settings(self._submitted, jvm_process.spark_home()) if given is None else given
+
+    @property
+    def names_master(self) -> bool:
+        """Whether the user chose a master."""
+        return "spark.master" in self.chosen
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine, as this user."""
+        return settings.is_local(self.chosen.get("spark.master", "local"))
+
+    def heartbeat_place(self) -> tuple[str, str, int]:
+        """Return where workers reach this process, the address to bind, and the UDP port (0 for any).
+
+        Loopback for a local Spark; else as Spark has it for its own driver: spark.driver.host and
+        spark.driver.bindAddress, or this machine's address on the way to the master.
+        """
+        port = settings.heartbeat_port(self.chosen.get("spark.pgsub.heartbeat.port", "0"))
+        if self.local:
+            return "127.0.0.1", "127.0.0.1", port
+        host = self.chosen.get("spark.driver.host") or settings.own_address(self.chosen.get("spark.master", ""))
+        return host, self.chosen.get("spark.driver.bindAddress") or host, port
+
+    def spool_dir(self, own: Path) -> str | None:
+        """Return where workers keep transactions in progress: on executors what the user names, else Spark's scratch.
+
+        :param own: the folder on this machine.
+        """
+        return self.chosen.get("spark.pgsub.spool.dir") or (str(own) if self.local else None)
