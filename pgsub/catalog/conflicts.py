@@ -52,7 +52,10 @@ class ConflictCatalog(ViewsCatalog):
         return self.add_conflicts([row])[0].id
 
     def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[Added]:
-        """Record several, as :meth:`add_conflict`; an event of the ledger that is recorded already stays as it is."""
+        """Record several, as :meth:`add_conflict`; an event of the ledger that is recorded already stays as it is.
+
+        :return: what became of each, in order.
+        """
         with self._database.transaction():
             added = [self._add(row) for row in rows]
             for subid in {row.subid for row in rows}:
@@ -109,6 +112,7 @@ class ConflictCatalog(ViewsCatalog):
 
         :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`.
         :param position: where it is; what that covers is meant.
+        :return: how many there were.
         """
         with self._database.transaction():
             own = [row for row in self.conflicts(subid, action=STOPPED) if row.worker == worker]

@@ -76,7 +76,10 @@ class SubscriptionCatalog:
         return [_decode(values) for values in self._database.rows(f"{_SELECT} ORDER BY subname")]
 
     def subscription(self, name: str) -> Subscription:
-        """Return one subscription (``get_subscription_oid``)."""
+        """Return one subscription (``get_subscription_oid``).
+
+        :raises SubscriptionNotFound: there is none of that name.
+        """
         found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
         if not found:
             raise SubscriptionNotFound(f'subscription "{name}" does not exist', hint=self._others(name))
@@ -105,6 +108,7 @@ class SubscriptionCatalog:
         """Register a subscription with counters at 0.
 
         :param subscription: its conninfos name no password.
+        :raises SubscriptionExists: the name is taken.
         """
         values = _encode({field: getattr(subscription, field) for field in _COLUMNS})
         values["pgsub_options_changed_at"] = utc_now()
@@ -143,7 +147,10 @@ class SubscriptionCatalog:
             self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
 
     def require(self, subid: int) -> None:
-        """Raise if a subscription was dropped; inside a transaction it stays until the end."""
+        """Raise if a subscription was dropped; inside a transaction it stays until the end.
+
+        :raises SubscriptionNotFound: in the server's words.
+        """
         if not self._database.rows("SELECT 1 FROM pg_subscription WHERE oid = ?", (subid,)):
             raise SubscriptionNotFound(f"subscription with OID {subid} does not exist")
 

@@ -27,7 +27,10 @@ class _Begun(threading.Event):
     """The event that ``Thread.start`` waits for without a limit (python/cpython, ``Lib/threading.py``)."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the event, but not for ever."""
+        """Wait for the event, but not for ever.
+
+        :return: whether it was set.
+        """
         return super().wait(BEGIN_SECONDS if timeout is None else timeout)
 
 

@@ -132,6 +132,7 @@ class Decoder:
 
         :param first_end_lsn: end LSN of the first; those of the others grow.
         :param last_end_lsn: of the last.
+        :return: whether they may; where not, they are to be decoded one by one.
         """
         legal = self._open is None and self.stream_xid is None and self._refused is None
         if not legal or first_end_lsn <= self._last_end_lsn:

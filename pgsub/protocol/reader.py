@@ -43,6 +43,7 @@ def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, i
     """Read a string that ends with a NUL inside the message (``pq_getmsgstring``).
 
     :param limit: longest allowed, in bytes without the NUL.
+    :return: the text and the offset behind the NUL.
     :raises ProtocolViolation: no NUL, too long, or not UTF-8.
     """
     end = data.find(b"\0", pos)
@@ -59,6 +60,7 @@ def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, i
 def read_name(data: bytes, pos: int) -> tuple[str, int]:
     """Read an identifier; there are no empty ones.
 
+    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`, or empty.
     """
     name, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -70,6 +72,7 @@ def read_name(data: bytes, pos: int) -> tuple[str, int]:
 def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
     """Read a schema name, sent empty for pg_catalog (``logicalrep_read_namespace``).
 
+    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`.
     """
     namespace, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -79,6 +82,7 @@ def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
 def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
     """Read TupleData; the values are slices of the message.
 
+    :return: the row and the offset behind it.
     :raises ProtocolViolation: too many columns, an unknown kind, a length beyond the message.
     """
     (count,) = _unpack_int16(data, pos)
@@ -108,6 +112,7 @@ def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
 def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
     """Read the columns of a Relation message (``logicalrep_read_attrs``).
 
+    :return: the columns and the offset behind them.
     :raises ProtocolViolation: too many, unknown flags, or two of one name.
     """
     (count,) = _unpack_int16(data, pos)

@@ -16,6 +16,7 @@ _RESERVED = "pg_conflict_detection"
 def valid_slot_name(name: str) -> str:
     """Check a slot name as ReplicationSlotValidateName does.
 
+    :return: the name.
     :raises UsageError: with the server's text.
     """
     if not name:

@@ -220,7 +220,10 @@ class Side:
         return pieces
 
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
-        """Check, after a table was read, that it is still the snapshot's."""
+        """Check, after a table was read, that it is still the snapshot's.
+
+        :raises TableRewritten: it is not.
+        """
         with self.seeing(connection, "look whether a table was rewritten"):
             self.refuse_rewritten(connection, source, name)
 

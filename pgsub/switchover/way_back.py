@@ -36,6 +36,7 @@ SELECT n.nspname::text, c.relname::text
 def record(taking: psycopg.Connection, id: str) -> int:
     """Record where the slot is to begin: behind everything that was committed on the taking side.
 
+    :return: that position.
     :raises StateForbids: the taking side is not, or not any more, prepared.
     """
     with durable(taking):  # on disk with all commits before it: a slot goes no further than that

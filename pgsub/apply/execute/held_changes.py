@@ -60,7 +60,10 @@ class HeldChangeWriter:
         return rest
 
     def keep(self, transaction: RemoteTransaction, payload: bytes) -> bool:
-        """Keep a message if it is a row's of a held table."""
+        """Keep a message if it is a row's of a held table.
+
+        :return: whether it was kept.
+        """
         return payload[0] in _TYPES and self._holds() and self._keep_row(transaction, payload)
 
     def _keep_row(self, transaction: RemoteTransaction, payload: bytes) -> bool:

@@ -106,7 +106,10 @@ class ParallelLeader(StreamWatch):
         return self._busy.pop(xid, None)
 
     def stop_streaming(self) -> bool:
-        """Roll back every parallel worker: one of them was part of a deadlock with the worker itself."""
+        """Roll back every parallel worker: one of them was part of a deadlock with the worker itself.
+
+        :return: whether there was any.
+        """
         busy, self._busy = self._busy, {}
         self._spooling.update(busy)
         for worker in busy.values():

@@ -106,6 +106,7 @@ class Resolver:
 
         A row that no table would take may be one that a rule skips: alone, its conflicts are searched first.
 
+        :return: whether they are applied.
         :raises StatementFailed: an error that is not about rows; the target transaction is aborted.
         """
         try:

@@ -62,6 +62,7 @@ def target_session(
 
     :param claim: what its commits of progress are checked against.
     :param must: see :func:`pgsub.target.session.origins.attach`, and for ``spare``.
+    :raises TargetUnavailable: no origin is free.
     """
     connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
     try:

@@ -63,6 +63,7 @@ def alter(
     :param session: on the target, autocommit.
     :param connection: the publisher's connection string, a password included.
     :param strict: whether what would be warned about is refused.
+    :return: the fields of the definition that change.
     :raises StateForbids: something is prepared, or a server cannot do it.
     """
     if enable:

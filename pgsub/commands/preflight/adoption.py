@@ -36,7 +36,10 @@ SELECT c.conname::text, current_user::text FROM pg_catalog.pg_constraint c
 def decide(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that."""
+    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that.
+
+    :raises StateForbids: one cannot be.
+    """
     filled = [table for table in tables if table.empty is not True]
     for table in filled:
         table.mode, table.reason, table.chunks = MODE, None, 1
@@ -46,7 +49,10 @@ def decide(
 def check(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Check that tables can be adopted; yield what may be lost by that."""
+    """Check that tables can be adopted; yield what may be lost by that.
+
+    :raises StateForbids: one cannot be.
+    """
     for table in tables:
         _check_comparable(table)
         _check_order(session, table)

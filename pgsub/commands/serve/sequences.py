@@ -20,6 +20,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
 
     A failure is counted as one of the server's sequence synchronization worker.
 
+    :return: what was done with each, or why nothing.
     :raises PgsubError: a server cannot be reached.
     """
     with ledger_session(sub) as session, maintenance(session, store, sub):

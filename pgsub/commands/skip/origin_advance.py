@@ -130,7 +130,10 @@ def _advance(
 
 
 def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRange:
-    """Read what would not be applied."""
+    """Read what would not be applied.
+
+    :raises StateForbids: see :func:`origin_advance`.
+    """
     found = SkippedRange(sub.name, position(session, sub.subid), to)
     if to < found.old.furthest:
         raise StateForbids(

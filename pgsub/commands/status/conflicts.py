@@ -80,7 +80,10 @@ def conflicts(
 
 
 def check_type(conflict_type: str) -> None:
-    """Check a type of conflict."""
+    """Check a type of conflict.
+
+    :raises UsageError: there is no such type.
+    """
     if conflict_type not in TYPES:
         raise UsageError(
             f'"{conflict_type}" is not a conflict type that pgsub can detect', hint=f"Choose one of {', '.join(TYPES)}."

@@ -57,7 +57,11 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
-    """Return a view or table of the state store."""
+    """Return a view or table of the state store.
+
+    :return: column names and rows.
+    :raises UsageError: there is no such view.
+    """
     with StateStore.open(folder, create=False) as store, store.snapshot():
         return view_rows(store, name, None if subscription is None else store.subscription(subscription).subid)
 

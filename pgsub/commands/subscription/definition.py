@@ -128,7 +128,10 @@ def check_name(name: str) -> None:
 
 
 def check_publications(names: Sequence[str]) -> None:
-    """Refuse duplicates (``check_duplicates_in_publist``)."""
+    """Refuse duplicates (``check_duplicates_in_publist``).
+
+    :raises UsageError: one is named twice.
+    """
     for name, count in Counter(names).items():
         if count > 1:
             raise UsageError(

@@ -116,6 +116,7 @@ def require_disabled(sub: Subscription, message: str) -> None:
     """Refuse what a subscription that is enabled does not allow.
 
     :param message: in the server's words.
+    :raises StateForbids: it is enabled.
     """
     if sub.enabled:
         raise StateForbids(message, hint=f"Disable it first:\npgsub disable {word(sub.name)}", sqlstate="55000")

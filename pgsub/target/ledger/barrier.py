@@ -53,6 +53,7 @@ class Barrier(NamedTuple):
 def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) -> str:
     """Raise a barrier.
 
+    :return: its token.
     :raises psycopg.errors.LockNotAvailable: apply held its row for more than a second; try again.
     """
     token = str(uuid.uuid4())

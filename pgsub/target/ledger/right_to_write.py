@@ -16,7 +16,10 @@ _CLIENTS_WRITE = ("taken", "promoted", "done")
 
 
 def check(connection: psycopg.Connection, subid: int, name: str) -> None:
-    """Check that apply may write: not once clients write on the target, nor before they have stopped to write."""
+    """Check that apply may write: not once clients write on the target, nor before they have stopped to write.
+
+    :raises StateForbids: it may not.
+    """
     found = row(connection, _NEWEST, (subid,))
     if found is None:
         return

@@ -142,6 +142,7 @@ def use(
 
     :param rules: as they were read in that transaction.
     :param used: how many rows, by :attr:`Rule.place`.
+    :return: what is left of the rules.
     :raises StreamsMustRestart: an operator has changed them meanwhile.
     """
     counted = [changed(rule, limit=(rule.limit or 0) - used.get(rule.place, 0)) for rule in rules]

@@ -47,14 +47,14 @@ def hint(written: Sequence[tuple[Name, str | None]]) -> str:
 
 
 def index(one: Part) -> str | None:
-    """Create an index."""
+    """Write CREATE INDEX; None where the definition could hold more than that."""
     body = fragment(one.definition, listed=True)
     kind = "CREATE UNIQUE INDEX" if one.compared.startswith("CREATE UNIQUE ") else "CREATE INDEX"
     return None if body is None else f"{kind} {quoting.name(one.name)} ON {quoting.name(*one.table)} {body};"
 
 
 def constraint(one: Part) -> str | None:
-    """Add a constraint."""
+    """Write ADD CONSTRAINT; None as for :func:`index`."""
     text = fragment(one.definition)
     if text is None:
         return None
@@ -62,13 +62,13 @@ def constraint(one: Part) -> str | None:
 
 
 def trigger(one: Part) -> str | None:
-    """Create a trigger; it comes whole, with the name that the table has on the giving side."""
+    """Write CREATE TRIGGER, which comes whole and names the table of the giving side; None as for :func:`index`."""
     text = fragment(one.definition, listed=True)
     return f"{text};" if text is not None and text.startswith(_TRIGGER_STARTS) else None
 
 
 def default(one: Part) -> str | None:
-    """Give a column its default, or make it an identity column."""
+    """Write what gives a column its default or makes it an identity column; None as for :func:`index`."""
     column = f"ALTER TABLE {quoting.name(*one.table)} ALTER COLUMN {quoting.name(one.name)}"
     if one.definition in ("ALWAYS", "BY DEFAULT"):
         return f"{column} ADD GENERATED {one.definition} AS IDENTITY;"
@@ -77,7 +77,7 @@ def default(one: Part) -> str | None:
 
 
 def policy(table: Name, row: tuple[Any, ...]) -> str | None:
-    """Create a policy.
+    """Write CREATE POLICY; None as for :func:`index`.
 
     :param row: of ``pg_policies``, behind the names of the table.
     """

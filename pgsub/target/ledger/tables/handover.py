@@ -42,6 +42,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
     Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
     under its lock was covered by ``srsublsn`` already.
 
+    :return: what was found, and whether the state was set.
     :raises Fenced: the epoch was raised, or the table is in another state.
     """
     with changing(connection, claim.subid) as apply_lsn:
@@ -112,7 +113,10 @@ def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positi
 
 
 def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> int:
-    """Fix where the table changes hands: H = max(apply, sync), unless a claim stands."""
+    """Fix where the table changes hands: H = max(apply, sync), unless a claim stands.
+
+    :return: H, of this claim or of the one that stands.
+    """
     with changing(connection, claim.subid) as apply_lsn:
         worker_takeover.fence(connection, claim)
         handover = _handover(connection, claim)

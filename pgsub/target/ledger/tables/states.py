@@ -149,7 +149,10 @@ def kept(connection: psycopg.Connection, claim: Claim) -> int:
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
-    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done."""
+    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
+
+    :return: whether it is.
+    """
     worker_takeover.fence(connection, claim)
     query = """
         UPDATE pgsub.subscription_rel r SET srsubstate = 'f'
