@@ -1,4 +1,4 @@
-"""Takes away one guard of a promise after another, in a copy of the sources, and expects its tests to fail.
+"""Removes one guard of a promise after another, in a copy of the sources, and expects its tests to fail.
 
 Run by ``make sabotage``. A comment marks each guard where it stands, above its statement: ``# guard: PROMISE``. Without
 the guard an ``if`` never holds, a comparison that is returned holds at its edge too, and any other statement is gone.
@@ -31,195 +31,201 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
-    "a transaction that finishes at a position is not covered by it": (
-        "test_a_transaction_that_finishes_at_a_position_is_not_covered_by_it",
+    "a position does not cover a transaction that finishes at it": (
+        "test_a_position_does_not_cover_a_transaction_that_finishes_at_it",
     ),
     "the ledger moves only from where the worker left it": (
-        "test_apply_that_finds_the_ledger_elsewhere_restarts_its_streams",
+        "test_apply_restarts_its_streams_where_the_ledger_moved_without_it",
     ),
-    "what is executed early must find all as the publisher did": (
+    "a unit that is executed early finds the rows as the publisher found them": (
         "test_a_row_that_is_changed_before_it_came_is_not_taken_for_missing",
     ),
-    "a session that holds locks waits for others where the target sees it": (
+    "a session that holds locks waits for its turn where the target detects deadlocks": (
         "test_a_unit_whose_lock_is_waited_for_while_it_waits_for_its_turn_does_not_wait_for_ever",
     ),
-    "a ledger that is a stranger's is not even read": (
+    "a ledger of an untrusted owner is not read": (
         "test_a_ledger_that_somebody_planted_on_the_target_is_not_even_read",
         "test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read",
     ),
-    "a state store that lost everything is not taken for a new one": (
+    "an emptied state store is not mistaken for a new one": (
         "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
         "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",
     ),
-    "kept changes are made in no table that is not subscribed": (
+    "kept changes are applied only to subscribed tables": (
         "test_what_others_wrote_into_the_ledger_as_kept_is_made_in_no_table_that_takes_no_changes",
     ),
-    "a stranger's lock keeps no unit waiting": ("test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply",),
-    "units are committed by the table states that decided them": (
+    "a lock that another role holds does not block a unit": (
+        "test_a_stranger_who_takes_the_lock_of_a_turn_does_not_stop_apply",
+    ),
+    "a unit commits only under the table states it was decided with": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),
-    "more sessions stay only if they pay": (
+    "further sessions are kept only while they increase throughput": (
         "test_where_several_sessions_do_not_pay_they_are_tried_less_and_less_often",
         "test_a_target_that_does_no_more_at_once_keeps_the_sessions_that_it_gained_by",
     ),
-    "a row whose identity column stays as it is is not deleted: what refers to it would go with it": (
+    "a row is not deleted and inserted again where an update suffices": (
         "test_a_row_whose_identity_column_stays_as_it_is_is_not_deleted",
     ),
-    "what a foreign key does to one relation keeps its place among the changes of the other": (
+    "actions of foreign keys keep their order among the changes of other tables": (
         "test_a_foreign_key_that_is_enforced_acts_in_its_place_among_the_changes",
     ),
-    "a row that came while its change waited is not missing": (
+    "a row that was inserted while its change waited is not reported missing": (
         "test_a_row_that_somebody_puts_in_the_place_of_another_meanwhile_is_not_missing",
         "test_of_equal_rows_the_other_is_taken_where_somebody_deletes_the_one",
     ),
-    "a part waits for the last one that it depends on, whatever was joined": (
+    "a part waits for the latest part that any of its transactions depends on": (
         "test_a_part_waits_for_what_any_of_its_transactions_depends_on",
     ),
-    "a slot that another consumer uses is left to it": (
+    "a slot that another consumer uses is not dropped": (
         "test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_use",
     ),
-    "an epoch is claimed once": ("test_the_same_task_run_twice_is_refused",),
+    "an epoch is claimed only once": ("test_a_second_run_of_a_task_is_rejected",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
-    "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),
+    "a position is recorded before it is reported": ("test_a_position_is_in_the_ledger_before_the_publisher_gets_it",),
     "state changes are durable": ("test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit",),
-    "a heartbeat counts once": ("test_a_heartbeat_that_somebody_recorded_and_repeats_is_no_sign_of_life",),
-    "feedback follows the log": ("test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db",),
-    "the apply position follows state.db": ("test_whoever_waits_for_replay_lsn_finds_remote_lsn_in_state_db",),
-    "feedback follows the state of two_phase": (
+    "a heartbeat counts only once": ("test_a_heartbeat_that_somebody_recorded_and_repeats_is_no_sign_of_life",),
+    "conflicts are logged before feedback": (
+        "test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db",
+    ),
+    "the apply position does not pass what state.db shows": (
+        "test_whoever_waits_for_replay_lsn_finds_remote_lsn_in_state_db",
+    ),
+    "feedback does not pass a change of two_phase that is not shown": (
         "test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db",
     ),
-    "a slot is not followed over a gap": (
+    "a slot with a gap is not followed": (
         "test_a_slot_that_was_made_again_under_its_name_is_not_followed_over_the_gap",
     ),
-    "a subtransaction that was rolled back leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
-    "a publisher that was restored is refused": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
-    "a timeline that branched off before any position of the subscription is refused": (
+    "a rolled-back subtransaction leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
+    "a restored publisher is rejected": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
+    "a timeline that branched off before a position of the subscription is rejected": (
         "test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first",
         "test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it",
     ),
     "a timeline is recorded before a position of it": (
         "test_a_standby_that_had_everything_is_gone_over_to_whoever_of_the_workers_comes_first",
     ),
-    "no worker goes on along a timeline that was left": (
+    "no worker continues on an abandoned timeline": (
         "test_a_timeline_is_recorded_only_while_no_other_worker_was_started",
     ),
-    "a slot is made only where the publisher is": (
-        "test_no_row_of_another_publisher_is_copied_and_no_slot_made_there",
-    ),
-    "a session with another server is not used": (
+    "a slot is created only on the publisher": ("test_no_row_of_another_publisher_is_copied_and_no_slot_made_there",),
+    "a session with the wrong server is not used": (
         "test_a_copy_whose_address_leads_elsewhere_meanwhile_reads_nothing_there",
         "test_a_slot_is_not_taken_for_dropped_on_another_server",
     ),
-    "a slot is made anew only by the attempt that will stream it": (
+    "a slot is created again only by the attempt that will stream it": (
         "test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_ones",
     ),
-    "a silent publisher is given up": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
-    "changes are decided by the table states of now": (
-        "test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change",
+    "a silent publisher is disconnected": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
+    "changes are decided by the current table states": (
+        "test_a_table_state_that_changes_while_apply_waits_for_its_lock_decides_the_change",
     ),
-    "apply waits at a table that a sync worker claimed": (
-        "test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_comes",
+    "apply waits at a table that a sync worker has claimed": (
+        "test_apply_waits_at_a_claimed_table_and_withdraws_the_claim_after_a_while",
     ),
-    "a table changes hands only where apply has not passed it": ("test_a_table_does_not_change_hands_behind_apply",),
+    "a table is handed over only at a position that apply has not passed": (
+        "test_a_table_is_not_handed_over_behind_apply",
+    ),
     "nothing beyond a barrier is committed": ("test_what_a_barrier_does_not_cover_waits_until_it_is_released",),
-    "apply does not wait at a barrier for ever": ("test_apply_goes_on_by_itself_when_nobody_releases_it",),
-    "a phase changes only from one that it may follow": ("test_what_was_given_is_not_given_or_released_again",),
-    "the right is not given while something still comes": ("test_a_session_that_sets_itself_writable_is_found_out",),
-    "a session that is just starting is one that began before": (
+    "apply does not wait at a barrier forever": ("test_apply_goes_on_by_itself_when_nobody_releases_it",),
+    "a phase follows only a phase that allows it": ("test_what_was_given_is_not_given_or_released_again",),
+    "the right to write is not given while changes still arrive": (
+        "test_a_session_that_sets_itself_writable_is_found_out",
+    ),
+    "a session that is starting counts as one that began before": (
         "test_a_session_that_is_just_starting_does_not_slip_through_a_fence",
     ),
-    "a walsender that says nothing does not pass for one that has nothing to say": (
+    "a silent walsender is not mistaken for an idle one": (
         "test_a_walsender_that_says_nothing_while_its_wal_goes_on_is_a_lag",
     ),
-    "partitions that are read through their table are locked before it is looked whether they are old": (
+    "partitions read through their table are locked before they are checked for a rewrite": (
         "test_a_partition_that_is_being_emptied_is_not_read_through_its_table_as_an_empty_one",
     ),
     "a launcher that waits for the target gives no sign of life": (
         "test_while_nothing_goes_on_the_status_is_not_green",
     ),
-    "what the machine lacks is no bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
-    "what the machine lacks ends no launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
-    "a thread that does not begin is not waited for without a limit": (
+    "a lack of resources is not reported as a bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
+    "a lack of resources does not end a launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
+    "the wait for a thread to start is limited": (
         "test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for_for_ever",
     ),
-    "a connection that cannot be accepted is not asked for without a pause": (
+    "failed attempts to accept a connection are spaced out": (
         "test_metrics_without_a_file_descriptor_wait_without_a_spin",
     ),
-    "a target opens no publisher that gave the right to write to another one": (
+    "a target does not release a publisher that gave the right to write to another target": (
         "test_a_target_does_not_let_clients_write_on_a_publisher_that_gave_the_right_to_another_one",
     ),
     "a database takes part in one switchover at a time": (
         "test_a_database_takes_part_in_one_switchover_and_gives_the_right_once",
     ),
-    "a database that has given the right away does not give it again": (
+    "a database gives the right to write away only once": (
         "test_a_database_takes_part_in_one_switchover_and_gives_the_right_once",
     ),
-    "the right is not given while apply leaves out a table": (
+    "the right to write is not given while apply leaves out a table": (
         "test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was",
     ),
-    "a row that differs for a known reason is not called equal": (
+    "a row with a known difference is not reported as equal": (
         "test_rows_that_differ_for_a_known_reason_are_switched_over_only_where_that_is_accepted",
     ),
-    "the right is not given while skipped changes wait, which nothing could replay afterwards": (
+    "the right to write is not given while skipped changes wait for replay": (
         "test_changes_that_are_skipped_meanwhile_leave_everything_as_it_was",
     ),
-    "the pause does not begin while something stands in the way": (
+    "the pause does not begin while an obstacle remains": (
         "test_what_comes_into_the_way_after_it_was_looked_for_is_refused_before_the_pause",
     ),
-    "the right is not given while the way back would leave out a table, or copy it": (
+    "the right to write is not given while the way back would omit or copy a table": (
         "test_a_way_back_that_would_copy_a_table_leaves_everything_as_it_was",
     ),
-    "apply does not begin where clients write since a switchover": ("test_apply_writes_only_where_clients_do_not",),
-    "the way back does not begin where clients have not stopped to write": (
-        "test_apply_writes_only_where_clients_do_not",
-    ),
+    "apply does not start where clients write since a switchover": ("test_apply_writes_only_where_clients_do_not",),
+    "the way back does not start before clients have stopped writing": ("test_apply_writes_only_where_clients_do_not",),
     "no worker of the subscription commits once the way back replicates": (
         "test_no_subscription_of_a_switchover_is_enabled_at_the_wrong_time",
     ),
-    "no role that has power over the server is granted by a statement to paste": (
+    "no statement to paste grants a role that has power over the server": (
         "test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste",
     ),
-    "no role that has power over the server is altered by a statement to paste": (
+    "no statement to paste alters a role that has power over the server": (
         "test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste",
     ),
-    "a fence that is a command is not left out": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
-    "what fails in the pause ends it": ("test_a_right_that_cannot_be_taken_in_time_is_given_back",),
-    "a command that leads clients to the target is not left out": (
+    "a fence command is not skipped": ("test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run",),
+    "a failure in the pause ends the pause": ("test_a_right_that_cannot_be_taken_in_time_is_given_back",),
+    "a promote command is not skipped": (
         "test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_run",
     ),
-    "what a switchover needs is neither dropped nor renamed while it is under way": (
+    "subscriptions of a switchover in progress are neither dropped nor renamed": (
         "test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way",
     ),
-    "the right is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
-    "what was given is released only after the taking side has declined": (
+    "the right to write is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
+    "a given right is released only after the taking side has declined it": (
         "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",
     ),
-    "the publisher's snapshot lies at the barrier": ("test_a_snapshot_behind_the_barrier_is_not_taken",),
-    "apply stands still until the target's snapshot is taken": (
+    "the publisher's snapshot is taken at the barrier": ("test_a_snapshot_behind_the_barrier_is_not_taken",),
+    "apply is stopped until the target's snapshot is taken": (
         "test_a_point_that_takes_longer_than_apply_stands_is_none",
     ),
-    "rows that another subscription may have written are no faults, and are not replaced": (
+    "rows that another subscription may have written are neither reported nor replaced": (
         "test_rows_that_another_subscription_brought_are_no_fault_and_not_replaced_but_missing_ones_are_brought",
     ),
-    "rows of a subscription that was made after the comparison are neither replaced nor deleted": (
+    "rows of a subscription created after the comparison are neither replaced nor deleted": (
         "test_rows_of_a_subscription_that_is_made_while_a_repair_runs_are_not_deleted",
     ),
-    "a row that is on its way to the publisher is not taken for a fault": (
+    "a row on its way to the publisher is not reported as a difference": (
         "test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault",
     ),
-    "a switchover is not left without the state store that can end it": (
+    "a switchover keeps the state store that can end it": (
         "test_a_subscription_that_is_switched_over_comes_into_no_other_state_store",
     ),
-    "a way back that somebody has disabled since is not enabled again": (
+    "a way back that was disabled since is not enabled again": (
         "test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run",
     ),
-    "rows are repaired only while apply stands at the point": (
+    "rows are repaired only while apply is stopped at the point": (
         "test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point",
     ),
-    "a row that the target has in another form is not taken for one that the publisher has deleted": (
+    "a row that the target holds in another form is not mistaken for a deleted one": (
         "test_rows_whose_key_the_target_has_in_another_form_are_found_again_on_the_publisher",
     ),
-    "a table that was rewritten while it was compared is not judged": (
+    "a table rewritten during its comparison gets no verdict": (
         "test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged",
     ),
     "ranges of a table that was rewritten meanwhile are not remembered as equal": (
@@ -228,41 +234,37 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what was found equal of something else is not taken for this": (
         "test_what_has_changed_since_is_compared_from_the_beginning",
     ),
-    "rows are not judged by hashes that the two servers make differently": (
+    "rows are not compared by hashes that the two servers compute differently": (
         "test_servers_that_hash_otherwise_are_not_compared",
     ),
-    "only one session brings what differs": (
+    "only one session repairs the rows of an adopted table": (
         "test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named",
     ),
-    "what others made of rows of a copy that broke off is not thrown away": (
+    "rows of an interrupted copy that others have changed are not discarded": (
         "test_rows_that_were_changed_here_are_not_thrown_away",
     ),
-    "an address means nothing in another file": (
+    "row addresses are not used after the table was rewritten": (
         "test_addresses_of_a_table_that_was_rewritten_meanwhile_are_not_used",
     ),
-    "rows that all have one key are not collected without end": (
-        "test_rows_that_all_have_one_key_are_not_collected_without_end",
-    ),
-    "only one session mends what a copy has brought": ("test_only_one_session_mends_what_a_copy_has_brought",),
-    "rows that were copied with other columns are not kept": (
-        "test_rows_that_were_copied_with_other_columns_are_copied_again",
-    ),
+    "the rows collected for one key are limited": ("test_rows_that_all_have_one_key_are_not_collected_without_end",),
+    "only one session repairs a copied table": ("test_only_one_session_mends_what_a_copy_has_brought",),
+    "rows copied with other columns are not kept": ("test_rows_that_were_copied_with_other_columns_are_copied_again",),
     "an empty publisher does not empty the target": ("test_a_publisher_without_rows_does_not_empty_the_target",),
-    "a row that comes again does not take with it what refers to it": (
+    "a row is not deleted and inserted again where foreign keys would act": (
         "test_where_foreign_keys_fire_no_row_is_deleted_to_come_again",
     ),
-    "rows of another subscription, which may have come since this was decided, are not deleted": (
+    "rows of a subscription that came meanwhile are not deleted": (
         "test_a_subscription_that_came_meanwhile_keeps_its_rows",
     ),
-    "a table is copied by the definition that it was added by": (
+    "a table is copied by the definition with which it was added": (
         "test_no_copy_starts_by_a_definition_that_has_changed_since",
     ),
-    "a chunk is copied once": ("test_a_large_table_is_copied_in_chunks",),
+    "a chunk is copied only once": ("test_a_large_table_is_copied_in_chunks",),
     "a failed copy removes only its own rows": (
         "test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_table",
     ),
-    "a copy that the publisher broke off fails": ("test_an_error_of_the_publisher_fails_the_copy",),
-    "a TLS session is used with the OpenSSL that made it": (
+    "a copy that the publisher terminates fails": ("test_an_error_of_the_publisher_fails_the_copy",),
+    "a TLS session is used only with the OpenSSL that created it": (
         "test_where_the_program_brings_another_openssl_libpq_does_everything",
     ),
     "chunks of a rewritten table are not mixed": ("test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew",),
@@ -277,13 +279,11 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a prepared transaction leaves a marker": (
         "test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_did",
     ),
-    "a PREPARE is covered by no position": (
-        "test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit",
-    ),
-    "early work is committed only by the states that it was decided with": (
+    "no position covers a PREPARE": ("test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit",),
+    "work done early commits only under the table states it was decided with": (
         "test_a_table_that_comes_to_the_subscription_meanwhile_makes_it_decide_again",
     ),
-    "a table is locked and its name verified before anything is planned with it": (
+    "a table is locked and its name verified before a statement names it": (
         "test_nothing_of_a_table_that_took_a_name_is_run",
         "test_nothing_of_a_table_that_took_a_name_between_two_chunks_is_run",
         "test_nothing_of_a_table_that_took_a_name_meanwhile_is_run",
@@ -296,81 +296,83 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "names are verified before the commit": (
         "test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_the_same_batch",
     ),
-    "a server that answers is not taken for gone": ("test_a_server_that_answers_is_not_gone_even_if_it_refuses",),
-    "what deviated before a full block is not taken for a deviation of that": (
+    "a server that answers is not reported as gone": ("test_a_server_that_answers_is_not_gone_even_if_it_refuses",),
+    "a deviation before a full block is not attributed to the block": (
         "test_a_row_that_is_missing_before_the_first_full_block_is_recorded",
     ),
-    "DDL on the target is noticed": ("test_ddl_on_the_target_is_noticed_when_a_transaction_begins",),
+    "DDL on the target is detected": ("test_ddl_on_the_target_is_noticed_when_a_transaction_begins",),
     "a set whose rows are missing is applied row by row": ("test_a_set_that_misses_what_it_presupposes_says_so",),
-    "what a set inserts and deletes must be absent": ("test_a_set_that_misses_what_it_presupposes_says_so",),
-    "a transaction is skipped by its own finish LSN only": (
+    "rows that a set inserts must be absent": ("test_a_set_that_misses_what_it_presupposes_says_so",),
+    "a transaction is skipped only by its own finish LSN": (
         "test_an_lsn_that_does_not_match_is_cleared_by_the_next_transaction_with_changes_and_loses_nothing",
     ),
-    "what depends on a skipped row is skipped": (
+    "changes that depend on a skipped row are skipped": (
         "test_only_the_rows_that_conflict_are_left_out_and_what_depends_on_them",
     ),
-    "what a rule skips is kept": ("test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way",),
-    "a skipped change is replayed once": ("test_the_change_of_a_conflict_is_applied_once",),
+    "changes that a rule skips are kept": ("test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way",),
+    "a skipped change is replayed only once": ("test_the_change_of_a_conflict_is_applied_once",),
     "a replay that misses a row changes nothing": ("test_a_whole_transaction_is_applied_in_its_order_or_not_at_all",),
-    "newer changes wait behind held ones": ("test_what_a_prepared_transaction_keeps_is_decided_with_it",),
+    "newer changes of a held table wait behind older ones": (
+        "test_what_a_prepared_transaction_keeps_is_decided_with_it",
+    ),
     "nothing beyond the bound of a run is applied or acknowledged": (
         "test_a_bounded_run_that_goes_on_with_a_release_acknowledges_nothing_beyond_its_bound",
     ),
-    "nothing behind what was given up is applied": (
+    "nothing behind a batch that was given up is applied": (
         "test_what_was_given_up_before_a_stream_block_is_not_passed_by_the_rest_of_the_burst",
     ),
-    "what was prepared before the last kept change was applied keeps its table from being like any other": (
+    "a table is not released while a transaction prepared before may keep changes of it": (
         "test_a_table_is_not_released_for_good_before_what_was_prepared_meanwhile_is_decided",
     ),
-    "held changes go with the commit that applies them": (
+    "held changes are deleted in the commit that applies them": (
         "test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice",
     ),
-    "nothing is written without its origin where others rely on it": (
+    "nothing is written without an origin where others rely on it": (
         "test_apply_does_not_go_on_untagged_where_somebody_tells_its_rows_by_their_origin",
     ),
     "changes are made as the owner of each table": ("test_changes_are_made_as_the_owner_of_each_table",),
     "the ledger is written by the session's own role": ("test_changes_are_made_as_the_owner_of_each_table",),
-    "the publisher alone does not say which sequences of the target it moves": (
+    "the publisher alone does not decide which sequences of the target are set": (
         "test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses",
     ),
-    "a sequence that was set back is not set forward to an older value": (
+    "a sequence that was set back is not set to a value read before": (
         "test_a_sequence_that_a_command_sets_back_meanwhile_is_not_set_to_what_was_read_before",
     ),
-    "only the publisher's values are taken": ("test_values_of_a_server_that_is_not_the_publisher_are_not_taken",),
-    "a password that is required is asked for": (
+    "only values of the publisher are used": ("test_values_of_a_server_that_is_not_the_publisher_are_not_taken",),
+    "a required password is enforced": (
         "test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none_any_more",
     ),
-    "code of others in the ledger is refused": ("test_what_an_earlier_owner_attached_to_the_ledger_is_found",),
-    "what the publisher sends out of turn is not handed on": (
+    "a ledger with foreign code is rejected": ("test_what_an_earlier_owner_attached_to_the_ledger_is_found",),
+    "a message out of order is not passed on": (
         "test_a_message_of_any_other_kind_than_may_come_now_is_a_protocol_violation",
     ),
-    "a state store that was left behind serves nothing": (
+    "an outdated state store serves nothing": (
         "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
     ),
-    "a state store that was left behind drops nothing": (
+    "an outdated state store drops nothing": (
         "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
     ),
-    "a state store that was left behind drops no slot of a target that is said to be gone": (
+    "an outdated state store drops no slot of a target that is declared gone": (
         "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
     ),
-    "a subscription with a held table is not called caught up": (
+    "a subscription with a held table is not reported as caught up": (
         "test_a_subscription_with_a_held_table_is_not_caught_up_before_it_is_released",
     ),
     "apply does not start while its slot is replaced": (
         "test_apply_does_not_go_on_from_half_a_slot_of_a_publisher_that_was_restored",
     ),
-    "the ledger says that a slot is made before anything happens to the old one": (
+    "the ledger records a new slot before the old one is touched": (
         "test_apply_does_not_go_on_from_half_a_slot_of_a_publisher_that_was_restored",
     ),
     "tables are not compared with another publisher": ("test_another_publisher_is_not_what_tables_are_compared_with",),
-    "a table whose rows refer to each other is not half adopted": (
+    "a table whose rows refer to each other is not adopted in part": (
         "test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_checked",
     ),
-    "a slot of somebody else is not dropped": ("test_a_slot_of_somebody_else_is_not_dropped",),
-    "a connection is not turned to a server of another history": (
+    "a slot of another consumer is not dropped": ("test_a_slot_of_somebody_else_is_not_dropped",),
+    "a connection is not changed to a server with another history": (
         "test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied",
     ),
-    "nothing is rebuilt under a launcher that lives": (
+    "nothing is rebuilt under a running launcher": (
         "test_a_live_launcher_keeps_its_subscription_and_one_that_was_moved_is_served_nowhere_else",
     ),
 }
@@ -399,7 +401,7 @@ def applied(source: str, some: list[Edit]) -> str:
 
 
 def edits(source: str) -> Iterator[tuple[str, Edit]]:
-    """Promises that are marked in a module, each with what takes its guard away."""
+    """Yield the promises that are marked in a module, each with the edit that removes its guard."""
     lines = source.splitlines(keepends=True)
     starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
     statements = {node.lineno: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)}
@@ -409,12 +411,15 @@ def edits(source: str) -> Iterator[tuple[str, Edit]]:
             continue
         node = statements.get(number + 1)
         if node is None:
-            raise ValueError(f"no statement follows: {line.strip()}")
+            raise ValueError(f"no statement follows the mark: {line.strip()}")
         yield mark["promise"], without(source, node, mark, starts)
 
 
 def without(source: str, node: ast.stmt, mark: re.Match[str], starts: list[int]) -> Edit:
-    """What takes one guard away."""
+    """Return the edit that removes one guard.
+
+    :raises ValueError: the text of a mark does not occur exactly once in its statement.
+    """
 
     def place(line: int, column: int) -> int:
         begin = starts[line - 1]  # columns are bytes
@@ -426,7 +431,7 @@ def without(source: str, node: ast.stmt, mark: re.Match[str], starts: list[int])
     begin, end = span(node)
     if mark["text"]:
         if source.count(mark["text"], begin, end) != 1:
-            raise ValueError(f"not once in the statement: {mark['text']}")
+            raise ValueError(f"text does not occur exactly once in the statement: {mark['text']}")
         at = source.index(mark["text"], begin, end)
         return at, at + len(mark["text"]), ""
     if isinstance(node, ast.If | ast.While):
@@ -450,7 +455,10 @@ def where(test: str) -> str:
 
 
 def main() -> int:
-    """:return: 0 if every guard was missed by its tests."""
+    """Run the tests of each promise without its guard.
+
+    :return: 0 if some test noticed the absence of each.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="promises that contain this")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
@@ -461,7 +469,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         verdicts = list(pool.map(lambda one: attempt(*one, verbose=options.verbose), chosen.items()))
     missed = verdicts.count("noticed")
-    print(f"{missed} of {len(chosen)} guards: a test fails without them; {time.monotonic() - began:.0f} s")
+    print(f"{missed} of {len(chosen)} guards: a test notices their absence; {time.monotonic() - began:.0f} s")
     return 0 if chosen and missed == len(chosen) else 1
 
 

@@ -178,7 +178,7 @@ class Database:
         for pragma in _PRAGMAS:
             self.rows(pragma)
         version = self._check_version()
-        # guard: a state store that lost everything is not taken for a new one
+        # guard: an emptied state store is not mistaken for a new one
         if not version:  # a new one appears with its tables
             raise _damaged(self.path, "file is empty")
         if version < _NEWEST:

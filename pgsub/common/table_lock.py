@@ -74,7 +74,7 @@ def hold(
         may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
     verify = sql.SQL(VERIFY.replace("$1", "{}").replace("$2", "{}")).format(name_as_sql(schema, name), oid)
     try:
-        # guard: a table is locked and its name verified before anything is planned with it
+        # guard: a table is locked and its name verified before a statement names it
         connection.execute(sql.SQL("; ").join([*([lock(schema, name, purpose)] if may_lock else []), verify]))
     except (
         psycopg.errors.DivisionByZero,

@@ -65,7 +65,7 @@ class SupervisedThread(threading.Thread):
         :raises RuntimeError: it cannot be started, in the interpreter's words: or it has not begun for want of memory.
         """
         super().start()
-        # guard: a thread that does not begin is not waited for without a limit
+        # guard: the wait for a thread to start is limited
         if not self._begun.is_set() and self._claim.acquire(blocking=False):
             raise RuntimeError(NO_THREAD)
 

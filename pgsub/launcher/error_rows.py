@@ -24,7 +24,7 @@ def internal_error(error: Exception) -> PgsubError:
     """Turn an unexpected exception into an error of pgsub's own: what the machine lacks, or a bug with its place."""
     if isinstance(error, PgsubError):
         return error
-    # guard: what the machine lacks is no bug
+    # guard: a lack of resources is not reported as a bug
     if (lack := out_of_resources(error)) is not None:
         return lack
     frames = traceback.extract_tb(error.__traceback__)

@@ -99,7 +99,7 @@ class HeartbeatReceiver:
         worker = heartbeat.subid, heartbeat.worker
         key, place = (*worker, heartbeat.chunk), (heartbeat.epoch, number)
         with self._lock:
-            # guard: a heartbeat counts once
+            # guard: a heartbeat counts only once
             if heartbeat.epoch <= self._ended.get(worker, -1) or place <= self._heard.get(key, (-1, 0)):
                 return False
             self._heard[key] = place

@@ -154,7 +154,7 @@ class Launcher:
         :raises Exception: the error itself, where it is another one.
         """
         lack = out_of_resources(error)
-        # guard: what the machine lacks ends no launcher, always
+        # guard: a lack of resources does not end a launcher, always
         if lack is None:
             raise error
         if self._lack != lack.message:

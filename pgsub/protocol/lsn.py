@@ -49,5 +49,5 @@ def covered(finish_lsn: int, position: int) -> bool:
     :param position: an end position: progress of an origin, srsublsn, a claim.
     :return: True if the transaction must not be applied again.
     """
-    # guard: a transaction that finishes at a position is not covered by it
+    # guard: a position does not cover a transaction that finishes at it
     return finish_lsn < position

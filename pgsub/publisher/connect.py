@@ -61,7 +61,7 @@ def connect(
         raise refused(error, ci.endpoint(given), given.get("user")) from None
     with contextlib.ExitStack() as stack:
         stack.callback(connection.close)
-        # guard: a password that is required is asked for
+        # guard: a required password is enforced
         if must_use_password and not connection.pgconn.used_password:
             raise password_missing("Non-superuser cannot connect if the server does not request a password.")
         with translating(connection, "prepare the session on the publisher"):

@@ -48,7 +48,7 @@ def open_session(
             conninfo, application_name=application_name, replication=replication, must_use_password=must_use_password
         )
         stack.callback(connection.close)
-        # guard: a session with another server is not used
+        # guard: a session with the wrong server is not used
         if expected is not None:
             check_database(expected, database(connection, replication=replication))
         stack.pop_all()

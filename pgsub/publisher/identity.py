@@ -104,7 +104,7 @@ def check_identity(
     """
     check_database(expected.database, actual.database)
     _check_timeline(expected, actual, remote_lsn, history)
-    # guard: a publisher that was restored is refused
+    # guard: a restored publisher is rejected
     if actual.flush_lsn < remote_lsn:
         raise _diverged(
             "the publisher is behind the subscription",
@@ -126,7 +126,7 @@ def _check_timeline(
             f"{changed}, whose history does not contain the former.",
             elsewhere=True,
         )
-    # guard: a timeline that branched off before any position of the subscription is refused
+    # guard: a timeline that branched off before a position of the subscription is rejected
     if switch.switch_lsn < remote_lsn:
         raise _diverged(
             "the publisher's timeline branched off before the subscription's position",
@@ -266,7 +266,7 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:
     """Check for a gap: the server moves START_REPLICATION up to confirmed_flush_lsn, and only its own log says so."""
-    # guard: a slot is not followed over a gap, always
+    # guard: a slot with a gap is not followed, always
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return
     raise ReplicationBroken(

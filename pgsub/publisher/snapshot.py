@@ -76,7 +76,7 @@ class SlotSnapshot:
             conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
         )
         try:
-            # guard: a slot is made only where the publisher is
+            # guard: a slot is created only on the publisher
             verify(connection)
             on_open(connection.pgconn.backend_pid)
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")

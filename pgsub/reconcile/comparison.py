@@ -141,7 +141,7 @@ class Comparison(Sessions):
         if self._alike is None:
             here, there = (self.on(side, partial(side.fetch, query=PROBE, doing="hash values")) for side in self.sides)
             self._alike = here == there
-        # guard: rows are not judged by hashes that the two servers make differently
+        # guard: rows are not compared by hashes that the two servers compute differently
         if not self._alike:
             raise StateForbids(
                 "the publisher and the target do not give the same hashes for the same values",

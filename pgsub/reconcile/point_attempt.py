@@ -133,7 +133,7 @@ class Attempt:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             name = str(scalar(holder, "SELECT pg_catalog.pg_export_snapshot()"))
             failpoints.point("point.taken")
-            # guard: apply stands still until the target's snapshot is taken
+            # guard: apply is stopped until the target's snapshot is taken
             if not self.release():
                 raise self._gone()
             pause = stood + time.monotonic() - began
@@ -161,7 +161,7 @@ class Attempt:
     def _at(self, snapshot: SlotSnapshot) -> tuple[int, float]:
         """Let apply come to the snapshot's point; return that, and for how long apply had stood before."""
         point = snapshot.consistent_point
-        # guard: the publisher's snapshot lies at the barrier
+        # guard: the publisher's snapshot is taken at the barrier
         if point < self._lsn:
             raise GivenUp(f"The snapshot is of {format_lsn(point)}, and apply may be at {format_lsn(self._lsn)}.")
         self._move(point)

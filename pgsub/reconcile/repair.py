@@ -116,7 +116,7 @@ class Repair:
         failpoints.point("repair.standing")
         with changing_rows(self.sub, "repair", "repair rows on the target") as session:
             session.connection.execute("BEGIN")
-            # guard: rows are repaired only while apply stands at the point
+            # guard: rows are repaired only while apply is stopped at the point
             if not barrier.take(session.connection, self.sub.subid, standing.barrier, standing.lsn):
                 return None
             failpoints.point("repair.taken")
@@ -167,7 +167,7 @@ class Repair:
         if of_publisher:
             remote = next(one for one in self.table.remote.columns if one.name == column.name)
             read = expressions.found_again(remote, column)
-        # guard: a row that the target has in another form is not taken for one that the publisher has deleted
+        # guard: a row that the target holds in another form is not mistaken for a deleted one
         if read is None:
             return sql.SQL('({}) COLLATE pg_catalog."C"').format(canonical), given
         return name, sql.SQL("{}::{}").format(given, read)
@@ -189,7 +189,7 @@ class Repair:
             key=lambda body: _ORDER.index(body["operation"]),
         )
         if any(body["operation"] != "INSERT" for body in bodies):
-            # guard: rows of a subscription that was made after the comparison are neither replaced nor deleted
+            # guard: rows of a subscription created after the comparison are neither replaced nor deleted
             resync_truncate.check_writers(
                 connection,
                 self.sub.subid,

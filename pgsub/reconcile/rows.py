@@ -226,7 +226,7 @@ def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values
     for hashed, side, values in rows:
         counts.setdefault(hashed, [0, 0])[side] += 1
         samples.setdefault(hashed, values)
-        # guard: rows that all have one key are not collected without end
+        # guard: the rows collected for one key are limited
         if len(samples) > OF_ONE_KEY:
             raise SchemaFault(
                 f"more than {OF_ONE_KEY} different rows have the same key, and cannot be compared",

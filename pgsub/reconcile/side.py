@@ -190,7 +190,7 @@ class Side:
         whole = not pieces or any(piece.table is None for piece in pieces)
         with self.seeing(connection, "compare rows", named=named, bounded=False) as locked:
             # locks all that is read against being rewritten meanwhile, then looks: what is found may be acted upon
-            # guard: partitions that are read through their table are locked before it is looked whether they are old
+            # guard: partitions read through their table are locked before they are checked for a rewrite
             if whole or not locked:
                 connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
             self.refuse_rewritten(connection, source, name)
@@ -232,6 +232,6 @@ class Side:
         schema, known_as = map(sql.Literal, source.name)
         query = sql.SQL(_REWRITTEN).format(oid=source.oid, schema=schema, name=known_as)
         [(changed,)] = connection.execute(query).fetchall()
-        # guard: a table that was rewritten while it was compared is not judged
+        # guard: a table rewritten during its comparison gets no verdict
         if changed:
             raise self._rewritten(name)

@@ -135,7 +135,7 @@ def _hindrance(
         return f'relation "{local.shown}" is not a sequence on subscriber', "target", ()
     if not local.replicable:
         return f'cannot use relation "{local.shown}" as logical replication target', "target", ()
-    # guard: the publisher alone does not say which sequences of the target it moves
+    # guard: the publisher alone does not decide which sequences of the target are set
     if use is not None:
         return f'no subscribed table on subscriber uses sequence "{local.shown}"', "target", (use,)
     if not may_write(local, run_as_owner):

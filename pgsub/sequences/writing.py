@@ -79,7 +79,7 @@ def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:
 
     One that somebody set back meanwhile is not brought to a value of the publisher that was read before.
     """
-    # guard: a sequence that was set back is not set forward to an older value
+    # guard: a sequence that was set back is not set to a value read before
     if went_back(before, wanted) and not allow_backward:
         return False
     ahead = before.ahead_of(wanted.position, wanted.definition.increment)

@@ -91,7 +91,7 @@ def quiet(
     for _ in range(_LEAKS):
         covered(taking, subid, position, deadline, check)
         before, position = position, mark(giving, id)
-        # guard: the right is not given while something still comes, always
+        # guard: the right to write is not given while changes still arrive, always
         if covered(taking, subid, position, deadline, check) <= before:
             return position
     raise StateForbids(

@@ -126,7 +126,7 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     """
     now = str(scalar(session, "SELECT pg_catalog.clock_timestamp()::text"))
     first = set(sessions(session, keep))
-    # guard: a session that is just starting is one that began before
+    # guard: a session that is starting counts as one that began before
     first.update(_starting(session, keep))
     ended: set[int] = set()
     while True:

@@ -129,7 +129,7 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
 def check_right(connection: psycopg.Connection, id: str) -> None:
     """Check that this database has the right to write, and has not given it away before."""
     gone = given_away(connection, id)
-    # guard: a database that has given the right away does not give it again
+    # guard: a database gives the right to write away only once
     if gone is not None:
         raise StateForbids(
             f'this database has given the right to write away, with a switchover of "{gone.subname}"',
@@ -176,7 +176,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
         " WHEN %s = 'fenced' AND phase <> 'fenced' THEN pg_catalog.clock_timestamp() ELSE fenced_at END{}"
         " WHERE id = %s AND phase = ANY(%s)"
     ).format(assignments)
-    # guard: a phase changes only from one that it may follow
+    # guard: a phase follows only a phase that allows it
     if connection.execute(query, (phase, phase, *columns.values(), id, list(expected))).rowcount != 1:
         raise _moved(connection, id, expected)
 
@@ -215,7 +215,7 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
 
 def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
     """Check that no switchover that is under way needs a subscription as it is."""
-    # guard: what a switchover needs is neither dropped nor renamed while it is under way
+    # guard: subscriptions of a switchover in progress are neither dropped nor renamed
     if needs(connection, subid, enabled=enabled):
         raise StateForbids(
             f'subscription "{name}" takes part in a switchover that is under way',

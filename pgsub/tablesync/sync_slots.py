@@ -125,7 +125,7 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
         _name(session, claim, needed=shared, spare=own)
     failpoints.point("sync.before_separation")
     with durable(session):
-        # guard: a slot is made anew only by the attempt that will stream it
+        # guard: a slot is created again only by the attempt that will stream it
         worker_takeover.fence(session, claim)
         states.lock_tables(session, sub.subid, [claim.worker])
         _copy(session, sub, shared, own)

@@ -42,7 +42,7 @@ def _replayed(p: Pair, position: int) -> None:
     p.pubdb.wait(query, position, p.sub.name)
 
 
-def test_a_transaction_of_which_nothing_is_applied_moves_the_ledger(pair: MakePair) -> None:
+def test_a_transaction_without_applied_changes_moves_the_ledger(pair: MakePair) -> None:
     p = pair(TABLES, names=T)
     p.apply("INSERT INTO t VALUES (1, 'x')")
     before = p.progress()[0]

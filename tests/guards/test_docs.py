@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
-def test_every_module_and_folder_that_a_page_names_is_there() -> None:
+def test_every_module_and_folder_that_a_page_names_exists() -> None:
     files = {
         str(path.relative_to(ROOT))
         for folder in ("pgsub", "tests", "benchmarks")

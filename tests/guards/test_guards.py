@@ -1,4 +1,4 @@
-"""One deterministic test for each rule that carries the promise; ``make sabotage`` takes the rules away one by one."""
+"""One deterministic test for each rule that carries the promise; ``make sabotage`` removes the rules one by one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_transaction_that_finishes_at_a_position_is_not_covered_by_it() -> None:
+def test_a_position_does_not_cover_a_transaction_that_finishes_at_it() -> None:
     assert covered(99, 100)
     assert not covered(100, 100)
 
 
 @pytest.mark.usefixtures("log")
-def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
+def test_a_table_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
     pubdb: Database, subdb: Database, subscriber: Make
 ) -> None:
     sub = subscriber().register("log", state="f")
@@ -75,16 +75,7 @@ def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
 
 
 @pytest.mark.usefixtures("log")
-def test_a_transaction_of_which_nothing_is_applied_moves_the_ledger(pubdb: Database, subscriber: Make) -> None:
-    sub = subscriber().register("log", state="f")
-    before = parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()"))
-    pubdb.execute("INSERT INTO log VALUES (1)")
-    sub.catch_up()
-    assert subscriptions.apply_position(sub.session, sub.subid) > before
-
-
-@pytest.mark.usefixtures("log")
-def test_apply_that_finds_the_ledger_elsewhere_restarts_its_streams(
+def test_apply_restarts_its_streams_where_the_ledger_moved_without_it(
     pubdb: Database, subdb: Database, subscriber: Make
 ) -> None:
     sub = subscriber().register("log")
@@ -100,7 +91,7 @@ def test_apply_that_finds_the_ledger_elsewhere_restarts_its_streams(
 
 
 @pytest.mark.usefixtures("log")
-def test_the_same_task_run_twice_is_refused(pubdb: Database, subdb: Database, subscriber: Make) -> None:
+def test_a_second_run_of_a_task_is_rejected(pubdb: Database, subdb: Database, subscriber: Make) -> None:
     sub = subscriber().register("log")
     spec = sub.spec(sub.take_over())
     first = sub.submit("first", worker.run, [spec])
@@ -157,7 +148,9 @@ def _state_of(pid: int) -> str:
 
 
 @pytest.mark.usefixtures("log")
-def test_what_the_publisher_was_told_is_in_the_ledger_first(pubdb: Database, subdb: Database, subscriber: Make) -> None:
+def test_a_position_is_in_the_ledger_before_the_publisher_gets_it(
+    pubdb: Database, subdb: Database, subscriber: Make
+) -> None:
     sub = subscriber().register("log")
     task = sub.start()
     for n in range(20):
@@ -195,7 +188,7 @@ def test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit(o
 
 
 @pytest.mark.usefixtures("log")
-def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_comes(
+def test_apply_waits_at_a_claimed_table_and_withdraws_the_claim_after_a_while(
     pubdb: Database, subdb: Database, subscriber: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.5)
@@ -217,7 +210,7 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
 
 
 @pytest.mark.usefixtures("log")
-def test_a_table_does_not_change_hands_behind_apply(pubdb: Database, subdb: Database, subscriber: Make) -> None:
+def test_a_table_is_not_handed_over_behind_apply(pubdb: Database, subdb: Database, subscriber: Make) -> None:
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 1)
@@ -229,7 +222,7 @@ def test_a_table_does_not_change_hands_behind_apply(pubdb: Database, subdb: Data
 
 
 @pytest.mark.usefixtures("log")
-def test_no_change_is_lost_or_doubled_while_a_table_synchronizes_under_writes(
+def test_no_change_is_lost_or_applied_twice_while_a_table_synchronizes_under_writes(
     pubdb: Database, subdb: Database, subscriber: Make
 ) -> None:
     sub = subscriber().register("log", state="i")

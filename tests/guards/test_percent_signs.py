@@ -51,7 +51,7 @@ def _strange(name: str, text: str) -> list[str]:
     ]
 
 
-def test_no_name_of_a_relation_stands_beside_placeholders_of_psycopg() -> None:
+def test_no_statement_mixes_relation_names_with_placeholders_of_psycopg() -> None:
     assert OWN.keys() <= sources.modules().keys()
     assert [one for name, text in sources.modules().items() for one in _strange(name, text)] == []
 
@@ -66,5 +66,5 @@ def test_no_name_of_a_relation_stands_beside_placeholders_of_psycopg() -> None:
         ("sql.SQL('SELECT %s')", []),
     ],
 )
-def test_what_stands_beside_a_placeholder_is_seen(text: str, found: list[str]) -> None:
+def test_a_name_beside_a_placeholder_is_found(text: str, found: list[str]) -> None:
     assert _strange("x.py", text) == found

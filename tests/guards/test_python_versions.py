@@ -27,13 +27,13 @@ def _patterns(tree: ast.Module) -> Iterator[str]:
                 yield part.value if isinstance(part.value, str) else part.value.decode("latin-1")
 
 
-def test_no_expression_is_possessive_which_python_before_3_11_5_matches_wrongly() -> None:
+def test_no_regular_expression_is_possessive_which_python_before_3_11_5_matches_wrongly() -> None:
     found = {name: list(_patterns(tree)) for name, tree in sources.trees(r"\bre\.\w+\(")}
     assert len(found) > 5
     assert [f"{name}: {one}" for name, patterns in found.items() for one in patterns if _POSSESSIVE.search(one)] == []
 
 
-def test_the_package_of_a_server_is_unpacked_by_every_python(tmp_path: Path) -> None:
+def test_every_python_unpacks_the_package_of_a_server(tmp_path: Path) -> None:
     links = [{"target": "native/lib/libpq.so.5", "source": "native/lib/libpq.so.5.18"}]
     files = {"native/pg-symlinks.json": json.dumps(links).encode(), "native/lib/libpq.so.5.18": b"a library"}
     with tarfile.open(tmp_path / "server.tgz", "w:gz") as archive:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
-def test_every_test_that_the_reliability_page_names_is_there() -> None:
+def test_every_test_that_the_reliability_page_names_exists() -> None:
     named = _NAMED.findall((ROOT / "docs" / "reliability.md").read_text())
     missing = [
         f"{file}::{name}"

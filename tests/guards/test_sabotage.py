@@ -1,4 +1,4 @@
-"""The guards that ``make sabotage`` takes away one by one."""
+"""The guards that ``make sabotage`` removes one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sources
 from sabotage import PROMISES, mutants, where
 
 
-def test_every_promise_has_a_guard_in_the_code_and_existing_tests() -> None:
+def test_every_promise_has_a_guard_and_existing_tests() -> None:
     found = mutants()
     assert found.keys() == PROMISES.keys() and len(found) > 30
     for files in found.values():

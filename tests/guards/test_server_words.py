@@ -58,7 +58,7 @@ def _taken(tree: ast.AST) -> Iterator[ast.AST]:
                     yield call
 
 
-def test_only_one_place_takes_texts_out_of_a_servers_error() -> None:
+def test_only_one_module_reads_texts_of_a_servers_error() -> None:
     found = [
         f"{name}:{node.lineno}"  # type: ignore[attr-defined]
         for name, tree in sources.trees("|".join([r"\bdiag\b", "psycopg", *_FIELDS]))
@@ -79,11 +79,11 @@ def test_only_one_place_takes_texts_out_of_a_servers_error() -> None:
         "def f(error: psycopg.Error): return str(error)",
     ],
 )
-def test_the_search_finds_them(text: str) -> None:
+def test_reading_a_text_of_a_servers_error_is_found(text: str) -> None:
     assert list(_taken(ast.parse(text)))
 
 
-def test_what_a_server_says_without_end_is_kept_in_part(subdb: Database) -> None:
+def test_an_endless_text_of_a_server_is_shortened(subdb: Database) -> None:
     raised = (
         "DO $$ BEGIN RAISE unique_violation USING MESSAGE = repeat('m', 1000000), HINT = repeat('h', 1000000),"
         " DETAIL = 'Key (a)=(' || repeat('d', 1000000) || ') already exists.'; END $$"
@@ -103,7 +103,7 @@ def test_what_a_server_says_without_end_is_kept_in_part(subdb: Database) -> None
     assert max(map(len, texts)) < KEPT_OF_SERVER + 200
 
 
-def test_what_libpq_says_is_kept_in_part_too() -> None:
+def test_an_endless_text_of_libpq_is_shortened() -> None:
     error = psycopg.OperationalError("x" * 1_000_000 + "\nmore")
     assert len(server_words.said(error).message) == KEPT_OF_SERVER + 1
     assert server_words.said(psycopg.OperationalError("")).message == "OperationalError"

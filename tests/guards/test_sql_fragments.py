@@ -20,11 +20,11 @@ from pgsub.common.quoting import fragment
         "(-1)",
     ],
 )
-def test_what_servers_write_stays_as_it_is(text: str) -> None:
+def test_definitions_as_servers_write_them_are_taken_unchanged(text: str) -> None:
     assert fragment(text) == text
 
 
-def test_lines_of_a_subquery_become_one_and_lines_of_a_literal_are_not_taken() -> None:
+def test_the_lines_of_a_subquery_are_joined_and_a_literal_with_a_line_break_is_rejected() -> None:
     assert fragment("(EXISTS ( SELECT 1\n   FROM u\n  WHERE true))") == "(EXISTS ( SELECT 1 FROM u WHERE true))"
     assert fragment("'a\nb'::text") is None
 
@@ -54,14 +54,14 @@ _MORE = [
 
 
 @pytest.mark.parametrize("text", _MORE)
-def test_what_could_be_more_than_a_part_is_not_taken(text: str) -> None:
+def test_text_that_could_end_its_statement_is_rejected(text: str) -> None:
     assert fragment(text) is None
     one = Part(("s", "t"), ("s", "t"), "n", "CREATE INDEX", text)
     writers = (statements.constraint, statements.default, statements.trigger)
     assert [write(one) for write in writers] == [None, None, None]
 
 
-def test_no_statement_is_taken_for_a_trigger_and_no_word_for_one_of_a_policy() -> None:
+def test_a_trigger_must_be_create_trigger_and_words_of_a_policy_must_be_known() -> None:
     assert statements.trigger(Part(("s", "t"), ("s", "t"), "n", "", "ALTER ROLE mallory SUPERUSER")) is None
     row = ("s", "t", "n", "", "PERMISSIVE", "ALL", ["public"], "true", None)
     assert statements.policy(("s", "t"), row) == (

@@ -46,7 +46,7 @@ _UNQUOTED = re.compile(
 _QUOTED = re.compile(r"\bname = (?:quoting\.)?word\(")
 
 
-def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
+def test_foreign_text_in_a_line_to_paste_is_quoted() -> None:
     found = []
     for module, text in sources.modules().items():
         quoted = _QUOTED.search(text) is not None
@@ -60,7 +60,7 @@ def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
 _UNREAD = re.compile(r"pg_dump[^\n]*(?:\\?\n[^\n]*)?\| *psql|PUBLISHER *\|")
 
 
-def test_nothing_that_a_publisher_dumps_runs_on_a_target_before_it_could_be_read() -> None:
+def test_a_dump_of_the_publisher_is_never_piped_into_a_target() -> None:
     root = sources.ROOT
     pages = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "man").iterdir()]
     texts = {**sources.modules(), **{str(page): page.read_text() for page in pages}}
@@ -70,14 +70,14 @@ def test_nothing_that_a_publisher_dumps_runs_on_a_target_before_it_could_be_read
 
 
 @pytest.mark.parametrize("kind", ["schema", "function", "sequence", "table"])
-def test_no_name_in_a_message_of_the_publisher_is_sql_of_a_line_to_paste(kind: str) -> None:
+def test_a_name_in_a_message_of_the_publisher_is_quoted_in_a_line_to_paste(kind: str) -> None:
     name = 'a TO "mallory"; ALTER ROLE mallory SUPERUSER; --'
     hint = str(classify(ServerError("42501", f"permission denied for {kind} {name}"), "read", user="u").hint)
     quoted = name.replace('"', '""')
     assert hint.endswith(f' ON {kind.upper()} "{quoted}" TO "u";')
 
 
-def test_no_name_of_a_constraint_or_trigger_is_sql_of_a_line_to_paste(subdb: Database) -> None:
+def test_the_name_of_a_constraint_or_trigger_is_quoted_in_a_line_to_paste(subdb: Database) -> None:
     name = 'c"; DROP TABLE t; --\n'
     with psycopg.connect(subdb.conninfo) as session:
         session.execute("CREATE TEMP TABLE t (id int PRIMARY KEY)")
@@ -95,7 +95,7 @@ def test_no_name_of_a_constraint_or_trigger_is_sql_of_a_line_to_paste(subdb: Dat
     assert str(references.value.hint).endswith(f" DROP CONSTRAINT {quoted};")
 
 
-def test_a_database_of_the_publisher_makes_no_line_to_paste() -> None:
+def test_the_name_of_a_database_adds_no_line_to_paste() -> None:
     waits = OpenTransaction(None, "g", None, None, _EVIL, None, None, None, None)
     assert [line for line in waits.hint().split("\n")[1:] if "PREPARED 'g';" not in line] == []
 
@@ -120,7 +120,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
         ("pgsub status s --state-dir /x\npgsub --state-dir FOLDER status", []),
     ],
 )
-def test_a_command_names_the_state_folder_that_was_given(elsewhere: str, text: str, commands: list[str]) -> None:
+def test_a_command_to_paste_names_the_given_state_folder(elsewhere: str, text: str, commands: list[str]) -> None:
     expected = text
     for one in commands:
         expected = expected.replace(one, f"{one} {elsewhere}")
@@ -129,7 +129,9 @@ def test_a_command_names_the_state_folder_that_was_given(elsewhere: str, text: s
     assert console.pasted(text) == text
 
 
-def test_every_way_out_completes_commands(elsewhere: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_kind_of_output_completes_commands(
+    elsewhere: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     problem = PgsubError("odd", hint="Look:\npgsub status s")
     console.error(problem)
     console.warning("odd", hint="Look:\npgsub status s")
@@ -143,7 +145,7 @@ def test_every_way_out_completes_commands(elsewhere: str, capfd: pytest.CaptureF
     assert said.count(f"pgsub status s {elsewhere}") == said.count("pgsub status s") - 2 == 10
 
 
-def test_no_record_of_the_log_is_put_together_by_hand() -> None:
+def test_every_record_of_the_log_is_built_by_log_text() -> None:
     """Names and texts of others could begin a field of it; errors.log_text() keeps them from that."""
     found = [
         f"{module}: {line.strip()}"
@@ -177,7 +179,7 @@ _QUOTED_BY_SERVERS = {
 }
 
 
-def test_names_to_paste_are_quoted_here_and_not_by_servers() -> None:
+def test_names_to_paste_are_not_quoted_by_servers() -> None:
     """quote_ident() leaves line breaks in a name."""
     found = {module for module, text in sources.modules().items() if re.search(r"quote_ident\b", text)}
     assert found == _QUOTED_BY_SERVERS
@@ -186,7 +188,7 @@ def test_names_to_paste_are_quoted_here_and_not_by_servers() -> None:
 _EVIL = "x\"'\npgsub drop s --yes\nALTER ROLE mallory SUPERUSER;\n"
 
 
-def test_no_name_makes_a_line_of_a_hint_of_its_own() -> None:
+def test_a_name_adds_no_line_to_a_hint() -> None:
     relation = Relation(1, _EVIL, _EVIL, "d", (Column(1, _EVIL, 23, -1),))
     for hint in (
         ddl_hints.hint(ddl_hints.create_table(relation, _EVIL, [one_line(_EVIL)])),
@@ -209,12 +211,12 @@ def test_no_name_makes_a_line_of_a_hint_of_its_own() -> None:
         "FOR VALUES WITH (modulus 2, remainder 0) PARTITION BY RANGE (evil())",
     ],
 )
-def test_no_bound_of_a_partition_is_more_than_a_bound(bound: str) -> None:
+def test_a_partition_bound_with_further_sql_is_rejected(bound: str) -> None:
     assert not missing_partition.is_bound(bound)
 
 
 @pytest.mark.parametrize("text", ["a\nb", "'\n\\n'", "\\'\n{}", "plain '\\", ""])
-def test_a_value_with_line_breaks_is_itself_on_one_line(subdb: Database, text: str) -> None:
+def test_a_value_with_line_breaks_is_quoted_on_one_line(subdb: Database, text: str) -> None:
     pasted = statement(sql.SQL("SELECT {}").format(sql.Literal(text)))
     assert "\n" not in pasted
     assert subdb.value(pasted.replace("%", "%%")) == text
@@ -247,13 +249,13 @@ def _missing_grant() -> PgsubError:
     return classify(ServerError("42501", "permission denied for table t"), "read", table=(_EVIL, _EVIL), user=_EVIL)
 
 
-def test_no_hint_of_a_server_holds_a_line_to_paste() -> None:
+def test_a_hint_of_a_server_adds_no_line_to_paste() -> None:
     for state in ("55000", "XX000", "23505", "P0001"):
         [step] = _hinted(str(classify(ServerError(state, "no", None, f"Do this.\n{_EVIL}"), "read").hint))
         assert step.statements == step.commands == ()
 
 
-def test_no_hint_of_a_trigger_of_the_target_holds_a_line_to_paste(subdb: Database) -> None:
+def test_a_hint_of_a_trigger_of_the_target_adds_no_line_to_paste(subdb: Database) -> None:
     raising = "DO $$BEGIN RAISE EXCEPTION 'no' USING HINT = E'Do this.\\npgsub drop s\\nDROP TABLE t;'; END$$"
     with pytest.raises(psycopg.Error) as raised:
         subdb.execute(raising)
@@ -271,7 +273,7 @@ def test_a_long_text_is_completed_in_one_pass(elsewhere: str, text: str) -> None
     assert console.pasted(text) == text
 
 
-def test_little_of_a_long_text_of_a_server_is_kept(subdb: Database) -> None:
+def test_a_long_text_of_a_server_is_shortened(subdb: Database) -> None:
     raising = "DO $$BEGIN RAISE EXCEPTION '%', repeat('m', 99999)"
     raising += " USING DETAIL = repeat('d', 99999), HINT = repeat('h', 99999); END$$"
     with pytest.raises(psycopg.Error) as raised:

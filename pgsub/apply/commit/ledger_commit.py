@@ -86,7 +86,7 @@ class LedgerCommit:
         if not records:
             return
         self.recorded = True
-        # guard: what a rule skips is kept
+        # guard: changes that a rule skips are kept
         if keep:
             self.keep(records)
         rules = [one.rule for one in records if isinstance(one, ResolvedConflict) and one.rule is not None]

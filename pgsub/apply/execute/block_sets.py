@@ -42,7 +42,7 @@ class BlockSets:
         """
         targets = partial(self._filter.target_of_all, block)
         self._large |= block.full
-        # guard: what deviated before a full block is not taken for a deviation of that
+        # guard: a deviation before a full block is not attributed to the block
         if self._large:
             self._sets.finish()
         try:

@@ -133,7 +133,7 @@ class Executor:
         self._block = ChangeBlock(in_stream=False)
         self._filter.begin(should_apply)
         self._resolver.begin()
-        # guard: DDL on the target is noticed
+        # guard: DDL on the target is detected
         self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment]) -> None:

@@ -54,7 +54,7 @@ class MissingRows:
         """
         places, self._places = self._places, []
         came = present(places) if places else ()
-        # guard: a row that came while its change waited is not missing
+        # guard: a row that was inserted while its change waited is not reported missing
         if came:
             self._doubted = True
             return came[0]

@@ -121,7 +121,7 @@ class SetWriter:
             reason = eligibility.order_matters(relation)
             if reason is not None:
                 return f'{reason} at "{relation.target.schema}.{relation.target.name}"'
-        # guard: what a foreign key does to one relation keeps its place among the changes of the other
+        # guard: actions of foreign keys keep their order among the changes of other tables
         if len(relations) > 1 and any(relation.target.foreign_keys_fire for relation in relations):
             return "a foreign key is enforced"
         if len({relation.target.oid for relation in relations}) < len(relations):
@@ -163,7 +163,7 @@ class SetWriter:
 
     def _find(self, one: ChangeSet) -> None:
         if one.absent is not None:
-            # guard: what a set inserts and deletes must be absent
+            # guard: rows that a set inserts must be absent
             self._send(one, "present", one.absent, 0)
         if one.deletes is not None:
             self._send(one, "delete", one.deletes, one.deletes.kinds.shape[1])

@@ -114,7 +114,7 @@ class PartialSkip:
     def _on_tainted(self, payload: bytes) -> None:
         """Skip what depends on a skipped change; what may restore the publisher's row is tried alone."""
         message = self._decoded(payload)
-        # guard: what depends on a skipped row is skipped
+        # guard: changes that depend on a skipped row are skipped
         if isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1]):
             self._leave(payload, {"error": "it depends on a change that was skipped"})
             return

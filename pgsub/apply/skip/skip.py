@@ -54,7 +54,7 @@ class SkipHandler:
         """Apply a :meth:`part`, and skip its last transaction, or rows of it, where that is the one to skip."""
         last, applies, relations = batch.last, self._session.progress.applies, self._session.relations
         changes = bool(last.relids())
-        # guard: a transaction is skipped by its own finish LSN only
+        # guard: a transaction is skipped only by its own finish LSN
         if last.finish_lsn not in skip.lsns or not changes:
             self._ledger_commit.record(self._executor.run(batch.items, should_apply))
             if applies and changes:

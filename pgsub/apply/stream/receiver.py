@@ -202,7 +202,7 @@ class Receiver(SupervisedThread):
 
     def _silent(self, seconds: float) -> bool:
         """Return whether the publisher was silent for so long that it is asked for a sign of life."""
-        # guard: a silent publisher is given up
+        # guard: a silent publisher is disconnected
         if seconds > self._timeout:
             raise PublisherUnavailable("terminating logical replication worker due to timeout")
         return seconds > self._timeout / 2

@@ -165,7 +165,7 @@ class SpooledTransaction:
 
         :param message: the Stream Abort that says so.
         """
-        # guard: a subtransaction that was rolled back leaves nothing
+        # guard: a rolled-back subtransaction leaves nothing
         self._aborted.add(subxid)
         self._ended.append(message)
 

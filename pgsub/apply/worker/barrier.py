@@ -56,7 +56,7 @@ class ApplyBarrier:
             self._since = clock
             failpoints.point("apply.before_barrier_reached")
             barrier.stands(self._connection, self._claim, self._barrier, self._stood)
-        # guard: apply does not wait at a barrier for ever
+        # guard: apply does not wait at a barrier forever
         if clock - self._since > self._barrier.seconds:
             barrier.give_up(self._connection, self._claim, self._barrier)
             self._barrier = None

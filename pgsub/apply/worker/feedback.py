@@ -61,7 +61,7 @@ class Feedback:
 
         :param position: everything before it is applied.
         """
-        # guard: feedback follows the log, without "self._passed if self._ledger_commit.recorded else "
+        # guard: conflicts are logged before feedback, without "self._passed if self._ledger_commit.recorded else "
         return self._passed if self._ledger_commit.recorded else position
 
     def applied(self, position: int, remote_lsn: int) -> None:
@@ -70,7 +70,7 @@ class Feedback:
         :param position: everything before it is applied, idle stretches included.
         :param remote_lsn: end LSN of the last committed transaction.
         """
-        # guard: the apply position follows state.db, always
+        # guard: the apply position does not pass what state.db shows, always
         if self._is_shown(position, remote_lsn):
             self._receiver.progress(applied=self.reportable(position))
 

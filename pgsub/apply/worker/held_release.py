@@ -196,7 +196,7 @@ class _HeldPolicy(ChangePolicy):
             if not count:
                 count, self._skip = 1, progress.skip
         gone = [self._places[id(one)] for one in batch.cut(count)[0].transactions()]
-        # guard: held changes go with the commit that applies them
+        # guard: held changes are deleted in the commit that applies them
         if not held_tables.remove(self._session.connection, self._subid, gone):
             raise StreamsMustRestart("kept changes were removed meanwhile")
         return count
@@ -208,7 +208,7 @@ class _HeldPolicy(ChangePolicy):
         """
         relid = self._tables[relation.relid]
         state = self._states.get(relid)
-        # guard: kept changes are made in no table that is not subscribed
+        # guard: kept changes are applied only to subscribed tables
         if state is None or state.srsubstate not in "sr":
             why = "is not subscribed" if state is None else "is being synchronized"
             raise StateForbids(

@@ -172,7 +172,7 @@ class ApplyLoop:
 
     def _burst(self, frames: Frames | None) -> None:
         for received in self._streams.assembler.take(frames) if frames is not None else ():
-            # guard: nothing behind what was given up is applied
+            # guard: nothing behind a batch that was given up is applied
             if self._ending:  # by :meth:`_apply_batch` inside the assembler, before a stream block
                 break
             if isinstance(received, Keepalive):
@@ -213,7 +213,7 @@ class ApplyLoop:
         parallel = self._leader.take(transaction.xid) if transaction.in_stream else None
         if self._until and not covered(transaction.finish_lsn, self._until):
             self._done = True
-        # guard: a PREPARE is covered by no position, without "transaction.kind is not Kind.PREPARE and "
+        # guard: no position covers a PREPARE, without "transaction.kind is not Kind.PREPARE and "
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
             self._apply_batch()

@@ -92,7 +92,7 @@ class ParallelCommit:
         :param ledger_commit: of the parallel worker's session.
         """
         changed = progress.states_version != parallel.version
-        # guard: early work is committed only by the states that it was decided with, without "changed or "
+        # guard: work done early commits only under the table states it was decided with, without "changed or "
         if changed or progress.skips:
             why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
             _log.debug("transaction %s is replayed: %s", parallel.xid, why)

@@ -89,7 +89,7 @@ class ApplyPolicy:
 
     def admit(self, batch: Batch) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
-        # guard: changes are decided by the table states of now
+        # guard: changes are decided by the current table states
         if self._session.progress.states_version != self._version:
             self._take(self._session.progress.states_version)
         if self._held:
@@ -103,7 +103,7 @@ class ApplyPolicy:
             lsn = transaction.decision_lsn
             beyond = (s for s in self._claims if s.handover_lsn is not None and not covered(lsn, s.handover_lsn))
             self._waiting_for = [s.srrelid for s in beyond if s.srrelid in oids]
-            # guard: apply waits at a table that a sync worker claimed
+            # guard: apply waits at a table that a sync worker has claimed
             if self._waiting_for:
                 return number
         self._refused_since = None
@@ -128,7 +128,7 @@ class ApplyPolicy:
         connection, released = self._session.connection, self._released
         self._keeps = self._held.keys() - released
         if released:
-            # guard: newer changes wait behind held ones
+            # guard: newer changes of a held table wait behind older ones
             self._keeps |= held_tables.with_changes(connection, self._subid, released)
 
     def skip(self) -> Skip | None:

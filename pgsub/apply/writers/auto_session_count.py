@@ -139,7 +139,7 @@ class AutoSessionCount:
 
     def _decide(self, now: float, before: tuple[int, float]) -> None:
         cost = self._seconds / self._changes
-        # guard: more sessions stay only if they pay
+        # guard: further sessions are kept only while they increase throughput
         if cost > before[1] * (1 - PAYS * (1 - before[0] / self.sessions)):
             self._back(now, f"{self.sessions} sessions were {before[1] / cost:.1f} times as fast as {before[0]}.")
             return

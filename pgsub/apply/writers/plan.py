@@ -91,7 +91,7 @@ def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[P
     """Make parts between edges, and join neighbours that depend on each other."""
     if merge:
         edges = _joined(found, edges)
-    # guard: a part waits for the last one that it depends on, whatever was joined
+    # guard: a part waits for the latest part that any of its transactions depends on
     return [Part(begin, end, after) for (begin, end), after in zip(pairwise(edges), _after(found, edges), strict=True)]
 
 

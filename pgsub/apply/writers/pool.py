@@ -254,7 +254,7 @@ class Writers:
             return
         others = (writer.pid for writer in self._writers)
         pids = [connection.info.backend_pid, *(pid for pid in others if pid is not None)]
-        # guard: a stranger's lock keeps no unit waiting
+        # guard: a lock that another role holds does not block a unit
         if count := self._own.progress.turns.cancel_held_up(pids):
             _log.debug("%s units waited for a stranger's advisory lock", count)
 

@@ -120,7 +120,7 @@ class Writer(SupervisedThread):
         units.set(unit, "begun")
         changes, executor.counters = executor.changes, Counter()
         records = executor.run(unit.batch.items, units.should_apply)
-        # guard: what is executed early must find all as the publisher did
+        # guard: a unit that is executed early finds the rows as the publisher found them
         if records:
             raise Deviation("a row is missing, or another origin wrote it")
         unit.changes, unit.counters = executor.changes - changes, executor.counters
@@ -161,7 +161,7 @@ class Writer(SupervisedThread):
         """
         while before.state == "waiting":
             units.wait(unit, lambda: units.holds_up(before).state != "waiting")
-            # guard: a session that holds locks waits for others where the target sees it
+            # guard: a session that holds locks waits for its turn where the target detects deadlocks
             self._follow(units, unit, units.holds_up(before), session)
         units.wait(unit, lambda: True)
 

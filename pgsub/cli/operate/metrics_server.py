@@ -54,7 +54,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            # guard: a connection that cannot be accepted is not asked for without a pause
+            # guard: failed attempts to accept a connection are spaced out
             time.sleep(self.pause)
             raise
 

@@ -140,7 +140,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     try:
         verify_publisher(session, sub, connection)
     except WrongSystem as error:
-        # guard: a connection is not turned to a server of another history
+        # guard: a connection is not changed to a server with another history
         if error.elsewhere or not error.diverged:
             raise
         reporter.warning(error.message, error.detail, error.hint)  # only the new address leads to where it goes on

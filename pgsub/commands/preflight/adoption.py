@@ -110,7 +110,7 @@ def _check_order(session: psycopg.Connection, table: Table) -> None:
     if target.is_replica(session):
         return
     found = session.execute(_OF_ITSELF.encode(), (table.target.oid,)).fetchone()
-    # guard: a table whose rows refer to each other is not half adopted
+    # guard: a table whose rows refer to each other is not adopted in part
     if found is not None:
         constraint, role = found[0], quoting.name(found[1])
         raise StateForbids(

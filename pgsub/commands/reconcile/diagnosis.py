@@ -186,7 +186,7 @@ def check_ours(replication: publisher.Connection, sub: Subscription, name: str, 
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     while (slot := slots.slot_state(replication, name)) is not None:
-        # guard: a slot of somebody else is not dropped
+        # guard: a slot of another consumer is not dropped
         if is_foreign(slot, dbname):
             what = "is a physical slot" if slot.plugin is None else f'uses plugin "{slot.plugin}" in "{slot.database}"'
             raise _taken(sub, f'replication slot "{name}" is not one of this subscription', f"It {what}.")

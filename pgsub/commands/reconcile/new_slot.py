@@ -41,7 +41,7 @@ def make(
             state = slots.slot_state(replication, old)
             if state is None or is_foreign(state, who.dbname):
                 continue
-            # guard: a slot that another consumer uses is left to it
+            # guard: a slot that another consumer uses is not dropped
             if old != name and _has_another_consumer(replication, sub, diagnosis, state, who.dbname, reporter):
                 continue
             slots.drop_slot(replication, old)

@@ -212,7 +212,7 @@ def _carry_out(
     detail = {name: value for name, value in found.document().items() if name not in ("dry_run", "warnings", "to")}
     with store.journal_attempt(_ACTION, sub, detail) as attempt:
         failpoints.point("reconcile.journalled")
-        # guard: the ledger says that a slot is made before anything happens to the old one
+        # guard: the ledger records a new slot before the old one is touched
         reconciliation.begin(session, sub.subid, diagnosis.slot_name)
         failpoints.point("reconcile.begun")
         # no apply worker of the old slot lives on

@@ -31,5 +31,5 @@ def _held_up(worker: WorkerRow, slot: SlotRow | None) -> float:
         return 0.0
     silence = seconds_since(heard)
     gone_on = (slot.current_lsn or 0) > (worker.received_lsn or 0)
-    # guard: a walsender that says nothing does not pass for one that has nothing to say
+    # guard: a silent walsender is not mistaken for an idle one
     return silence if gone_on and silence > HELD_UP_SECONDS else 0.0

@@ -251,7 +251,7 @@ def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -
 
 def _refuse_held(subscription: Subscription, held: list[str]) -> None:
     """End the wait for changes that are kept: none is applied until an operator releases their table."""
-    # guard: a subscription with a held table is not called caught up
+    # guard: a subscription with a held table is not reported as caught up
     if held:
         raise StateForbids(
             f'table "{held[0]}" of subscription "{subscription.name}" is held',

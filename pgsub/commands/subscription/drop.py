@@ -119,7 +119,7 @@ def _check_not_moved(sub: Subscription) -> None:
 
     :raises StateForbids: the target answers, and its ledger says that the subscription was moved.
     """
-    # guard: a state store that was left behind drops no slot of a target that is said to be gone
+    # guard: an outdated state store drops no slot of a target that is declared gone
     with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error), _target(sub) as session:
         ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
@@ -144,7 +144,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     if known:
         installation.install(session)  # one that an older pgsub made may lack what is read below
         place = definitions.moved_to(session, sub)
-        # guard: a state store that was left behind drops nothing
+        # guard: an outdated state store drops nothing
         if place is not None:
             reporter.notice(
                 f'subscription "{sub.name}" was moved to state store "{place}": only its definition here is dropped'

@@ -154,7 +154,7 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
     """
     key = (advisory_locks.LAUNCHER, subid)
     with advisory_locks.holding(session, key) as taken:
-        # guard: nothing is rebuilt under a launcher that lives
+        # guard: nothing is rebuilt under a running launcher
         if not taken:
             message = f'subscription "{name}" is served by another pgsub run'
             raise advisory_locks.held(session, key, message, "Stop it first where it runs.")
@@ -167,7 +167,7 @@ def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
     :raises StateForbids: one is.
     """
     entry = journal.needing(session, sub.subid, enabled=sub.enabled)
-    # guard: a switchover is not left without the state store that can end it
+    # guard: a switchover keeps the state store that can end it
     if entry is not None:
         raise _being_moved(sub.name, entry)
 

@@ -65,7 +65,7 @@ def equal(found: Verification | None, options: SwitchoverOptions) -> bool | None
 def _unequal(found: Verification, options: SwitchoverOptions) -> list[TableVerdict]:
     """Return the tables that must not be switched over as they are."""
     accepted = options.accept_explained
-    # guard: a row that differs for a known reason is not called equal, without " or (one.explained and not accepted)"
+    # guard: a row with a known difference is not reported as equal, without " or (one.explained and not accepted)"
     return [one for one in found.tables if one.outcome != EQUAL or (one.explained and not accepted)]
 
 

@@ -141,7 +141,7 @@ def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateSt
     """
     conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
     with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False, views=False)) as session:
-        # guard: a ledger that is a stranger's is not even read
+        # guard: a ledger of an untrusted owner is not read
         with seen_backward():
             ledger_privileges.check(session)
         yield session

@@ -36,7 +36,7 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
 
 def check_command(entry: Entry, options: SwitchoverOptions) -> None:
     """Check that a switchover whose fence is a command has one."""
-    # guard: a fence that is a command is not left out
+    # guard: a fence command is not skipped
     if entry.fence == fence.COMMAND and options.fence_command is None:
         raise UsageError(
             "the switchover that is under way was begun with --fence-command",
@@ -51,7 +51,7 @@ def promotes(entry: Entry) -> bool:
 
 def check_promote_command(entry: Entry, options: SwitchoverOptions) -> None:
     """Check that clients will be told where to go, if that was asked for when the switchover was begun."""
-    # guard: a command that leads clients to the target is not left out
+    # guard: a promote command is not skipped
     if promotes(entry) and options.promote_command is None:
         raise UsageError(
             "the switchover that is under way was begun with --promote-command",

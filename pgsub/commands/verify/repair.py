@@ -91,7 +91,7 @@ def repair(
     found = Reparation(before, before, dry_run)
     differing = [table for table in before.tables if _keys(table)]
     for caution in _published_here(options, differing):
-        # guard: a row that is on its way to the publisher is not taken for a fault
+        # guard: a row on its way to the publisher is not reported as a difference
         if not (dry_run or publisher_is_right):
             raise StateForbids(caution.message, detail=caution.detail, hint=caution.hint)
         reporter.warning(caution.message, caution.detail, caution.hint)
@@ -147,7 +147,7 @@ def _keys(table: TableVerdict) -> list[Key]:
     if table.outcome != UNEQUAL or result is None or unfit(result.table):
         return []
     listed = [one for one in result.differences.listed if one.explained is None]
-    # guard: rows that another subscription may have written are no faults, and are not replaced
+    # guard: rows that another subscription may have written are neither reported nor replaced
     if table.written_by is not None:
         listed = [one for one in listed if one.kind == MISSING]
     return list(dict.fromkeys(_key(result, one) for one in listed))

@@ -90,7 +90,7 @@ class TableComparisons:
         :param written_by: another subscription that writes it.
         """
         found = dict.fromkeys(left_by(self._unpublished.get((state.schemaname, state.relname), ())), UNPUBLISHED)
-        # guard: rows that another subscription may have written are no faults, and are not replaced
+        # guard: rows that another subscription may have written are neither reported nor replaced
         if written_by is not None:
             found.setdefault(EXTRA, OTHER)
         return found

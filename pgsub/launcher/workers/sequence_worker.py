@@ -173,7 +173,7 @@ class SequenceWorker:
                 with contextlib.closing(
                     publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
                 ) as source:
-                    # guard: only the publisher's values are taken
+                    # guard: only values of the publisher are used
                     self._check_publisher(session, source)
                     found = look(session, source, sub)
                 stop = self._stopping.is_set

@@ -82,7 +82,7 @@ class SyncWorkers:
         free = self._sub.max_sync_workers - len(self._running)
         waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
         # Asked after the tables were read: a command writes the definition first, and then the tables that follow it.
-        # guard: a table is copied by the definition that it was added by, without " and self._current()"
+        # guard: a table is copied by the definition with which it was added, without " and self._current()"
         if free > 0 and waiting and self._current():
             alone = {relid for relid, retry in self._retries.items() if retry.own}
             for relids in slot_groups.next_workers(waiting, free, alone=alone):

@@ -62,7 +62,7 @@ class Library:
         for name, (result, *parameters) in _FUNCTIONS.items():
             function = getattr(long if name in _LONG_ONES else quick, name)
             # what the program itself brings goes before in libpq, too, and need not be what was found here
-            # guard: a TLS session is used with the OpenSSL that made it
+            # guard: a TLS session is used only with the OpenSSL that created it
             if hasattr(everywhere, name) and _address(getattr(everywhere, name)) != _address(function):
                 raise AttributeError(name)
             function.restype, function.argtypes = result, parameters

@@ -202,7 +202,7 @@ class RowChanges:
 
     def anew(self, rows: Iterable[Difference]) -> Iterator[Change]:
         """Yield changes of rows whose values may have to change places: all are deleted before one comes."""
-        # guard: a row that comes again does not take with it what refers to it
+        # guard: a row is not deleted and inserted again where foreign keys would act
         apart = self._whole and self._replica
         yield from (self._delete(one) for one in rows if one.kind == EXTRA or (apart and one.kind == DIFFERENT))
         yield from (self._change(one) for one in rows if one.kind == DIFFERENT and not apart)

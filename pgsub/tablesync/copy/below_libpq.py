@@ -64,7 +64,7 @@ class Passthrough:
             self._receive()
             self._hand_on()
             self._meter(self._size)
-        # guard: a copy that the publisher broke off fails
+        # guard: a copy that the publisher terminates fails
         if self._answer.failure is not None:
             raise SourceError(self._answer.failure)
         if self._source.end() or self._have:  # libpq would miss it: a server that ends its session between two queries

@@ -134,7 +134,7 @@ class CopyOut:
 
     def _step(self, kind: bytes) -> None:
         stage = _NEXT.get((self.stage, kind))
-        # guard: what the publisher sends out of turn is not handed on
+        # guard: a message out of order is not passed on
         if stage is None:
             raise self._unexpected(kind)
         self.stage = stage

@@ -142,7 +142,7 @@ def _goes_on(
     names = tuple(column.name for column in remote.columns)
     reason = plan.atomic_reason(sub, remote, relation, replica=target.is_replica(session))
     alike = bool(names) and {part.columns for part in parts} == {names}
-    # guard: rows that were copied with other columns are not kept, without " and alike"
+    # guard: rows copied with other columns are not kept, without " and alike"
     if reason is None and alike:
         return True
     cleanup.remove_rows(session, claim, relation)
@@ -178,7 +178,7 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
     :raises SchemaFault: the table has rows of others, or its rows cannot be compared.
     """
     try:
-        # guard: rows of another subscription, which may have come since this was decided, are not deleted
+        # guard: rows of a subscription that came meanwhile are not deleted
         resync_truncate.check_writers(session, sub.subid, resync_truncate.members(session, [table.target.oid]))
     except StateForbids as error:
         raise SchemaFault(error.message, detail=error.detail, hint=error.hint) from None

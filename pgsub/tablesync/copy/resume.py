@@ -141,7 +141,7 @@ class Resumed:
     def _compare(self, comparison: PartComparison) -> None:
         comparison.read(list(self._of_part))
         found = {part: comparison.target_rows(part) for part in self._of_part}
-        # guard: what others made of rows of a copy that broke off is not thrown away
+        # guard: rows of an interrupted copy that others have changed are not discarded
         if any(part.rows != rows for part, rows in found.items()):
             raise self._changed(sum(part.rows for part in found), sum(found.values()))
         for result in comparison.differing():
@@ -181,7 +181,7 @@ class Resumed:
                 for table, ctids in tables.items():
                     self._delete(xid, table, ctids)
                 chunks.lessen(self._session, keys[xid], sum(map(len, tables.values())))
-            # guard: an address means nothing in another file
+            # guard: row addresses are not used after the table was rewritten
             if self._files() != files:
                 name = f"{self._target.schema}.{self._target.name}"
                 raise TableRewritten(f'table "{name}" was truncated or rewritten on the target while it was compared')

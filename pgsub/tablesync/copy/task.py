@@ -221,7 +221,7 @@ class _CopySessions:
             return self._move(piece, copy_out, source_of, alive)
 
         with alone(session, key) as first:
-            # guard: only one session mends what a copy has brought
+            # guard: only one session repairs a copied table
             if not first:
                 return 0, 0
             resumed = Resumed(session, sub, key, resumption, move=move, alive=alive)
@@ -245,7 +245,7 @@ class _CopySessions:
             alive()
 
         with alone(session, key) as first:
-            # guard: only one session brings what differs
+            # guard: only one session repairs the rows of an adopted table
             if not first:
                 return 0, 0
             if not self._tagged:

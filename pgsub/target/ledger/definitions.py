@@ -69,7 +69,7 @@ def check_not_moved(connection: psycopg.Connection, sub: Subscription) -> None:
     :raises StateForbids: another state store was made of the ledger since.
     """
     place = moved_to(connection, sub)
-    # guard: a state store that was left behind serves nothing
+    # guard: an outdated state store serves nothing
     if place is not None:
         raise StateForbids(
             f'subscription "{sub.name}" was moved to another state store',

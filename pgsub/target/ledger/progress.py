@@ -59,7 +59,7 @@ WITH advanced AS (
     RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
 SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
 _AT_CTID = "ctid = $3::tid"
-# guard: units are committed by the table states that decided them, without " AND states_version = $3"
+# guard: a unit commits only under the table states it was decided with, without " AND states_version = $3"
 _BY_STATES = "$3::bigint IS NOT NULL AND states_version = $3"
 # In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
 _TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
@@ -121,7 +121,7 @@ class Progress:
 
         :raises Fenced: claimed already, or the epoch was raised.
         """
-        # guard: an epoch is claimed once, without " AND claimed_by IS NULL"
+        # guard: an epoch is claimed only once, without " AND claimed_by IS NULL"
         query = """
             UPDATE pgsub.control SET claimed_by = %s, claimed_host = %s, claimed_pid = %s
              WHERE subid = %s AND worker = %s

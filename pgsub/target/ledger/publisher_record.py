@@ -55,7 +55,7 @@ def follow(connection: psycopg.Connection, claims: Sequence[Claim], timeline: in
         # no worker is started meanwhile
         connection.execute("LOCK TABLE pgsub.control IN SHARE ROW EXCLUSIVE MODE")
         worker_takeover.fence(connection, *claims)
-        # guard: no worker goes on along a timeline that was left
+        # guard: no worker continues on an abandoned timeline
         if worker_takeover.started(connection, subid) != set(worker_takeover.numbers(claims)):
             raise Fenced("another worker was started meanwhile")
         connection.execute("UPDATE pgsub.subscription SET timeline = %s WHERE subid = %s", (timeline, subid))

@@ -24,13 +24,13 @@ def check(connection: psycopg.Connection, subid: int, name: str) -> None:
     if found is None:
         return
     side, phase, ending = found
-    # guard: apply does not begin where clients write since a switchover
+    # guard: apply does not start where clients write since a switchover
     if side == "taking" and phase in _CLIENTS_WRITE:
         raise StateForbids(
             f'subscription "{name}" was switched over: clients may write on its target',
             hint=f"Let the switchover come to its end. To see where it stands:\npgsub switchover {word(name)} --status",
         )
-    # guard: the way back does not begin where clients have not stopped to write
+    # guard: the way back does not start before clients have stopped writing
     if side == "giving" and phase != "given":
         raise StateForbids(
             f'subscription "{name}" leads back from a switchover that has not moved the writes',

@@ -97,7 +97,7 @@ def of_transaction(
     ).fetchall()
     if not rows:
         return None
-    # guard: a skipped change is replayed once, without " if row[5] is None"
+    # guard: a skipped change is replayed only once, without " if row[5] is None"
     waiting = [row for row in rows if row[5] is None]
     totals: dict[tuple[str, str, str], int] = {}
     for _, _, schema, name, operation, _ in waiting:
@@ -141,7 +141,7 @@ def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]
 
     :return: how many were not replayed before, and are there.
     """
-    # guard: a skipped change is replayed once, without " AND replayed_at IS NULL"
+    # guard: a skipped change is replayed only once, without " AND replayed_at IS NULL"
     return connection.execute(
         "UPDATE pgsub.skipped_change SET replayed_at = pg_catalog.now()"
         " WHERE subid = %s AND id = ANY (%s) AND replayed_at IS NULL",

@@ -85,7 +85,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
         # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
         if now == PENDING and scalar(connection, _ALL_READY, (subid,)):
             _set(connection, subid, ENABLED)
-            # guard: feedback follows the state of two_phase
+            # guard: feedback does not pass a change of two_phase that is not shown
             events.add(connection, subid, {"kind": "two_phase"})
             now = ENABLED
         position = behind(connection, subid)

@@ -182,7 +182,7 @@ def check(connection: psycopg.Connection) -> None:
     if attached and all(part.kind.startswith("privilege ") for part in attached):
         _revoke(connection, attached)
         attached = _attached(connection)
-    # guard: code of others in the ledger is refused
+    # guard: a ledger with foreign code is rejected
     if attached:
         raise _refused(attached)
 

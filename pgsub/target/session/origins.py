@@ -76,7 +76,7 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
         with advisory_locks.holding(connection, (_COUNTING,)):
             return _attached(connection, sub.subid, spare=spare)
     except TargetUnavailable:
-        # guard: nothing is written without its origin where others rely on it, without " or needed(connection, sub)"
+        # guard: nothing is written without an origin where others rely on it, without " or needed(connection, sub)"
         if must or spare or needed(connection, sub):
             raise
         return None

@@ -88,7 +88,7 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
     assignments = build.assignments()
     columns, values = build.completed("old")
     where, same = build.condition(), build.has_identities()
-    # guard: a row whose identity column stays as it is is not deleted: what refers to it would go with it
+    # guard: a row is not deleted and inserted again where an update suffices
     kept = _assigning(relation.target, assignments, sql.SQL("{} AND {}").format(where, same))
     text = sql.SQL(
         "WITH kept AS ({kept}), old AS (DELETE FROM {table} WHERE {where} AND ({same}) IS NOT TRUE RETURNING *),"

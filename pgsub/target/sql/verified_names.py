@@ -62,7 +62,7 @@ class VerifiedNames:
         if known in self._verified:
             return
         lock, values = self._statements.get((known, purpose)) or self._compose(known, purpose)
-        # guard: a table is locked and its name verified before anything is planned with it
+        # guard: a table is locked and its name verified before a statement names it
         self._send(lock if locks else None, values, tag)
         self._verified.add(known)
 

@@ -222,7 +222,7 @@ def _settings(sides: Sides) -> Iterator[Obstacle]:
     differing = [key for key, value in there.items() if here.get(key) != value]
     database = quoting.name(sides.taking.info.dbname)
     harmless, powerful = harmless_settings(sides), powerful_roles(sides)
-    # guard: no role that has power over the server is altered by a statement to paste, without "role in powerful or "
+    # guard: no statement to paste alters a role that has power over the server, without "role in powerful or "
     left = [(role, name) for role, name in differing if role in powerful or not is_harmless(name, harmless)]
     statements = [
         ("ALTER DATABASE " + database if role is None else f"ALTER ROLE {quoting.name(role)} IN DATABASE {database}")

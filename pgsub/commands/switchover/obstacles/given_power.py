@@ -34,7 +34,7 @@ def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str])
 
     :param statements: what to name, the statement, and the role of the target that it is about.
     """
-    # guard: no role that has power over the server is granted by a statement to paste, without "role in powerful or "
+    # guard: no statement to paste grants a role that has power over the server, without "role in powerful or "
     left = [what for what, _, role in statements if role in powerful or role.startswith("pg_")]
     return hint([text for what, text, _ in statements if what not in left], left)
 

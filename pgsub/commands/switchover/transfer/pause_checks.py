@@ -24,13 +24,13 @@ def check_way_there(
     """
     relations = subscriptions.relations(taking, sub.subid)
     held = held_tables.overview(taking, sub.subid)
-    # guard: the right is not given while apply leaves out a table
+    # guard: the right to write is not given while apply leaves out a table
     if held or any(one.srsubstate != "r" for one in relations):
         raise StateForbids(
             f'not all tables of subscription "{sub.name}" are synchronized, or some are held',
             hint=f"See which:\npgsub status {word(sub.name)}",
         )
-    # guard: the right is not given while skipped changes wait, which nothing could replay afterwards
+    # guard: the right to write is not given while skipped changes wait for replay
     if skipped_changes.usage(taking, sub.subid).waiting:
         raise StateForbids(
             f'changes of subscription "{sub.name}" were skipped meanwhile, and not replayed',
@@ -48,7 +48,7 @@ def check_way_back(giving: psycopg.Connection, back: Subscription, slots: publis
     relations = subscriptions.relations(giving, back.subid)
     known = {one.recorded or (one.schemaname, one.relname) for one in relations}
     unknown = {one[:2] for one in publication.published_tables(slots, back.publications)} - known
-    # guard: the right is not given while the way back would leave out a table, or copy it
+    # guard: the right to write is not given while the way back would omit or copy a table
     if unknown or any(one.srsubstate != "r" for one in relations):
         raise StateForbids(
             f'subscription "{back.name}", which is to lead back, has not every table, or would copy one',

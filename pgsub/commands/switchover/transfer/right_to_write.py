@@ -65,7 +65,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
     """
     there, read = journal.of(giving, entry.id), time.monotonic()
     here = journal.of(taking, entry.id)
-    # guard: the right is taken only after it was given
+    # guard: the right to write is taken only after it was given
     if there is None or there.phase != journal.GIVEN:
         raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
     if here is None or here.phase in (journal.PREPARED, journal.DECLINED):
@@ -124,7 +124,7 @@ def release(
                 hint="It may have been taken there. Bring the target up, then let the switchover go on, or abort it. If"
                 " it will never come back, abort with --gone target.",
             )
-        # guard: what was given is released only after the taking side has declined
+        # guard: a given right is released only after the taking side has declined it
         if taking is not None:
             decline(taking, entry)
     if there is not None and there.phase in (journal.OPEN, journal.FENCED, journal.GIVEN):

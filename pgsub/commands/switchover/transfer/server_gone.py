@@ -41,7 +41,7 @@ def check_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription
     ways = [(sub.connection, sub.target), *([] if back is None else [(back.target, back.connection)])]
     for publisher, target in ways:
         params = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
-        # guard: a server that answers is not taken for gone
+        # guard: a server that answers is not reported as gone
         if _answers(params):
             raise StateForbids(
                 f"the {options.gone} is not gone: it answers",
@@ -112,7 +112,7 @@ def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
 
     Its id comes from the taking side, which could name one of another subscription, whose way back is in use.
     """
-    # guard: a target opens no publisher that gave the right to write to another one
+    # guard: a target does not release a publisher that gave the right to write to another target
     if there.subname != sub.name or store.subscription_by_id(there.subid) is not None:
         return False
     return there.side == journal.GIVING and there.phase != journal.RELEASED

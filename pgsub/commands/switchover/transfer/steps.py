@@ -102,7 +102,7 @@ class Switchover:
                 self._approach(entry, sessions.source, sessions.slots, alive)
                 # what was looked for lies hours back where large tables were compared, and was before another run
                 seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, again=True)
-                # guard: the pause does not begin while something stands in the way
+                # guard: the pause does not begin while an obstacle remains
                 way_back_subscription.check(seen, self._options)
             self._pause(entry, sessions, alive)
 
@@ -120,7 +120,7 @@ class Switchover:
         try:
             yield
         except BaseException as error:
-            # guard: what fails in the pause ends it
+            # guard: a failure in the pause ends the pause
             if not self._go_back(entry, error):
                 raise
 

@@ -114,7 +114,7 @@ class Turn:
             server_gone.drop_way_back(self.options, self.back, InnerReporter(self.reporter, backward=True))
             return
         assert self.back is not None
-        # guard: a way back that somebody has disabled since is not enabled again, without "not enabled and "
+        # guard: a way back that was disabled since is not enabled again, without "not enabled and "
         if not enabled and not self.store.subscription(self.back.name).enabled:
             enable(self.options.state_dir, self.back.name, reporter=self.reporter)
         failpoints.point("switchover.enabled")

@@ -25,7 +25,7 @@ def installed_version(connection: psycopg.Connection) -> int:
     """
     if not scalar(connection, "SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL"):
         return 0
-    # guard: a ledger that is a stranger's is not even read
+    # guard: a ledger of an untrusted owner is not read
     ledger_privileges.check(connection)
     return int(scalar(connection, "SELECT max(version) FROM pgsub.ledger_version") or 0)
 

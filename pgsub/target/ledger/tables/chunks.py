@@ -166,7 +166,7 @@ def begin(session: psycopg.Connection, key: ChunkKey, more: LiteralString = "", 
     name = SessionName(key.claim.subid, f"copy:{key.claim.worker}", key.claim.epoch)
     opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
     session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on; " if durable else "; ") + sql.SQL(more))
-    # guard: a chunk is copied once, without " AND xid IS NULL"
+    # guard: a chunk is copied only once, without " AND xid IS NULL"
     lock = f"SELECT true FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED"
     locked = scalar(session, lock, key.params) is True
     if not locked:

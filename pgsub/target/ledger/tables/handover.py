@@ -49,7 +49,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
         worker_takeover.fence(connection, claim)
         handover = _handover(connection, claim)
         ready = may_hand_over(apply_lsn, sync_lsn, handover)
-        # guard: a table changes hands only where apply has not passed it, always
+        # guard: a table is handed over only at a position that apply has not passed, always
         if ready:
             _set_syncdone(connection, claim.subid, [claim.worker], sync_lsn)
         else:

@@ -249,7 +249,7 @@ def remove(connection: psycopg.Connection, subid: int, places: Sequence[HeldPlac
     What was prepared before it may have kept changes behind them, so :func:`finish` has to note anew where apply is.
     """
     relids = list(set().union(*(one.relids for one in places)))
-    # guard: what was prepared before the last kept change was applied keeps its table from being like any other
+    # guard: a table is not released while a transaction prepared before may keep changes of it
     connection.execute(
         f"UPDATE pgsub.held_table SET drained_lsn = NULL WHERE {_TABLES} AND drained_lsn IS NOT NULL".encode(),
         (subid, relids),
