@@ -16,9 +16,8 @@ from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired
 from pgsub.common.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
-from pgsub.common.threads import CallTimedOut, TimedExecutor
-from pgsub.launcher import error_rows
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
+from pgsub.launcher.housekeeping import Housekeeping
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.run_until import Goal
 from pgsub.launcher.runner import Runner
@@ -32,11 +31,8 @@ TICK = 0.1
 AGAIN_SECONDS = 30.0
 #: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
-TIDY_SECONDS = 10.0
 #: Between signs of life of what is served.
 SIGN_SECONDS = 1.0
-#: Between questions to Spark about tasks that have not begun, if there are any.
-LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +80,10 @@ class Launcher:
         self._locks = dict(locks or {})
         self._served: dict[int, Served] = {}
         self._unusable: dict[int, str] = {}
-        self._unseen = ""  #: why Spark could not be asked last
         self._lack: str | None = None  #: of the machine, as it was logged
         self._manager = ServiceManager()
-        self._janitor = TimedExecutor("janitor", TICK)
-        self._next_tidy = self._next_look = self._next_sign = 0.0
+        self._housekeeping = Housekeeping(self._engine, self._heartbeats, log)
+        self._next_sign = 0.0
 
     def run(
         self, stop: threading.Event, timeout: float | None = None, tick: Callable[[Run], None] = lambda run: None
@@ -105,7 +100,7 @@ class Launcher:
         deadline = None if timeout is None else time.monotonic() + timeout
         expired: PgsubError | None = None
         try:
-            self._listen()
+            self._housekeeping.listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
             self._engine.start()  # not before: a run that gets no lock needs no JVM
             self._manager.ready()
@@ -139,13 +134,12 @@ class Launcher:
 
     def _turn(self, tick: Callable[[Run], None]) -> None:
         failpoints.point("launcher.turn")
-        self._listen()
+        self._housekeeping.listen()
         with contextlib.suppress(StateStoreError):  # it only shows
             tick(self._recorder.run)
         self._reap()
         self._reconcile()
-        self._look()
-        self._tidy()
+        self._housekeeping.look()
         self._lack = None
 
     def _lacks(self, error: Exception) -> None:
@@ -166,34 +160,6 @@ class Launcher:
             self._next_sign = time.monotonic() + SIGN_SECONDS
             for served in self._served.values():
                 served.sign_of_life(self._log)
-
-    def _look(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_SECONDS
-            with contextlib.suppress(RuntimeError):  # no thread to spare
-                self._engine.watch()
-            try:
-                self._janitor.run(self._engine.look)
-            except CallTimedOut:
-                pass
-            except Exception as error:  # it only shows
-                if (found := error_rows.internal_error(error)).message != self._unseen:
-                    self._unseen = found.message
-                    self._log("ERROR", found.log_text())
-
-    def _tidy(self) -> None:
-        if time.monotonic() >= self._next_tidy:
-            self._next_tidy = time.monotonic() + TIDY_SECONDS
-            with contextlib.suppress(CallTimedOut, OSError):
-                self._janitor.run(self._engine.rotate_log)
-
-    def _listen(self) -> None:
-        """Start the thread that receives heartbeats, also after it died."""
-        ended = self._heartbeats.start()
-        if ended is not None:
-            self._log(
-                "WARNING", log_text("heartbeats of workers were not received for a moment", detail=f"{ended.message}.")
-            )
 
     def _wanted(self) -> dict[int, Subscription]:
         subscriptions = self._recorder.subscriptions()
@@ -334,4 +300,4 @@ class Launcher:
         self._engine.close()
         self._heartbeats.close()
         self._recorder.close()
-        self._janitor.close()
+        self._housekeeping.close()
