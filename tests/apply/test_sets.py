@@ -20,12 +20,13 @@ from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows import relation_cache as relations
 from pgsub.apply.rows.relation_cache import RelationCache
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import keys as sets_keys
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.change_set import ChangeSet
 from pgsub.apply.sets.compaction import compact
-from pgsub.apply.sets.writer import SetFallback, SetWriter
+from pgsub.apply.sets.writer import SetWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.subscription import Subscription
 from pgsub.protocol import columnar
@@ -90,7 +91,7 @@ class Bench:
         self.begin(case)
         try:
             self.one_by_one(case.messages, self.map(case.shape))
-            return self.content(case), len(self.rows.records)
+            return self.content(case), len(self.rows.conflicts.records)
         except StatementFailed as failure:
             return _in_the_way(failure)
         finally:
@@ -107,7 +108,7 @@ class Bench:
             self.sets.finish()
             assert self.scans(case) == scans  # whatever the key's type, its index finds the rows
             self.one_by_one([case.messages[at] for at in outcome.left], relation)
-            assert not self.rows.records or outcome.left
+            assert not self.rows.conflicts.records or outcome.left
             return self.content(case), outcome
         except SetFallback:
             return None
@@ -533,9 +534,9 @@ def test_an_update_that_sets_nothing_still_looks_for_its_row(bench: Bench) -> No
     bench.session.execute("BEGIN; INSERT INTO public.o DEFAULT VALUES")
     bench.rows.begin()
     bench.one_by_one([Update(5, "", None, _text("1"))], relation)
-    assert not bench.rows.records
+    assert not bench.rows.conflicts.records
     bench.one_by_one([Update(5, "", None, _text("2"))], relation)
-    assert len(bench.rows.records) == 1
+    assert len(bench.rows.conflicts.records) == 1
     bench.session.execute("ROLLBACK")
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from pgsub.apply.rows.change_block import ChangeBlock
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import TableStateFilter
-from pgsub.apply.rows.writer import RowWriter, SetFallback
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets.writer import SetWriter
 from pgsub.target.sql.pipeline import StatementFailed
 

@@ -61,7 +61,7 @@ class Dispatch:
             case Truncate():
                 self._truncate(transaction, message)
             case LogicalMessage():
-                self._rows.record(LoggedMessage.of(message, transaction.xid))
+                self._rows.conflicts.record(LoggedMessage.of(message, transaction.xid))
             case _:
                 raise TypeError(f"{type(message).__name__} cannot be applied")
         self._dealt()

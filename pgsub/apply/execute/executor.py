@@ -23,8 +23,9 @@ from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_cache import RelationCache
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import Filter, TableStateFilter
-from pgsub.apply.rows.writer import RowWriter, SetFallback
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import writer
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -190,13 +191,13 @@ class Executor:
         return self._naming and bool(self._relations.rules)
 
     def _spill_many(self) -> None:
-        if len(self._rows.records) >= RECORDS and self._spill is not None:
+        if len(self._rows.conflicts.records) >= RECORDS and self._spill is not None:
             self._sets.finish()
             self._spill(self.taken())
 
     def _spill_some(self) -> None:
         """Spill outside of any savepoint, and before there are so many that it would be done inside of one."""
-        if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
+        if len(self._rows.conflicts.records) >= RECORDS // 2 and self._spill is not None:
             self._spill(self.taken())
 
     @contextlib.contextmanager
@@ -263,7 +264,7 @@ class Executor:
 
     def settled(self) -> None:
         """Note that the target transaction is committed, or given up for good."""
-        self._rows.missing.settled()
+        self._rows.conflicts.missing.settled()
 
     def forget(self) -> None:
         """Prepare statements anew: after a rollback psycopg may have deallocated them."""
@@ -286,7 +287,7 @@ class Executor:
 
     def taken(self) -> list[Record]:
         """Take the missing rows and messages so far, to be recorded."""
-        return self._rows.taken()
+        return self._rows.conflicts.taken()
 
     @contextlib.contextmanager
     def _locating(self) -> Iterator[None]:

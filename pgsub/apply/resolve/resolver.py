@@ -16,8 +16,9 @@ from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.rules import Records, SingleChange, decide
 from pgsub.apply.resolve.winner import Action
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import TableStateFilter
-from pgsub.apply.rows.writer import RowWriter, SetFallback
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
 from pgsub.common.conflict_rules import Rule
@@ -134,11 +135,11 @@ class Resolver:
         old = None if isinstance(message, Insert) else message.old
         change = SingleChange(Place(transaction, kind, relation, new, old), message)
         self._rows.sync()
-        self._rows.resolving = True
+        self._rows.conflicts.resolving = True
         try:
             self._apply(change)
         finally:
-            self._rows.resolving = False
+            self._rows.conflicts.resolving = False
         return change.conflicted
 
     def _apply(self, change: SingleChange) -> None:
@@ -148,9 +149,9 @@ class Resolver:
             differs = self._rows.written_by_others(place, lock=ruled)
             if differs is not None and not self._differing(change, differs):
                 return
-        self._rows.missed = False
+        self._rows.conflicts.missed = False
         self._settle(change)
-        if self._rows.missed:
+        if self._rows.conflicts.missed:
             self._missing(change)
 
     # rows that another origin wrote, and rows that are missing
@@ -171,7 +172,7 @@ class Resolver:
         missing = RowConflict.of(change.place)
         if rule is None:
             change.conflicted = True
-            self._rows.record(missing)
+            self._rows.conflicts.record(missing)
             return
         [missing] = conflict.with_partitions(self._connection, [missing])
         record = missing.record(self._subid)

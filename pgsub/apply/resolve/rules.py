@@ -104,4 +104,4 @@ class Records:
         change.conflicted = True
         if resolved.rule is not None:
             self._relations.rules.use(resolved.rule)
-        self._rows.record(resolved)
+        self._rows.conflicts.record(resolved)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import psycopg
 
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.common import session_role
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import copy_from, statements
-from pgsub.target.sql.pipeline import Pipeline, StatementFailed
+from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 from pgsub.target.sql.verified_names import VerifiedNames, may_lock
 
@@ -50,6 +51,13 @@ class OwnerPipeline(Pipeline):
         target = relation.target
         self.become(target.acts_as, tag)
         self.names.verify(target, tag, locks=may_lock(target, target.acts_as))
+
+    def send_row(
+        self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
+    ) -> None:
+        """Send a statement of a single change."""
+        self.enter(place.mapped, place)
+        self.send(statement, *place.parameters(statement), place, on_count, on_row)
 
     def copy(self, relation: RelationMap, stream: Stream, tag: object, *, binary: bool) -> None:
         """Copy rows into a relation, after everything else was run; it is out of the pipeline then.

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import Record, RowConflict
+from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.error_context import Place
+from pgsub.apply.rows.found_conflicts import FoundConflicts
 from pgsub.apply.rows.insert_run import InsertRun
-from pgsub.apply.rows.missing_rows import MissingRows
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements import RowStatements
@@ -25,20 +25,9 @@ from pgsub.protocol.messages import Insert
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import statements
-from pgsub.target.sql.pipeline import FirstRow, RowCount, StatementFailed
+from pgsub.target.sql.pipeline import RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 from pgsub.target.sql.verified_names import may_lock
-
-
-class SetFallback(Exception):
-    """Changes cannot be executed together: row by row it shows which row is to blame.
-
-    :ivar relation: of the changes.
-    """
-
-    def __init__(self, relation: RelationMap, reason: str) -> None:
-        super().__init__(f"{relation.target.schema}.{relation.target.name}: {reason}")
-        self.relation = relation
 
 
 class RowWriter:
@@ -47,32 +36,24 @@ class RowWriter:
     :param connection: autocommit; the caller opens and ends transactions.
     :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
     :ivar changes: rows applied, for statistics.
-    :ivar records: missing rows, and messages, each with the depth of savepoints at that time.
-    :ivar resolving: the sender of the changes resolves each conflict.
-    :ivar missed: then, that the row of the last change was not there.
-    :ivar missing: rows that changes did not find, and that may have come meanwhile.
+    :ivar conflicts: that changes met and did not fail by.
     :param looks_again: look once more for rows that are missing; what runs then takes :class:`SetFallback`.
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache, *, looks_again: bool = False) -> None:
         self.connection, self.relations = connection, relations
-        self.missing = MissingRows(looks_again=looks_again)
         self._pipeline = OwnerPipeline(connection)
         self._statements = RowStatements(relations)
+        self.conflicts = FoundConflicts(self._pipeline, self._statements, looks_again=looks_again)
         self._inserts = InsertRun()
         self.copies = True
         self.changes = 0
-        self.records: list[tuple[int, Record]] = []
-        self._depth = 0  #: of savepoints
-        self.resolving = self.missed = False
-        self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
 
     def begin(self) -> None:
         """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = InsertRun()
-        self.records, self._depth, self._unresolved = [], 0, None
         self._pipeline.begin()
-        self.missing.begin()
+        self.conflicts.begin()
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -109,7 +90,7 @@ class RowWriter:
 
     def insert_row(self, place: Place) -> None:
         """Insert ``place.new``, by a statement of its own."""
-        self._send(self._statements.insert(place), place, None)
+        self._pipeline.send_row(self._statements.insert(place), place, None)
         self.changes += 1
 
     def update(self, place: Place) -> None:
@@ -123,7 +104,7 @@ class RowWriter:
             return False
         self.sync()
         found: list[bool] = []
-        self._send(self._statements.leaves(place), place, None, lambda row: found.append(row[0] == "t"))
+        self._pipeline.send_row(self._statements.leaves(place), place, None, lambda row: found.append(row[0] == "t"))
         self.sync()
         return bool(found) and found[0]
 
@@ -133,52 +114,16 @@ class RowWriter:
         self._change(self._statements.delete(place), place)
 
     def _change(self, statement: Statement, place: Place) -> None:
-        self._check_origin(place)
+        conflicts = self.conflicts
+        conflicts.check_origin(place)
         self.changes += 1
-        for _ in range(self.missing.searches(resolving=self.resolving)):
+        for _ in range(conflicts.missing.searches(resolving=conflicts.resolving)):
             found: list[int] = []
-            self._send(statement, place, found.append)
+            self._pipeline.send_row(statement, place, found.append)
             self.sync()
             if found != [0]:
                 return
-        self._send(statement, place, self._if_missing(place))
-
-    def _if_missing(self, place: Place) -> RowCount:
-        depth = self._depth
-
-        def on_count(count: int) -> None:
-            if not count and self.resolving:
-                self.missed = True
-            elif not count and not self._is_ruled(place, "missing"):
-                self.records.append((depth, RowConflict.of(place)))
-                self.missing.add(place)
-
-        return on_count
-
-    def _present(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return those of the changes whose row is there, by a new snapshot."""
-        there: list[Place] = []
-        for place in places:
-            self._send(self._statements.present(place), place, self._if_there(place, there))
-        self._pipeline.become(None)
-        self._pipeline.sync()
-        return there
-
-    @staticmethod
-    def _if_there(place: Place, there: list[Place]) -> RowCount:
-        def on_count(count: int) -> None:
-            if count:
-                there.append(place)
-
-        return on_count
-
-    def _is_ruled(self, place: Place, what: str) -> bool:
-        """Return whether a conflict, missing or origin_differs, is for a rule to decide."""
-        relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
-        if relation.rule(kind) is None:
-            return False
-        self._unresolved = self._unresolved or SetFallback(relation, kind)
-        return True
+        self._pipeline.send_row(statement, place, conflicts.if_missing(place))
 
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
         """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
@@ -236,36 +181,22 @@ class RowWriter:
         # guard: the ledger is written by the session's own role
         self._pipeline.become(None)
         self._pipeline.sync()
-        unresolved, self._unresolved = self._unresolved, None
-        if unresolved is not None:
-            raise unresolved
-        came = self.missing.first_that_came(self._present)
-        if came is not None:
-            raise SetFallback(came.mapped, "a row that was missing is there")
-
-    def record(self, record: Record) -> None:
-        """Add a record; it is dropped with the savepoint that it stands behind."""
-        self.records.append((self._depth, record))
-
-    def taken(self) -> list[Record]:
-        """Take the records so far."""
-        records, self.records = self.records, []
-        return [record for _, record in records]
+        self.conflicts.check()
 
     def savepoint(self) -> None:
         """Set a savepoint for :meth:`rollback_to`."""
         self.command(statements.SAVEPOINT)
-        self._depth += 1
+        self.conflicts.depth += 1
 
     def rollback_to(self, depth: int) -> None:
         """Roll back to the savepoint before which there were ``depth`` others, and release it."""
-        while self._depth > depth:  # all have one name: the newest hides the others
+        while self.conflicts.depth > depth:  # all have one name: the newest hides the others
             self.command(statements.ROLLBACK_TO)
             self.command(statements.RELEASE)
-            self._depth -= 1
+            self.conflicts.depth -= 1
         self._pipeline.names.forget()  # with the savepoint, locks since then are gone
         self.sync()
-        self.records = [one for one in self.records if one[0] <= depth]
+        self.conflicts.drop_behind(depth)
 
     def leave(self) -> None:
         """Leave the pipeline, whatever failed in it: the session is about to roll back."""
@@ -280,7 +211,7 @@ class RowWriter:
         :raises SetFallback: a rule is to decide a conflict; the body is undone.
         """
         self.sync()
-        records, changes, outer = len(self.records), self.changes, self._pipeline.undo
+        found, changes, outer = len(self.conflicts.records), self.changes, self._pipeline.undo
         names = self._pipeline.names.known()
         self.connection.execute("SAVEPOINT pgsub_undo")
         self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
@@ -290,10 +221,9 @@ class RowWriter:
         except BaseException:
             with contextlib.suppress(StatementFailed):
                 self.leave()
-            self._pipeline.role, self.changes, self._unresolved = None, changes, None
+            self._pipeline.role, self.changes = None, changes
             self._pipeline.names.forget(names)
-            self.missing.forget()
-            del self.records[records:]
+            self.conflicts.undo(found)
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
             self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
             raise
@@ -318,18 +248,6 @@ class RowWriter:
         self._pipeline.names.verify(table, place, locks=may_lock(table, role))
         self.sync()
 
-    def _check_origin(self, place: Place) -> None:
-        """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
-        if not place.mapped.target.origins_of or self.resolving:
-            return
-        depth = self._depth
-
-        def on_row(row: list[str | None]) -> None:
-            if not self._is_ruled(place, "origin_differs"):
-                self.records.append((depth, RowConflict.of(place, row)))
-
-        self._send(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
-
     def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
         """Return the row to be changed, if another origin wrote it last.
 
@@ -337,12 +255,6 @@ class RowWriter:
         """
         found: list[RowConflict] = []
         statement = self._statements.written_elsewhere(place, lock=lock)
-        self._send(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))
+        self._pipeline.send_row(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))
         self.sync()
         return found[0] if found else None
-
-    def _send(
-        self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
-    ) -> None:
-        self._pipeline.enter(place.mapped, place)
-        self._pipeline.send(statement, *place.parameters(statement), place, on_count, on_row)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pgsub.apply.rows.writer import RowWriter, SetFallback
+from pgsub.apply.rows.set_fallback import SetFallback
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import eligibility
 from pgsub.apply.sets.change_set import ChangeSet, Updates
 from pgsub.apply.sets.compaction import compact

@@ -15,8 +15,8 @@ from pgsub.apply.commit.prepared_transactions import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.worker_sessions import TargetSession
-from pgsub.apply.rows.writer import SetFallback
 from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
