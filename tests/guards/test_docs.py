@@ -10,16 +10,15 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
 def test_every_module_and_folder_that_a_page_names_exists() -> None:
-    files = {
-        str(path.relative_to(ROOT))
-        for folder in ("pgsub", "tests", "benchmarks")
-        for path in ROOT.glob(f"{folder}/**/*")
-    }
+    paths = [
+        path.relative_to(ROOT).parts for name in ("pgsub", "tests", "benchmarks") for path in ROOT.glob(f"{name}/**/*")
+    ]
+    known = {"/".join(parts[start:]) for parts in paths for start in range(len(parts))}
     missing = [
         f"{page.name}: {name}"
         for page in PAGES
         for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))(?:::\w+)?`", page.read_text())
-        if not any(f"/{file}".endswith("/" + name.rstrip("/")) for file in files) and not (ROOT / name).exists()
+        if name.rstrip("/") not in known and not (ROOT / name).exists()
     ]
     assert missing == []
 
