@@ -1,4 +1,4 @@
-"""What the documentation names is there."""
+"""Modules, folders and pages that the documentation names exist."""
 
 from __future__ import annotations
 

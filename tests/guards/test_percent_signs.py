@@ -1,7 +1,7 @@
-"""A name may hold a percent sign, which psycopg takes for a placeholder where a statement has parameters.
+"""Names may contain a percent sign, which psycopg reads as a placeholder where a statement has parameters.
 
-Statements about relations of others have parameters of the server (``$1``) for that reason. What stands beside ``%s``
-or ``%(name)s`` of psycopg is text of pgsub alone.
+Therefore statements with foreign names use parameters of the server (``$1``). Beside ``%s`` or ``%(name)s`` of psycopg
+stands only text of pgsub.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sources
 
 _PLACEHOLDER = re.compile(r"(?<!%)(?:%%)*%(?:[sbt](?!')|\()")
 _LEDGER = "sql.Identifier('pgsub', table)"
-#: What stands beside placeholders, by module: columns and tables of the ledger, conditions that the module writes.
+#: Allowed beside placeholders, by module: columns and tables of the ledger, conditions that the module writes.
 OWN = {
     "target/ledger/subscriptions.py": {"sql.Identifier(name)", "assignments", _LEDGER},
     "target/ledger/prepared_xacts.py": {_LEDGER},
@@ -26,7 +26,7 @@ OWN = {
 
 
 def _composed(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
-    """Find what is put into texts: line, text, and the parts."""
+    """Yield line, text and parts of each call of ``format``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
             texts = [

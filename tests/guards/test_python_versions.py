@@ -1,4 +1,4 @@
-"""What a version of Python that pgsub allows gets wrong is not used."""
+"""Nothing is used that a supported version of Python gets wrong."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import servers
 import sources
 
-#: Python 3.11 has them, and until 3.11.5 a possessive group whose last repetition fails half way takes it all the same.
+#: Until 3.11.5, a possessive group keeps its last repetition even if that fails half-way.
 _POSSESSIVE = re.compile(r"(?<!\\)[*+?}]\+|\(\?>")
 
 
 def _patterns(tree: ast.Module) -> Iterator[str]:
-    """Texts that are given to functions of ``re``."""
+    """Yield the texts that are passed to functions of ``re``."""
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("re.")):
             continue

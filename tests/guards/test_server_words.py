@@ -1,4 +1,4 @@
-"""No text of a server gets into an error, the log or the state store whole: one place takes them, and shortens them."""
+"""One module reads the texts of a server's errors and shortens them, before they reach an error, log or state store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIELDS = {"message_primary", "message_detail", "message_hint"}
 
 
 def _caught(handler: ast.ExceptHandler) -> Iterator[ast.AST]:
-    """Where the text of an error of psycopg is taken whole."""
+    """Yield where a handler uses the whole text of an error of psycopg."""
     if handler.type is None or handler.name is None or "psycopg" not in ast.unparse(handler.type):
         return
     for node in ast.walk(handler):

@@ -1,4 +1,4 @@
-"""SQL of a publisher in a statement to paste is no more than the part that it stands for."""
+"""SQL of a publisher is used in a statement to paste only if it cannot be more than the part that it stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No decision depends on the wall clock: it may be set back or forth by a day while a subscription runs."""
+"""No decision depends on the wall clock, which may be set back or forward while a subscription runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sources
 
 _WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 
-#: Where it is read, and why a jump does no harm.
+#: Modules that read it, and why a jump does no harm.
 READ = {
     "apply/stream/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
     "catalog/locks.py": "how long ago a launcher gave a sign of life, which is shown; the next one corrects it",

@@ -1,4 +1,4 @@
-"""Names of tables are chosen by others: in a command that is to be pasted into a shell they are quoted."""
+"""Text that others chose is quoted in commands and statements to paste."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ assert app.app  # whose commands are known then
 if TYPE_CHECKING:
     from fix_servers import Database
 
-#: A table or a subscription's name in a command; in a statement to paste what is quoted by hand, or not at all.
+#: The name of a table or subscription in a command, and anything quoted by hand or not at all in a statement.
 _UNQUOTED = re.compile(
     r"--(?:resync|hold|release|table) \{(?!(?:word|shlex\.quote)\()"
     r"|(?:\\n|\b)pgsub [a-z][a-z -]* \{(?:[\w.]+\.|sub)?name\}"
     r"|(?:\\n|\b)(?:ALTER|CREATE|DELETE|DROP|GRANT|REVOKE|SELECT|WHERE) .*"
     r"(?:'\{[^}]*\}'|\"\{[^}]*\}\"|\{\w+(?:\[\d\])+\}).*;"
 )
-#: A name that is quoted where it is made.
+#: A name that is quoted where it is assigned.
 _QUOTED = re.compile(r"\bname = (?:quoting\.)?word\(")
 
 
@@ -146,7 +146,7 @@ def test_every_kind_of_output_completes_commands(
 
 
 def test_every_record_of_the_log_is_built_by_log_text() -> None:
-    """Names and texts of others could begin a field of it; errors.log_text() keeps them from that."""
+    """Foreign text could begin a field of a record; errors.log_text() prevents that."""
     found = [
         f"{module}: {line.strip()}"
         for module, text in sources.modules().items()
@@ -156,7 +156,7 @@ def test_every_record_of_the_log_is_built_by_log_text() -> None:
     assert found == []
 
 
-#: Where SQL is composed that is executed.
+#: Modules that compose SQL to execute it.
 _EXECUTED = {
     "tablesync/copy/plan.py",
     "tablesync/copy/row_by_row.py",
@@ -170,7 +170,7 @@ def test_statements_to_paste_are_composed_in_one_place() -> None:
     assert found == {*_EXECUTED, "common/quoting.py"}
 
 
-#: Where what a server quoted is a part of statements that are executed there, or compared.
+#: Modules in which text that a server quoted is executed on that server, or compared.
 _QUOTED_BY_SERVERS = {
     "commands/switchover/obstacles/table_definitions.py",
     "target/catalog/ddl_hints.py",
@@ -180,7 +180,7 @@ _QUOTED_BY_SERVERS = {
 
 
 def test_names_to_paste_are_not_quoted_by_servers() -> None:
-    """quote_ident() leaves line breaks in a name."""
+    """quote_ident() keeps line breaks in a name."""
     found = {module for module, text in sources.modules().items() if re.search(r"quote_ident\b", text)}
     assert found == _QUOTED_BY_SERVERS
 
