@@ -61,7 +61,7 @@ def _taken(tree: ast.AST) -> Iterator[ast.AST]:
 def test_only_one_module_reads_texts_of_a_servers_error() -> None:
     found = [
         f"{name}:{node.lineno}"  # type: ignore[attr-defined]
-        for name, tree in sources.trees("|".join([r"\bdiag\b", "psycopg", *_FIELDS]))
+        for name, tree in sources.trees("|".join([r"\bdiag\b|except[^:]*psycopg", f": {_ERROR}", *_FIELDS]))
         if name != _PLACE
         for node in _taken(tree)
     ]

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockSets:
-    """Sets of one target session.
+    """The sets of one target session.
 
     :param replica: whether session_replication_role = replica is in effect there.
     """
