@@ -35,7 +35,7 @@ def _definitions(statements: Iterable[ast.AST]) -> Iterator[Definition]:
 
 @cache
 def documented() -> list[tuple[str, bool, str]]:
-    """Return place, whether it is of a class, and first word of each docstring; a property's reads as an attribute's."""
+    """Return place, whether it is a class's, and first word of each docstring, without those of properties."""
     return [
         (f"{name}:{node.lineno} {node.name}", isinstance(node, ast.ClassDef), text.split()[0])
         for name, tree in sources.trees()

@@ -8,7 +8,7 @@ import psycopg
 
 from pgsub.commands.preflight import databases, server_limits
 from pgsub.commands.preflight.findings import Caution
-from pgsub.common import conflict_rules, quoting
+from pgsub.common import conflict_rules
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import Subscription
