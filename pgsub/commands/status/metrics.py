@@ -17,9 +17,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from pgsub import __version__
 from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
+from pgsub.catalog.times import seconds_since
 from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.commands.status.status import status
-from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, seconds_since
+from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
 from pgsub.common.text import line
 from pgsub.protocol.lsn import parse_lsn
 
