@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,11 @@ MOVE = _FOLDER / "13-move-database.md"
 SLOT = _FOLDER / "15-slot-is-gone.md"
 #: Begins with nothing.
 TAKE_OVER = _FOLDER / "16-take-over.md"
+#: Begins with nothing, under a launcher whose copies are held up.
+BROKE_OFF = _FOLDER / "17-copy-broke-off.md"
 PAGES = sorted(_FOLDER.glob("[0-9]*-*.md"), key=lambda page: int(page.name.partition("-")[0]))
 #: Those that follow one another, between the same two servers.
-IN_ORDER = [page for page in PAGES if page not in (BEGIN, MOVE, SLOT, TAKE_OVER)]
+IN_ORDER = [page for page in PAGES if page not in (BEGIN, MOVE, SLOT, TAKE_OVER, BROKE_OFF)]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(?:^|\s+)#.*")
 _RULE = re.compile(r"[-+ ]*")
@@ -95,12 +97,18 @@ def services(cli: Cli, databases: Mapping[str, Database]) -> None:
 
 
 def run(
-    cli: Cli, databases: Mapping[str, Database], pages: Iterable[Path], serving: Started | None = None
+    cli: Cli,
+    databases: Mapping[str, Database],
+    pages: Iterable[Path],
+    serving: Started | None = None,
+    *,
+    before: Callable[[str], None] = lambda line: None,
 ) -> Started | None:
     """Run pages.
 
     :param databases: by the name of their service.
     :param serving: the launcher; a page that starts another one ends it, and moves to an empty state folder.
+    :param before: called with each line before it is run, to wait for what a reader sees with their own eyes.
     :return: the launcher that serves at the end.
     """
     services(cli, databases)
@@ -109,6 +117,7 @@ def run(
     for page in pages:
         for line, shown in commands(page):
             where = f"{page.name}: {line}"
+            before(line)
             program, *words = shlex.split(line, comments=True)
             if program != "pgsub":
                 compare(where, shown, shell(cli, line, shown, databases))

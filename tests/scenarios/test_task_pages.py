@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import task_pages
-from fix_program import ROOT, Cli
+from fix_program import ROOT, Cli, until
 from fix_servers import Database, Pair
 from installation import copy_sources, run_lines
 
@@ -26,7 +26,6 @@ from pgsub.demo.servers import free_port
 #: Blocks that nobody types at a shell, by page and first line, and what is behind each.
 _NOT_TYPED = {
     ("8-move.md", "sync_replication_slots = on"): "settings of a standby: scenarios/test_standbys.py has them",
-    ("6-copy-again.md", "LOG:  copy of table "): "the log of a launcher: tablesync/test_resume.py waits for it",
 }
 #: Commands in running text that no block of a page has with these options, and the tests that run them.
 _IN_TEXT = {
@@ -116,6 +115,43 @@ def test_the_commands_of_the_pages_of_a_lost_slot_and_a_filled_target_show_what_
     for database in (pubdb, subdb):
         database.execute("DROP TABLE orders")
     task_pages.run(cli, services, [task_pages.TAKE_OVER])
+    assert cli("drop", "sales", "--yes").returncode == 0
+    assert cli.stop(running) == 0
+
+
+@pytest.mark.long
+@pytest.mark.own_spark  # its workers read the page's services
+def test_the_commands_of_the_page_of_a_copy_that_broke_off_show_what_it_shows(
+    make_cli: MakeCli, pubdb: Database, subdb: Database, tmp_path: Path
+) -> None:
+    cli = make_cli(pubdb.conninfo, subdb.conninfo)
+    log, go_on, marks = Path(cli.environment["HOME"], "pgsub.log"), tmp_path / "go on", tmp_path / "marks"
+    marks.mkdir()
+    cli.environment["PGSUB_CHUNK_BYTES"] = str(256 << 10)
+    held_up = {
+        "PGSUB_RETRY_SECONDS": "0.5",
+        "PGSUB_FAILPOINTS": f"copy.after_commit=pause:{go_on}",
+        "PGSUB_FAILPOINTS_DIR": str(marks),
+    }
+    running = cli.launcher("--log-file", str(log), env=held_up)
+    fired = marks / "copy.after_commit"
+
+    def before(line: str) -> None:
+        if " --no-wait" in line:
+            go_on.unlink(missing_ok=True)
+            fired.unlink(missing_ok=True)
+        elif " --view " in line:
+            until(lambda: cli.sql("SELECT 1 FROM pg_stat_progress_copy WHERE chunks_done > 0"))
+        elif "pg_terminate_backend" in line or "'mine'" in line:
+            until(fired.exists)
+        elif "pgsub wait" in line or "--runbook" in line:
+            go_on.touch()
+        if line.startswith("grep"):
+            until(lambda: "goes on" in log.read_text())
+        if "--runbook" in line:
+            until(lambda: cli.sql("SELECT 1 FROM pgsub_error WHERE message LIKE 'could not go on%'"))
+
+    task_pages.run(cli, {"publisher": pubdb, "target": subdb}, [task_pages.BROKE_OFF], before=before)
     assert cli("drop", "sales", "--yes").returncode == 0
     assert cli.stop(running) == 0
 
