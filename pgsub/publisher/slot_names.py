@@ -1,5 +1,7 @@
 """Names of replication slots: which are valid, and which synchronize tables of a subscription.
 
+The name of the subscription's own slot is chosen by :mod:`pgsub.commands.subscription.definition`.
+
 Mirrors ReplicationSlotValidateName (``slot.c``) and ReplicationSlotNameForTablesync (``tablesync.c``).
 """
 
