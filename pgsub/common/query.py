@@ -1,4 +1,4 @@
-"""Queries for one row or one value."""
+"""Queries for one row or one value, and what a value is that a server sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from psycopg import sql
 from psycopg.abc import Params
 
 from pgsub.common import quoting
+from pgsub.common.errors import ProtocolViolation
 
 
 def row(
@@ -28,3 +29,16 @@ def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: 
 def current_role(connection: psycopg.Connection) -> str:
     """Return the role that the session acts as, as a quoted name."""
     return quoting.name(str(scalar(connection, "SELECT current_user::text")))
+
+
+def number(sent: Any, what: str) -> int:
+    """Return a whole number that a server sent, and that becomes a part of a statement or a line to paste.
+
+    A server chooses the types of its columns: any of them may be text.
+
+    :param what: it is the number of, for the error.
+    :raises ProtocolViolation: it is none.
+    """
+    if not isinstance(sent, int):
+        raise ProtocolViolation(f"invalid {what}")
+    return sent

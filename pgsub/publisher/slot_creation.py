@@ -18,6 +18,7 @@ import psycopg
 
 from pgsub.common import quoting, server_words
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, one_line
+from pgsub.common.query import number
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
@@ -127,7 +128,24 @@ def long_transactions(connection: Connection, age: float) -> list[OpenTransactio
 
 
 def _transactions(connection: Connection, query: str, params: dict[str, Any]) -> list[OpenTransaction]:
-    return [OpenTransaction(*row) for row in connection.execute(query.encode(), params).fetchall()]
+    found = connection.execute(query.encode(), params).fetchall()
+    return [_transaction(*row) for row in found]
+
+
+def _transaction(pid: Any, gid: Any, user: Any, application: Any, database: Any, *known: Any) -> OpenTransaction:
+    """Make a transaction of what a publisher sent: its number becomes a part of a statement to paste.
+
+    :raises ProtocolViolation: it is none.
+    """
+    since, age, state, query = known
+    process = None if pid is None else number(pid, "process ID")
+    seconds = age if isinstance(age, int | float) else None
+    who = _text(gid), _text(user), _text(application), _text(database)
+    return OpenTransaction(process, *who, _text(since), seconds, _text(state), _text(query))
+
+
+def _text(sent: Any) -> str | None:
+    return None if sent is None else str(sent)
 
 
 class SlotWatch:

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
+from pgsub.common.query import number
 from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
 #: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
@@ -114,11 +115,11 @@ def positions(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dic
     wanted = list(names)
     for some in (wanted[first : first + BATCH] for first in range(0, len(wanted), BATCH)):
         rows = sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT {}::int, last_value, is_called FROM {}").format(number, identifier(name))
-            for number, name in enumerate(some)
+            sql.SQL("SELECT {}::int, last_value, is_called FROM {}").format(place, identifier(name))
+            for place, name in enumerate(some)
         )
-        for number, last, called in connection.execute(rows):
-            found[some[_number(number)]] = Position(_number(last), called is True)
+        for place, last, called in connection.execute(rows):
+            found[some[_number(place)]] = Position(_number(last), called is True)
     return found
 
 
@@ -144,6 +145,4 @@ def _definition(type_name: str, start: Any, increment: Any, minimum: Any, maximu
 
 
 def _number(sent: Any) -> int:
-    if not isinstance(sent, int):
-        raise ProtocolViolation("invalid value of a sequence")
-    return sent
+    return number(sent, "value of a sequence")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import struct
@@ -20,13 +21,17 @@ from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.commands.status.next_steps import _hinted
-from pgsub.common.errors import PgsubError, StateForbids, one_line
+from pgsub.commands.subscription import ledger_definition
+from pgsub.common.errors import PgsubError, ProtocolViolation, StateForbids, one_line
 from pgsub.common.quoting import dumping, literal, statement, word
 from pgsub.common.server_words import KEPT_OF_SERVER
 from pgsub.protocol.messages import Column, Relation
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slot_creation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction
 from pgsub.target.catalog import ddl_hints
+from pgsub.target.session import connect as target
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import resync_truncate
 
@@ -98,6 +103,39 @@ def test_the_name_of_a_constraint_or_trigger_is_quoted_in_a_line_to_paste(subdb:
 def test_the_name_of_a_database_adds_no_line_to_paste() -> None:
     waits = OpenTransaction(None, "g", None, None, _EVIL, None, None, None, None)
     assert [line for line in waits.hint().split("\n")[1:] if "PREPARED 'g';" not in line] == []
+
+
+def test_no_number_of_a_server_is_sql_of_a_line_to_paste(pubdb: Database, subdb: Database) -> None:
+    columns = "NULL, 'u', 'a', 'd', '2020-01-01', 5::float8, 'active', 'SELECT 1'"
+    with contextlib.closing(publisher.connect(pubdb.conninfo, application_name="test")) as source:
+        [seen] = slot_creation._transactions(source, f"SELECT 7, {columns}", {})
+        assert seen.hint().endswith("\nSELECT pg_terminate_backend(7);")
+        with pytest.raises(ProtocolViolation, match=r"^invalid process ID$"):
+            slot_creation._transactions(source, f"SELECT '7) \\! touch x', {columns}", {})
+    with contextlib.closing(target.connect(subdb.conninfo, "test")) as session:
+        session.execute("DROP SCHEMA IF EXISTS pgsub CASCADE; CREATE SCHEMA pgsub")
+        session.execute(
+            "CREATE VIEW pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
+            " AS SELECT '1; \\! touch x', 's', 'store', 'slot', true"
+        )
+        with pytest.raises(ProtocolViolation, match=r"^invalid number of a subscription$"):
+            ledger_definition.find(session, "s")
+
+
+#: Classes that are made of a server's rows as they come, or of what is none: no number of theirs is in a line to paste.
+_AS_THEY_COME = {
+    *("Actions", "Chunks", "Column", "Database", "Difference", "FreeSlots", "Grant", "Identifier", "Leaf"),
+    *("OtherOrigin", "Outcome", "RemoteColumn", "Renamed", "SkippedRow", "SlotRow"),
+    *("TableSync", "Type", "TypeName", "Use"),
+}
+
+
+def test_what_is_made_of_rows_as_they_come_makes_no_line_to_paste() -> None:
+    rooms = ("publisher", "commands", "switchover", "sequences", "reconcile", "tablesync", "launcher")
+    texts = [text for module, text in sources.modules().items() if any(f"{room}/" in module for room in rooms)]
+    found = set(re.findall(r"\b([A-Z]\w+)\([^()]*\*\w+\)", "\n".join(texts)))
+    assert "FreeSlots" in found
+    assert found <= _AS_THEY_COME
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pgsub.catalog import subscriptions as catalog
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import target_facts
 from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
+from pgsub.common.query import number
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import definitions, skip, two_phase
@@ -39,7 +40,8 @@ def find(session: psycopg.Connection, name: str) -> tuple[int, str | None]:
             detail=listed,
             hint=f"Rename the others where they are served:\npgsub alter {word(name)} --rename-to NEW",
         )
-    [(subid, place, slot_name, half)] = found
+    [(sent, place, slot_name, half)] = found
+    subid = number(sent, "number of a subscription")
     if half:
         raise StateForbids(
             f'subscription "{name}" is being created or dropped',
@@ -47,7 +49,7 @@ def find(session: psycopg.Connection, name: str) -> tuple[int, str | None]:
             hint="Repeat that command there. Where its state store is lost, drop the slot on the publisher, if there is"
             f" one, then the subscription's rows on the target:\nDELETE FROM pgsub.subscription WHERE subid = {subid};",
         )
-    return int(subid), slot_name
+    return subid, slot_name
 
 
 def not_found(name: str, known: list[str]) -> SubscriptionNotFound:

@@ -27,6 +27,7 @@ from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common import failpoints, quoting
 from pgsub.common.errors import PgsubError, StateForbids, StateStoreError
+from pgsub.common.query import number
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
@@ -191,7 +192,8 @@ def find_interrupted(
     if installation.installed_version(session) == 0:
         return []
     found = []
-    for subid, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+    for sent, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+        subid = number(sent, "number of a subscription")
         if subid in known:
             continue
         if worked:
