@@ -142,6 +142,21 @@ def test_what_comes_into_the_way_after_it_was_looked_for_is_refused_before_the_p
 
 
 @pytest.mark.long
+def test_a_way_back_that_subscribes_to_other_tables_than_was_looked_at_is_refused_before_the_pause(
+    mover: Mover,
+) -> None:
+    mover.alone(0, "CREATE TABLE secret (id int PRIMARY KEY)")
+    mover.alone(1, "BEGIN READ WRITE; CREATE TABLE secret (id int PRIMARY KEY); COMMIT")
+    mover.alone(1, "BEGIN READ WRITE; CREATE PUBLICATION more FOR TABLE writes, secret; COMMIT")
+    mover(kill="created")
+    changed = mover.cli("alter", "moved_back", "--set-publication", "more", "--no-refresh")
+    assert changed.returncode == 0, changed.stderr
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, 'publishes table "public.secret", which is not subscribed')
+    assert _insert(mover, 0, 1) == 1
+    assert mover("--status")["state"] == "none"
+
+
+@pytest.mark.long
 def test_a_pause_that_would_be_too_long_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("prepared", tmp_path, "--timeout", "3s")
     mover.alone(0, "BEGIN; INSERT INTO writes (client, number) VALUES (9, 9); PREPARE TRANSACTION 'undecided'")

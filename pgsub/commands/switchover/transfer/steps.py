@@ -101,7 +101,7 @@ class Switchover:
             if self._phase(entry) == journal.OPEN:
                 self._approach(entry, sessions.source, sessions.slots, alive)
                 # what was looked for lies hours back where large tables were compared, and was before another run
-                seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, again=True)
+                seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, self._back)
                 # guard: the pause does not begin while an obstacle remains
                 way_back_subscription.check(seen, self._options)
             self._pause(entry, sessions, alive)

@@ -97,18 +97,21 @@ def obstacles(
     sub: Subscription,
     taking: psycopg.Connection,
     store: StateStore,
-    *,
-    again: bool = False,
+    back: Subscription | None = None,
 ) -> list[Obstacle]:
     """Find what stands in the way on both servers, errors first.
 
-    :param again: only what may have come since it was looked for; the way back may exist.
+    :param back: the way back, once it is made; then only what may have come since it was looked for. What it subscribes
+        to counts: the giving side, which is asked for that before, may have answered otherwise when it was made.
     """
     with giving_session(options, sub, store) as giving:
+        if back is not None:
+            way = Way(back.name, back.publications, back.connection, options.way, back.run_as_owner, back.origin)
+            return search.find(giving, taking, sub, way, again=True)
         made = way_back(options, sub, giving, taking, store)
         origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
         way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
-        return search.find(giving, taking, sub, way, again=again)
+        return search.find(giving, taking, sub, way)
 
 
 def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
