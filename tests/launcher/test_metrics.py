@@ -106,6 +106,7 @@ def test_a_copy_a_conflict_a_held_table_and_an_end(watched: Watched, tables: Tab
     quiet = watched.shows(lambda seen: seen["pgsub_tables", "r"] == 2 and seen[STATE, "running"] == 1)
     assert ("pgsub_copy_bytes", *_TABLE_A) not in quiet and quiet["pgsub_build_info", __version__] == 1
     assert (quiet["pgsub_subscription_served",], quiet["pgsub_worker_errors",]) == (1, 0)
+    assert quiet["pgsub_applied_lsn_bytes",] > 0  # though nothing was applied yet
 
     subdb.execute("INSERT INTO b VALUES (1, 1.5)")
     pubdb.execute("INSERT INTO b VALUES (1, 1)")
