@@ -288,6 +288,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_nothing_of_a_table_that_took_a_name_between_two_chunks_is_run",
         "test_nothing_of_a_table_that_took_a_name_meanwhile_is_run",
     ),
+    "the names of types and operators are verified before anything is planned with them": (
+        "test_nothing_of_a_type_or_operator_that_took_a_name_is_run",
+        "test_values_are_not_compared_by_a_type_that_took_a_name",
+    ),
     "an operator that somebody made for the values' own type is not taken for that of the server": (
         "test_rows_are_found_by_the_operator_of_the_extension",
         "test_rows_in_the_way_are_found_by_the_operator_of_the_extension",

@@ -1,4 +1,4 @@
-"""A table that takes the name of another: its code says so in the server's log, where it is run or even planned."""
+"""A table, type or operator that takes the name of another: its code says in the server's log where it is run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fix_servers import Database
 
-_CODE = """
+#: For code of the other one to call.
+CODE = """
 CREATE FUNCTION said() RETURNS bool LANGUAGE plpgsql IMMUTABLE AS $$
-    BEGIN RAISE LOG 'code of the other table ran in %', current_database(); RETURN true; END $$;
+    BEGIN RAISE LOG 'code of the other one ran in %', current_database(); RETURN true; END $$;
 CREATE FUNCTION planned(int) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN public.said(); END $$;
 CREATE FUNCTION fired() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM public.said(); RETURN NULL; END $$;
 """
@@ -24,18 +25,25 @@ COMMIT
 """
 
 
-class Swapped:
-    """A table that was exchanged for another."""
+class Ran:
+    """Tells whether code ran from now on."""
 
-    def __init__(self, db: Database, table: str = "t") -> None:
+    def __init__(self, db: Database) -> None:
         self._db, self._log = db, db.server.log
-        db.execute(_CODE)
-        db.execute(_SWAP.format(table))
         self._offset = self._log.stat().st_size
 
     @property
     def ran(self) -> bool:
-        """Whether any code of the other table ran since."""
+        """Whether any code of the other one ran since."""
         with self._log.open("rb") as log:
             log.seek(self._offset)
-            return f"code of the other table ran in {self._db.name}".encode() in log.read()
+            return f"code of the other one ran in {self._db.name}".encode() in log.read()
+
+
+class Swapped(Ran):
+    """A table that was exchanged for another."""
+
+    def __init__(self, db: Database, table: str = "t") -> None:
+        db.execute(CODE)
+        db.execute(_SWAP.format(table))
+        super().__init__(db)

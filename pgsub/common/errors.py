@@ -185,7 +185,7 @@ class SchemaFault(ApplyError):
 
 
 class TableReplaced(SchemaFault):
-    """A table's name that is another table's, or nobody's, where a statement was to name it."""
+    """A name of a table, or of a type of it, that is another one's, or nobody's, where a statement was to name it."""
 
 
 class ReplicationBroken(PgsubError):

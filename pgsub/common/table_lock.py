@@ -7,6 +7,9 @@ that are declared immutable), and so is a trigger. The server's own subscriber o
 
 LOCK TABLE runs no code. What it has locked is neither dropped nor renamed before the transaction ends. So a name that
 still means the known oid afterwards means it to the end. Renaming a *schema* takes no lock on its tables.
+
+Statements name types and operators, too, whose names can change hands likewise: a domain runs code where a value is
+cast to it. They are verified with the table, but for those of pg_catalog, which is the server's. Nothing locks them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,14 @@ from pgsub.common.query import scalar
 #: It is asked of the catalog as of now, whatever the snapshot of the transaction.
 VERIFY = "SELECT 1 / coalesce((pg_catalog.to_regclass($1)::pg_catalog.oid = $2)::pg_catalog.int4, 0)"
 CHANGED = "22012"  #: division_by_zero
+#: Fails alike where types or operators do not have the names any more that are known ($1, JSON: kind, oid, name).
+VERIFY_TYPES = """
+SELECT 1 / (NOT EXISTS (
+       SELECT FROM pg_catalog.json_array_elements($1) AS n (v)
+        WHERE CASE v ->> 0 WHEN 'type' THEN pg_catalog.format_type((v ->> 1)::pg_catalog.oid, NULL)
+                   ELSE (v ->> 1)::pg_catalog.oid::pg_catalog.regoperator::pg_catalog.text END
+              IS DISTINCT FROM v ->> 2))::pg_catalog.int4
+"""
 
 #: Any of these privileges on the whole table allows the lock (LockTableAclCheck, lockcmds.c); one on columns does not.
 WRITING = "INSERT, UPDATE, DELETE, TRUNCATE"
@@ -61,6 +72,7 @@ def hold(
     purpose: str = WRITING,
     *,
     may_lock: bool | None = None,
+    named_types: str | None = None,
 ) -> bool:
     """Lock a table in the open transaction and verify that the name is its own; return whether it is locked.
 
@@ -68,7 +80,8 @@ def hold(
 
     :param purpose: :data:`WRITING`, :data:`READING`, :data:`EMPTYING`, or :data:`ALONE` to keep others from writing.
     :param may_lock: whether the role may, None to ask the server.
-    :raises TableReplaced: the name is another table's now, or nobody's.
+    :param named_types: as of :func:`verify_types`.
+    :raises TableReplaced: the name is another table's now, or nobody's; or one of the types was renamed.
     """
     if may_lock is None:
         may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
@@ -83,7 +96,24 @@ def hold(
         psycopg.errors.WrongObjectType,
     ):
         raise replaced(oid, schema, name) from None
+    verify_types(connection, named_types, schema, name)
     return may_lock
+
+
+def verify_types(connection: psycopg.Connection, named_types: str | None, schema: str, name: str) -> None:
+    """Verify in the open transaction that types and operators which statements about a table name have these names.
+
+    :param named_types: as :data:`VERIFY_TYPES` takes them, None where there are none.
+    :param schema: of the table, with its ``name``, for the message.
+    :raises TableReplaced: one was renamed or dropped.
+    """
+    if named_types is None:
+        return
+    try:
+        # guard: the names of types and operators are verified before anything is planned with them
+        connection.execute(sql.SQL(VERIFY_TYPES.replace("$1", "{}")).format(named_types))
+    except psycopg.errors.DivisionByZero:
+        raise types_renamed(f'table "{schema}.{name}"') from None
 
 
 def replaced(oid: int, schema: str, name: str) -> TableReplaced:
@@ -91,4 +121,12 @@ def replaced(oid: int, schema: str, name: str) -> TableReplaced:
     return TableReplaced(
         f'table "{schema}.{name}" was replaced by another table, or dropped',
         detail=f"The name was expected to be that of OID {oid}.",
+    )
+
+
+def types_renamed(table: str) -> TableReplaced:
+    """Make the error of a type or operator that does not have its name any more."""
+    return TableReplaced(
+        f"a type or operator of {table} was renamed or dropped",
+        detail="Its name may be another one's now.",
     )

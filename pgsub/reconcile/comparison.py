@@ -202,7 +202,7 @@ class Comparison(Sessions):
         target = self.sides[1]
 
         def with_target(asking: psycopg.Connection) -> Differences:
-            equality = Equality(asking, target.translating)
+            equality = Equality(asking, target.translating, result.table.target)
             comparison = RowComparison(result.table, equality, explain, result.differences)
             return self.on_both(
                 lambda here, there: comparison.run(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
 from psycopg import sql
 
+from pgsub.common import table_lock
 from pgsub.reconcile.expressions import loose
-from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 #: Text of each compared column, or of each column of a key.
 Values = tuple[str | None, ...]
@@ -22,22 +23,41 @@ def unnested(count: int) -> sql.Composed:
 
 
 class Equality:
-    """A session on the target that is asked about values."""
+    """A session on the target that is asked about values of a table."""
 
     def __init__(
-        self, connection: psycopg.Connection, translating: Callable[[str], AbstractContextManager[None]]
+        self,
+        connection: psycopg.Connection,
+        translating: Callable[[str], AbstractContextManager[None]],
+        table: TargetRelation,
     ) -> None:
         self._connection = connection
         self._translating = translating
+        self._table = table
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        """Translate errors, and verify the types that a statement names."""
+        table = self._table
+        with self._translating(doing):
+            if table.named_types is None:
+                yield
+                return
+            with self._connection.transaction():
+                table_lock.verify_types(self._connection, table.named_types, table.schema, table.name)
+                yield
 
     def of_pairs(self, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
-        """Tell of pairs of values of a column whether they are equal."""
+        """Tell of pairs of values of a column whether they are equal.
+
+        :raises TableReplaced: its type was renamed.
+        """
         one, other = (_typed(column, name) for name in ("a", "b"))
         query = sql.SQL("SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY AS u (a, b, n) ORDER BY n").format(
             column.equal(one, other), unnested(2)
         )
         ones, others = map(list, zip(*pairs, strict=True))
-        with self._translating("compare values"):
+        with self._asking("compare values"):
             return [bool(answer) for (answer,) in psycopg.RawCursor(self._connection).execute(query, (ones, others))]
 
     def groups(self, columns: Sequence[TargetColumn], keys: Sequence[Values]) -> list[list[int]]:
@@ -59,7 +79,7 @@ class Equality:
             sql.SQL(", ").join([sql.SQL('u.f COLLATE pg_catalog."C"'), *grouped]),
         )
         values = [fixed, *([key[position] for key in keys] for position in open_to)]
-        with self._translating("compare keys"):
+        with self._asking("compare keys"):
             return [found for (found,) in psycopg.RawCursor(self._connection).execute(query, values)]
 
 

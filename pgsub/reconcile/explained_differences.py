@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgsub.common import table_lock
 from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Relation, Tuple, Update
@@ -114,7 +115,10 @@ def _batches(keys: Iterator[tuple[str | None, ...]]) -> Iterator[list[tuple[str 
 def _hashed(
     connection: psycopg.Connection, table: ComparedTable, keys: list[tuple[str | None, ...]], *, in_utf8: bool
 ) -> list[int]:
-    """Have the target hash keys as it hashes those of its rows; none where one of them does not fit its type."""
+    """Have the target hash keys as it hashes those of its rows; none where one of them does not fit its type.
+
+    :raises TableReplaced: the type of one was renamed.
+    """
     columns = [table.columns[position] for position in table.key]
     values = [expressions.target_values(table)[position] for position in table.key]
     hashed, _ = hashes(values, range(len(values)), in_utf8=in_utf8)
@@ -132,6 +136,7 @@ def _hashed(
         sql.SQL(", ").join(names),
     )
     with contextlib.suppress(psycopg.DataError), connection.transaction():
+        table_lock.verify_types(connection, table.target.named_types, table.target.schema, table.target.name)
         arrays = [list(one) for one in zip(*keys, strict=True)]
         return [row[0] for row in psycopg.RawCursor(connection).execute(query, arrays)]
     return []

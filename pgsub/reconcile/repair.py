@@ -182,7 +182,7 @@ class Repair:
                 detail="Rows that are brought now would be changed once more when it is released.",
                 hint=f"Release it first:\npgsub alter {word(self.sub.name)} --release {word(self.table.name)}",
             )
-        table_lock.hold(connection, local.oid, local.schema, local.name)
+        table_lock.hold(connection, local.oid, local.schema, local.name, named_types=local.named_types)
         here = self._rows(connection, self.sources[1], of_publisher=False)
         bodies = sorted(
             (body for key in self.keys if (body := self._change(there.get(key), here.get(key))) is not None),

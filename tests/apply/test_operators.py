@@ -45,6 +45,7 @@ def table(subdb: Database) -> TargetRelation:
     subdb.execute(TYPES + KEYED)
     subdb.execute("INSERT INTO t VALUES ('a@x', 1, 'a'), ('b@x', 2, 'b')")
     _plant(subdb)
+    subdb.execute("SET search_path = ''")  # as sessions of pgsub have it
     found = describe(subdb.connection, "public", "t")
     assert found is not None
     return found
@@ -82,14 +83,14 @@ def test_a_preview_finds_rows_by_the_operator_of_the_extension(subdb: Database, 
 
 
 def test_values_are_compared_by_the_operator_of_the_extension(subdb: Database, table: TargetRelation) -> None:
-    asked = Equality(subdb.connection, lambda _: subdb.connection.transaction())
+    asked = Equality(subdb.connection, lambda _: subdb.connection.transaction(), table)
     assert asked.of_pairs(table.columns[0], [("a", "A"), ("a", "b")]) == [True, False]
 
 
 def test_an_index_on_a_domain_is_used(subdb: Database, table: TargetRelation) -> None:
     condition = table.columns[0].equal(sql.Identifier("mail"), sql.SQL("$1"))
     subdb.connection.execute("SET enable_seqscan = off")
-    prepare = sql.SQL("PREPARE found (work) AS SELECT FROM t WHERE {}").format(condition)
+    prepare = sql.SQL("PREPARE found (public.work) AS SELECT FROM public.t WHERE {}").format(condition)
     subdb.connection.execute(prepare)
     plan = "\n".join(line for (line,) in subdb.connection.execute("EXPLAIN EXECUTE found ('a@x')"))
     assert "Index Cond" in plan and "Filter" not in plan, plan

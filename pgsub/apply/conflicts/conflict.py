@@ -24,7 +24,7 @@ from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.statement_builder import Statement
-from pgsub.target.sql.verified_names import VERIFY
+from pgsub.target.sql.verified_names import VERIFY, VERIFY_TYPES
 
 
 class RowConflict(NamedTuple):
@@ -197,8 +197,8 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
     :param place: the change that failed, None where none is to blame.
     :param statement: what failed, where it was a single-row statement.
     """
-    if statement is VERIFY and error.sqlstate == table_lock.CHANGED:
-        return _replaced(subid, place)
+    if statement in (VERIFY, VERIFY_TYPES) and error.sqlstate == table_lock.CHANGED:
+        return _replaced(subid, place, types=statement is VERIFY_TYPES)
     if place is None:
         return translate(error, "apply changes to the target")
     if error.sqlstate == "23505" and place.message_type in ("INSERT", "UPDATE"):
@@ -214,9 +214,14 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
     return raised
 
 
-def _replaced(subid: int, place: Place | None) -> TableReplaced:
+def _replaced(subid: int, place: Place | None, *, types: bool) -> TableReplaced:
     if place is None or place.relation is None:
-        return TableReplaced("a logical replication target relation was replaced by another table")
+        what = "a logical replication target relation"
+        return table_lock.types_renamed(what) if types else TableReplaced(f"{what} was replaced by another table")
+    if types:
+        raised = table_lock.types_renamed(f'logical replication target relation "{place.name}"')
+        locate(raised, subid, place)
+        return raised
     raised = TableReplaced(
         f'logical replication target relation "{place.name}" was replaced by another table',
         detail=f"The changes were meant for OID {place.relation.target.oid}.",

@@ -90,7 +90,8 @@ def _search(connection: psycopg.Connection, record: ConflictRecord, failure: Uni
     if table is None:
         return None
     with bounded(connection, place.mapped.target.acts_as):
-        table_lock.hold(connection, table.oid, table.schema, table.name, table_lock.READING)
+        reading, types = table_lock.READING, table.named_types  # which are those of the table that it is a partition of
+        table_lock.hold(connection, table.oid, table.schema, table.name, reading, named_types=types)
         search = TableSearch(connection, table)
         return search.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=place.inserts)
 

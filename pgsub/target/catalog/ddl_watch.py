@@ -11,6 +11,7 @@ from collections.abc import Collection
 import psycopg
 
 # Each row of these catalogs is written anew by whatever changes it, but for what VACUUM and ANALYZE note in pg_class.
+# Types that are not built in count, and their schemas and operators named =: statements name them.
 # A partitioned table's partitions count: their triggers and indexes are its own. Not by pg_partition_tree(): it locks,
 # and a table that a prepared transaction has truncated is locked until the COMMIT PREPARED that apply is still to read.
 _PRINTS = """
@@ -20,6 +21,19 @@ WITH RECURSIVE member AS (
      SELECT m.root, c.oid
        FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition),
+kind AS (
+     SELECT m.root, a.atttypid AS oid
+       FROM member m JOIN pg_catalog.pg_attribute a ON a.attrelid = m.oid AND a.attnum > 0 AND a.atttypid >= 16384
+      UNION
+     SELECT k.root, b.oid
+       FROM kind k JOIN pg_catalog.pg_type t ON t.oid = k.oid
+      CROSS JOIN LATERAL (VALUES (t.typbasetype), (t.typelem)) AS b (oid)
+      WHERE b.oid >= 16384),
+named AS (
+     SELECT k.root, t.typnamespace AS schema, t.xmin, t.ctid FROM kind k JOIN pg_catalog.pg_type t ON t.oid = k.oid
+      UNION ALL
+     SELECT k.root, o.oprnamespace, o.xmin, o.ctid
+       FROM kind k JOIN pg_catalog.pg_operator o ON o.oprname = '=' AND o.oprleft = k.oid AND o.oprright = k.oid),
 written AS (
      SELECT m.root, c.xmin, c.ctid FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
       UNION ALL
@@ -29,7 +43,11 @@ written AS (
       UNION ALL
      SELECT m.root, t.xmin, t.ctid FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       UNION ALL
-     SELECT m.root, r.xmin, r.ctid FROM member m JOIN pg_catalog.pg_rewrite r ON r.ev_class = m.oid)
+     SELECT m.root, r.xmin, r.ctid FROM member m JOIN pg_catalog.pg_rewrite r ON r.ev_class = m.oid
+      UNION ALL
+     SELECT root, xmin, ctid FROM named
+      UNION ALL
+     SELECT d.root, n.xmin, n.ctid FROM named d JOIN pg_catalog.pg_namespace n ON n.oid = d.schema)
 SELECT root::bigint, pg_catalog.count(*),
        pg_catalog.sum(pg_catalog.hashtextextended(xmin::text || ctid::text, 0))::text
   FROM written GROUP BY root

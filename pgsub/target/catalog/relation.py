@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -92,7 +93,13 @@ class AS MATERIALIZED (
        JOIN pg_catalog.pg_type t ON t.oid = k.opcintype
       WHERE k.opcdefault),
 kind AS MATERIALIZED (
-     SELECT d.atttypid, eq.operator, eq.operand, own.typarray,
+     SELECT d.atttypid, eq.operator, eq.operand, own.typarray, (
+                SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(n.kind, n.oid::bigint, n.name))
+                  FROM (VALUES ('type', d.atttypid, CASE WHEN own.typnamespace <> 'pg_catalog'::regnamespace
+                                                         THEN pg_catalog.format_type(d.atttypid, NULL) END),
+                               ('type', eq.operand_oid, eq.operand),
+                               ('operator', eq.oid, eq.signature)) AS n (kind, oid, name)
+                 WHERE n.name IS NOT NULL) AS named,
             CASE WHEN t.oid IN (1014, 1015, 1042, 1043, 1560, 1561, 1562, 1563)
                  THEN pg_catalog.format_type(t.oid, -1) END AS uncut,
             own.typtype <> 'd' AND (own.oid IN (25, 1042, 1043) OR NOT EXISTS (
@@ -101,7 +108,8 @@ kind AS MATERIALIZED (
             EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = own.base AND c.casttarget = own.base) AS fits
        FROM (SELECT DISTINCT atttypid FROM live) AS d
       CROSS JOIN LATERAL (
-            SELECT t.oid, t.typarray, t.typtype, CASE p.prolang WHEN 12 THEN p.prosrc ELSE '' END AS input,
+            SELECT t.oid, t.typarray, t.typtype, t.typnamespace,
+                   CASE p.prolang WHEN 12 THEN p.prosrc ELSE '' END AS input,
                    CASE WHEN t.typlen = -1 AND t.typelem <> 0 THEN t.typelem ELSE t.oid END AS base
               FROM pg_catalog.pg_type t JOIN pg_catalog.pg_proc p ON p.oid = t.typinput
              WHERE t.oid = d.atttypid LIMIT 1) AS own
@@ -120,7 +128,10 @@ kind AS MATERIALIZED (
        LEFT JOIN LATERAL (
             SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator,
                    CASE WHEN s.nspname <> 'pg_catalog' AND k.opcintype <> d.atttypid
-                        THEN pg_catalog.format_type(k.opcintype, NULL) END AS operand
+                        THEN pg_catalog.format_type(k.opcintype, NULL) END AS operand, k.opcintype AS operand_oid,
+                   o.oid, CASE WHEN s.nspname <> 'pg_catalog' THEN pg_catalog.format('%%I.%%s(%%s,%%s)', s.nspname,
+                       o.oprname, pg_catalog.format_type(o.oprleft, NULL), pg_catalog.format_type(o.oprright, NULL))
+                   END AS signature
               FROM class k
              CROSS JOIN LATERAL (
                    SELECT p.amopopr FROM pg_catalog.pg_amop p
@@ -133,7 +144,7 @@ kind AS MATERIALIZED (
                    SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
                       AND c.castmethod = 'b' AND c.castcontext = 'i')
              ORDER BY k.opcintype = t.oid DESC, k.amname, k.oid LIMIT 1) AS eq ON true)
-SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
+SELECT a.attrelid::bigint, k.named, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
        a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
        pg_catalog.format_type(a.atttypid, -1), k.typarray::bigint, k.from_text, a.atttypmod = -1 OR k.fits,
@@ -245,6 +256,8 @@ class TargetRelation:
     several_unique: bool = False  #: it has more than one unique index
     foreign_partitions: bool = False  #: it has one that is a foreign table
     key_collated: bool = True  #: the key's index compares by the collations of its columns
+    #: types and operators outside pg_catalog that statements about it name, for table_lock.VERIFY_TYPES; None: none
+    named_types: str | None = None
     server_version: int = 180000  #: decides how conflicts are worded
     #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0
     origins_of: int = 0
@@ -288,8 +301,10 @@ def describe_many(
     }
     tables = connection.cursor(row_factory=dict_row).execute(_TABLES.encode(), params).fetchall()
     columns: dict[int, list[TargetColumn]] = {table["oid"]: [] for table in tables}
-    for oid, *column in connection.execute(_COLUMNS.encode(), (list(columns),)):
+    named: dict[int, set[tuple[str, int, str]]] = {oid: set() for oid in columns}
+    for oid, names_of_type, *column in connection.execute(_COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
+        named[oid].update(map(tuple, names_of_type or ()))
     keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in columns}
     for oid, *key in connection.execute(_IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
@@ -299,6 +314,7 @@ def describe_many(
             columns=tuple(columns[table["oid"]]),
             identity=tuple(name for name, _, _ in keys[table["oid"]]),
             deferrable=any(not immediate for _, immediate, _ in keys[table["oid"]]),
+            named_types=json.dumps(sorted(named[table["oid"]]), ensure_ascii=False) if named[table["oid"]] else None,
             key_collated=all(by_column for _, _, by_column in keys[table["oid"]]),
             server_version=version,
         )

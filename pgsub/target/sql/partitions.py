@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
+from pgsub.common import table_lock
+from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.table_names import PARTITIONS
@@ -42,8 +44,11 @@ def leaves(
     """
     try:
         with connection.transaction(), roles.acting(connection, table.acts_as):
+            table_lock.verify_types(connection, table.named_types, table.schema, table.name)
             found = [leaf[1:] for leaf in connection.execute(PARTITIONS, (table.oid,))]
             return _routed(connection, table, rows, found) if found else [None] * len(rows)
+    except TableReplaced:
+        return [None] * len(rows)
     except psycopg.Error as error:
         if error.sqlstate is None:
             raise  # the session is gone

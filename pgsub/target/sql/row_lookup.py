@@ -15,7 +15,8 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from pgsub.common import session_role
+from pgsub.common import session_role, table_lock
+from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.table_names import PARTITIONS
@@ -56,6 +57,7 @@ class ReadOnlySession:
         self._connection = connection
         self._role: str | None = None
         self._open = False
+        self._verified: set[str | None] = {None}
         connection.execute("SET default_transaction_read_only = on")
         connection.execute("SET lock_timeout = '10s'")  # of a TRUNCATE or ALTER TABLE of others
 
@@ -69,12 +71,15 @@ class ReadOnlySession:
         if self._open and not self._connection.closed:
             self._connection.execute("ROLLBACK")
         self._open, self._role = False, None
+        self._verified = {None}
 
-    def rows(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
-        """Run a query as a role.
+    def rows(self, table: TargetRelation, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """Run a query about a table as its role.
 
         :raises psycopg.Error: the transaction has ended then; the next question begins another one.
+        :raises TableReplaced: a type was renamed.
         """
+        role, types = table.acts_as, table.named_types
         try:
             if not self._open:
                 self._connection.execute("BEGIN READ ONLY")
@@ -82,9 +87,12 @@ class ReadOnlySession:
             if role != self._role:
                 self._connection.execute(session_role.set_role(role))
                 self._role = role
+            if types not in self._verified:
+                table_lock.verify_types(self._connection, types, table.schema, table.name)
+                self._verified.add(types)
             # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
-        except psycopg.Error:
+        except (psycopg.Error, TableReplaced):
             self._end()
             raise
 
@@ -100,9 +108,10 @@ class InTransaction:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
-    def rows(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+    def rows(self, table: TargetRelation, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
         """See :class:`ReadOnlySession`."""
-        with roles.acting(self._connection, role):
+        with roles.acting(self._connection, table.acts_as):
+            table_lock.verify_types(self._connection, table.named_types, table.schema, table.name)
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
@@ -232,7 +241,7 @@ class TableLookup:
         query = self._queries.get(key)
         if query is None:
             query = self._queries[key] = build().as_string()
-        return self._session.rows(self._target.acts_as, query, values)
+        return self._session.rows(self._target, query, values)
 
     def _sent(self, row: Row) -> list[TargetColumn]:
         return [c for c in self._target.columns if c.name in row]

@@ -1,4 +1,4 @@
-"""The tables of a target transaction whose names were verified, so that statements may name them.
+"""The tables of a target transaction whose names were verified, with those of their types: statements may name them.
 
 Mirrors logicalrep_rel_open (relation.c), which opens and locks a relation by oid before anything is done with it.
 """
@@ -15,7 +15,8 @@ from pgsub.target.sql.statement_builder import Statement
 _OID, _TEXT = 26, 25
 #: Fails where a name is no more that of the table that it was, so that nothing behind it is run.
 VERIFY = Statement.fixed(table_lock.VERIFY)
-_Known = tuple[int, str, str]
+VERIFY_TYPES = Statement.fixed(table_lock.VERIFY_TYPES)
+_Known = tuple[int, str, str, str | None]
 
 
 def may_lock(table: TargetRelation, role: str | None) -> bool:
@@ -49,25 +50,28 @@ class VerifiedNames:
 
     def verified(self, table: TargetRelation) -> bool:
         """Return whether statements may name the table."""
-        return (table.oid, table.schema, table.name) in self._verified
+        return (table.oid, table.schema, table.name, table.named_types) in self._verified
 
     def verify(self, table: TargetRelation, tag: object, *, locks: bool, purpose: str = table_lock.WRITING) -> None:
-        """Send what locks a table and verifies its name, unless that was done.
+        """Send what locks a table and verifies its name, and the names of its types, unless that was done.
 
         :param tag: of what the table is needed for.
         :param locks: whether the role may lock it; if not, the name is verified only.
         :param purpose: WRITING or EMPTYING of :mod:`pgsub.common.table_lock`.
         """
-        known = table.oid, table.schema, table.name
+        known = table.oid, table.schema, table.name, table.named_types
         if known in self._verified:
             return
         lock, values = self._statements.get((known, purpose)) or self._compose(known, purpose)
         # guard: a table is locked and its name verified before a statement names it
         self._send(lock if locks else None, values, tag)
+        if table.named_types is not None:
+            # guard: the names of types and operators are verified before anything is planned with them
+            self._pipeline.send(VERIFY_TYPES, (table.named_types.encode(),), (0,), tag)
         self._verified.add(known)
 
     def _compose(self, known: _Known, purpose: str) -> tuple[Statement, tuple[bytes, bytes]]:
-        oid, schema, name = known
+        oid, schema, name, _ = known
         lock = Statement(table_lock.lock(schema, name, purpose), (), ())
         made = lock, (table_lock.name_as_sql(schema, name).encode(), str(oid).encode())
         self._statements[known, purpose] = made
