@@ -1,5 +1,6 @@
 """pgsub config and config.toml: every setting has a value and an origin, and no password is shown."""
 
+import grp
 import json
 import os
 import tomllib
@@ -109,6 +110,31 @@ def test_a_file_that_another_user_wrote_or_could_write_is_refused(file, pgsub, t
     assert "Others may write to folder" in one_error(pgsub("status"), 3, "is not safe")
     tmp_path.chmod(0o1777)
     assert pgsub("status").returncode == 0
+
+
+def test_a_folder_above_counts_as_the_folder_itself(pgsub, tmp_path, monkeypatch):
+    folder = tmp_path / "above" / "between" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    monkeypatch.setenv("PGSUB_CONFIG", str(folder / "config.toml"))
+    assert pgsub("status").returncode == 0
+    for one in folder, *folder.parents[:2]:
+        one.chmod(0o707)
+        assert f'Others may write to folder "{one}"' in one_error(pgsub("status"), 3, "is not safe", "chmod o-w")
+        one.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another group")
+def test_a_folder_that_its_group_may_write_is_refused_unless_the_group_is_the_users_own(file, pgsub, tmp_path):
+    os.environ["PGSUB_CONFIG"] = file("")
+    tmp_path.chmod(0o775)
+    assert pgsub("status").returncode == 0  # root is alone in its group
+    for group in 12345, grp.getgrnam("daemon").gr_gid:
+        os.chown(tmp_path, -1, group)
+        tmp_path.chmod(0o775)
+        assert "Its group may write to folder" in one_error(pgsub("status"), 3, "is not safe", "chmod g-w")
+        tmp_path.chmod(0o755)
+        assert pgsub("status").returncode == 0
 
 
 def test_a_link_is_refused_where_others_could_have_it_lead_elsewhere(file, pgsub, tmp_path):

@@ -14,10 +14,24 @@ from fix_servers import Database, Servers, embedded_version
 from fix_switchover_obstacles import Scene, between, both, paste, session
 
 from pgsub.commands.switchover.obstacles.given_power import is_harmless
-from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way
+from pgsub.commands.switchover.obstacles.obstacle import Obstacle, Way, in_their_words
 from pgsub.commands.switchover.obstacles.search import find
 from pgsub.publisher.connect import connect
 from pgsub.target.ledger.schema import installation
+
+
+@pytest.mark.parametrize("name", ["target", "publisher", "subscriber", "'my target'"])
+def test_a_command_to_paste_names_the_subscription_whatever_its_name_is(name: str) -> None:
+    told = (
+        f"the target stays as it is: pgsub enable {name}",
+        "pgsub needs more of the target.",
+        f"Run this on the target:\npgsub alter {name} --target CONNINFO && pgsub run {name}\n  psql -c {name}",
+    )
+    assert in_their_words(*told) == (
+        f"the publisher stays as it is: pgsub enable {name}",
+        "pgsub needs more of the publisher.",
+        f"Run this on the publisher:\npgsub alter {name} --target CONNINFO && pgsub run {name}\n  psql -c {name}",
+    )
 
 
 def test_the_subscription_is_enabled_and_all_of_it_synchronized(scene: Scene) -> None:

@@ -22,7 +22,12 @@ ERROR, WARNING = "error", "warning"
 SPOKEN = {GIVING: "publisher", TAKING: "target"}
 _NAMED, _STATEMENTS = 10, 100  #: at most so many in one obstacle
 _OTHER = {"publisher": "target", "target": "publisher", "subscriber": "publisher"}
-_SERVERS = re.compile(r'"[^"]*"|logical replication target|(?<!-)\b(?:publisher|target|subscriber)\b')
+#: Commands, in which it may be the name of a subscription, begin a line or come behind a colon or each other, and have
+#: no full stop.
+_SERVERS = re.compile(
+    r'(?:^ *|(?<=: )|(?<=&& ))(?:pgsub|psql|pg_dump) .*(?<!\.)$|"[^"]*"'
+    r"|logical replication target|(?<!-)\b(?:publisher|target|subscriber)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def of_caution(caution: Caution, server: str) -> Obstacle:
 def in_their_words(message: str, detail: str | None, hint: str | None) -> tuple[str, str | None, str | None]:
     """Call the servers in a message of the way back what the subscription that ends calls them.
 
-    Names in quotation marks, the server's own words and statements stay.
+    Names in quotation marks, the server's own words, statements and commands stay.
     """
     return _swap(message), None if detail is None else _swap(detail), None if hint is None else _swap(hint)
 
