@@ -20,6 +20,8 @@ from fix_servers import Pair
 from forked import Started
 from thorough import thorough
 
+from pgsub.protocol.lsn import parse_lsn
+
 pytestmark = pytest.mark.long
 
 Make = Callable[..., Site]
@@ -215,4 +217,50 @@ def test_a_repair_that_is_struck_at_any_step_brings_each_row_once_when_it_is_run
             assert replaced == {f"{table} {what}": times for table in ("keyed1", "counter1")
                                 for what in ("UPDATE", "DELETE")}, step  # fmt: skip
             one.mend("DELETE FROM audit1 WHERE id = -5; INSERT INTO audit1 VALUES (7, repeat('y', 50))")
+        assert one.run() == (0, set())
+
+
+def test_a_worker_that_is_killed_before_it_says_that_it_stands_at_the_barrier_is_followed_by_one_that_does(
+    struck: Struck,
+) -> None:
+    one, step = struck, "apply.before_barrier_reached"
+    with ended_well(one):
+        one.case.terminate(one.launcher)
+        one.case.disarm(step)
+        one.launcher = serve(one.case, {step: "kill"})
+        one.plant()
+        one.write()
+        for words, expected in (((), PLANTED), (("--repair", "--yes"), LEFT)):
+            one.case.arm(step)
+            assert one.run(*words) == (6, expected)
+            assert one.case.fired(step)
+        one.mend("DELETE FROM audit1 WHERE id = -5; INSERT INTO audit1 VALUES (7, repeat('y', 50))")
+        assert one.run() == (0, set())
+
+
+def test_a_verify_of_a_large_table_that_is_killed_again_and_again_goes_on_while_it_is_written_to(
+    own_pair: Callable[..., Pair], site: Make
+) -> None:
+    pair = own_pair()
+    case, step = site(pair.pubdb, pair.subdb), "verify.ranges_compared"
+    case.make_ready("keyedbig")
+    one = Struck(case, pair, serve(case))
+    small, options = {"PGSUB_CHUNK_BYTES": "16384"}, ("--json", "--resume", "--table", "public.keyedbig")
+    with ended_well(one):
+        case.wait_equal()
+        for database in (pair.pubdb, pair.subdb):
+            database.execute("CLUSTER keyedbig USING keyedbig_pkey")  # rows that were updated lie at the end
+            database.execute("ANALYZE keyedbig")
+        one.write()
+        for _ in range(3):
+            (case.points / step).unlink(missing_ok=True)
+            case.killed(case.start("verify", case.name, *options, points={step: "kill@3"}, **small))
+        one.mend("UPDATE keyedbig SET n = -1 WHERE id IN (150, 29900)")  # of which the first was read
+        printed = case.points.parent / "printed"
+        code = case.start("verify", case.name, *options, printed=printed, **small).wait(patience.SECONDS)
+        assert (code, _read(printed)) == (6, {("keyedbig", "different", "29900")}), case.said()
+        [table] = json.loads(printed.read_text())["tables"]
+        positions = [parse_lsn(part["lsn"]) for part in table["earlier"]]
+        assert len(positions) == 3 and positions == sorted(positions) and positions[-1] < parse_lsn(table["lsn"])
+        one.mend("UPDATE keyedbig SET n = 0 WHERE id IN (150, 29900)")
         assert one.run() == (0, set())
