@@ -46,6 +46,8 @@ CREATE TABLE pg_subscription (
     pgsub_password_enforced INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_password_enforced IN (0, 1)),
     pgsub_unavailable TEXT NOT NULL,
     pgsub_moves INTEGER NOT NULL DEFAULT 0,
+    pgsub_generation INTEGER NOT NULL DEFAULT 0,
+    pgsub_unrefreshed INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_unrefreshed IN (0, 1)),
     pgsub_way_back_of INTEGER,
     pgsub_options_changed_at TEXT NOT NULL
 );

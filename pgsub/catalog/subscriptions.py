@@ -50,6 +50,8 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "on_conflict": ("pgsub_on_conflict", NAMES),
     "sequences": ("pgsub_sequences", BOOL),
     "moves": ("pgsub_moves", INT),
+    "generation": ("pgsub_generation", INT),
+    "unrefreshed": ("pgsub_unrefreshed", BOOL),
     "apply_workers": ("pgsub_apply_workers", SESSIONS),
     "way_back_of": ("pgsub_way_back_of", optional(INT)),
 }
@@ -60,7 +62,7 @@ _NOT_COPIED = {
     *("owner", "dboid", "unavailable", "moves"),
 }
 #: what maybe_reread_subscription() does not restart a worker for
-_NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}
+_NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed"}
 _SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
 _URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(SECRETS)) + ")=)")

@@ -124,6 +124,12 @@ class PublicationMissing(StateForbids):
     directive = Directive.RETRY
 
 
+class TablesBehind(StateForbids):
+    """Tables that are to follow changed publications and do not yet."""
+
+    directive = Directive.RETRY
+
+
 class TableRewritten(StateForbids):
     """A table that was truncated, rewritten or renamed while it was compared: a snapshot does not show it any more."""
 

@@ -60,12 +60,14 @@ class Subscription:
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
     moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
+    generation: int = 0  #: how often its publications were changed, see there
+    unrefreshed: bool = False  #: a command that changed them has not said yet that the tables follow
     way_back_of: int | None = None  #: the subscription whose switchover made it, to lead back
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences")
+    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences", "unrefreshed")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after
 
 

@@ -22,7 +22,8 @@ import time
 
 import psycopg
 
-from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.errors import Directive, PgsubError, TablesBehind
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows, retry
@@ -40,6 +41,8 @@ from pgsub.target.session.connect import SessionName, must_use_password
 #: Seconds to wait for the lock, which the session of a killed launcher may still hold.
 _LOCK_SECONDS = 3.0
 TICK = 0.1
+#: Seconds that a command may take to change the tables before it is reported that they are behind.
+BEHIND_SECONDS = 15.0
 #: Seconds without an answer of the target after which a launcher that stops hangs up.
 SILENCE_SECONDS = 5.0
 
@@ -166,12 +169,35 @@ class Runner(SupervisedThread):
         installation.install(session, lambda: worker_takeover.evict_all(session, sub.subid))
         known = subscriptions.identity(session, sub.subid)
         definitions.check_not_moved(session, sub)
+        if not self._tables_follow(session):
+            return
         backlog = Backlog(sub, self._shared.store, known, must_use_password=must_use_password(session, sub))
         interval = self._target_retry.interval = retry.interval(session)
         self._service = Service(session, sub, self._shared, self._errors, self._goal, interval)
         outcome = self._service.serve(backlog, self._over, self._rest)
         if outcome is not None:
             self._end(outcome)
+
+    def _tables_follow(self, session: psycopg.Connection) -> bool:
+        """Wait until the tables are those of the publications: an alter may be about to change them.
+
+        :return: False if it is to stop.
+        :raises TablesBehind: that takes long.
+        """
+        since = time.monotonic()
+        # guard: nothing is streamed by publications that the tables do not follow yet
+        while definitions.tables_are_behind(session, self.sub):
+            if self._over():
+                return False
+            if time.monotonic() > since + BEHIND_SECONDS:
+                raise TablesBehind(
+                    f'the tables of subscription "{self.sub.name}" are still those of its publications before',
+                    detail="A command that changed the publications goes on, or was interrupted. Until the tables"
+                    " follow nothing is applied, for changes would be passed over.",
+                    hint=f"If no such command runs, let them follow:\npgsub refresh {word(self.sub.name)}",
+                )
+            self._stop_event.wait(TICK)
+        return True
 
     def _over(self) -> bool:
         self._went_on = time.monotonic()

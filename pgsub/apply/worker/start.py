@@ -27,7 +27,15 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.faults import translate
 from pgsub.publisher.stream import walsender
-from pgsub.target.ledger import events, reconciliation, right_to_write, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import (
+    definitions,
+    events,
+    reconciliation,
+    right_to_write,
+    subscriptions,
+    two_phase,
+    worker_takeover,
+)
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
@@ -220,6 +228,7 @@ def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
     right_to_write.check(session, spec.subscription.subid, spec.subscription.name)
+    definitions.check_not_moved(session, spec.subscription)
     if spec.applies:
         # guard: apply does not start while its slot is replaced
         reconciliation.check_not_under_way(subscriptions.identity(session, spec.subscription.subid))

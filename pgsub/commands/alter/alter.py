@@ -55,6 +55,8 @@ from pgsub.target.ledger import definitions, subscriptions, two_phase
 __all__ = ["AlterOptions", "alter"]
 
 _DUPLICATE = "42710"
+#: What the journal does not tell of.
+_NOT_SHOWN = ("connection", "target", "generation", "unrefreshed")
 #: How long a launcher may take to end the workers of the old definition.
 LET_GO_SECONDS = 45.0
 #: Within this time a launcher that is just starting its workers has noticed a change.
@@ -81,6 +83,8 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or options.publisher_upgraded
         asks = asks or alter_options.asks_two_phase(options, sub)
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
+        if fields.get("publications", sub.publications) != sub.publications:
+            fields |= {"generation": sub.generation + 1, "unrefreshed": options.refreshes}
         _check_tables(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict)
@@ -100,7 +104,7 @@ def _check_tables(
 
 
 def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:
-    shown = {name: value for name, value in fields.items() if name not in ("connection", "target")}
+    shown = {name: value for name, value in fields.items() if name not in _NOT_SHOWN}
     shown |= dict.fromkeys(fields.keys() & {"connection", "target"}, "changed")
     with store.batch():
         check_unchanged(store, sub)

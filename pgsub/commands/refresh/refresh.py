@@ -69,7 +69,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
                 table_changes.warn_of_discarded(wanted, reporter)
                 if wanted.again:
                     confirm(wanted)
-                if wanted.changes:
+                if wanted.changes or sub.unrefreshed:
                     table_changes.carry_out(session, wanted, options.deadline)
                     record(session, wanted, store)
             table_changes.report_done(wanted, reporter)
@@ -98,6 +98,7 @@ def _plan(
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
     """Record what was done in the state store: who waits for the tables must not miss a new one."""
     sub = wanted.sub
+    store.alter(sub.subid, unrefreshed=False)
     if not wanted.changes:
         return
     rows = subscriptions.relations(session, sub.subid)

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import psycopg
 
+from pgsub.catalog.subscriptions import options
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
@@ -27,7 +28,7 @@ from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, log_text
 from pgsub.common.quoting import word
 from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
-from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger import definitions, subscriptions, worker_takeover
 from pgsub.target.ledger.tables import states, subscription_tables
 from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
@@ -111,6 +112,7 @@ class _Attempt:
             for claim in applies:
                 change = self._moved(claim, change)
             subscription_tables.change(session, subid, change)
+            definitions.tables_follow(session, subid, options(wanted.sub))
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")

@@ -4,9 +4,12 @@ The state store has the definition; the copy is what another one is made of when
 It holds no connection string, so no secret. The launcher that serves the subscription keeps it up to date.
 
 NOTES
-A subscription that was rebuilt elsewhere must not be served by the old state store again: workers that ask for an
-older list of publications would pass changes that the new one asked for. So each rebuild raises ``moves`` first, and
-who has a lower number is refused.
+A worker that asks for other publications than those that the tables are of passes changes over, for ever. So (1) the
+ledger's copy names the publications that its tables follow: they change in the commit that changes the tables, or where
+no tables are to follow; until then nobody streams by the new ones. (2) Each change of them has a number, the
+``generation``. A state store of a lower one is from an older backup, and is refused. (3) A subscription that was
+rebuilt elsewhere must not be served by the old state store again. So each rebuild raises ``moves`` first, and who has a
+lower number is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ _RECORD = """
 INSERT INTO pgsub.definition AS d (subid, options) VALUES (%s, %s::json) ON CONFLICT (subid)
  DO UPDATE SET options = excluded.options WHERE d.options::text IS DISTINCT FROM excluded.options::text
 """
+_RECORDED = "SELECT options::text FROM pgsub.definition WHERE subid = %s"
+_NEWER = """
+SELECT state_store, moves > %s FROM pgsub.subscription JOIN pgsub.definition USING (subid)
+ WHERE subid = %s AND (moves > %s OR (options ->> 'generation')::int > %s)
+"""
 _MOVE = """
 INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (subid) DO UPDATE SET moves = d.moves + 1
  RETURNING moves
@@ -34,14 +42,41 @@ INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (sub
 
 
 def record(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
-    """Store the options of a definition; where nothing differs nothing is written."""
+    """Store the options of a definition; where nothing differs nothing is written.
+
+    The publications stay those that the tables follow. What is older than the copy is not stored.
+    """
     with durable(connection):
-        connection.execute(_RECORD.encode(), (subid, json.dumps(dict(options))))
+        stored = _options(scalar(connection, f"{_RECORDED} FOR UPDATE", (subid,))) or {}
+        if stored.get("generation", 0) > options["generation"]:
+            return
+        kept = ("publications", "generation") if options["unrefreshed"] else ()
+        _write(connection, subid, {**options, **{name: stored[name] for name in kept if name in stored}})
+
+
+def tables_follow(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
+    """Store the options of a definition in the transaction by which the tables become those of its publications."""
+    _write(connection, subid, options)
+
+
+def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
+    connection.execute(_RECORD.encode(), (subid, json.dumps({**options, "unrefreshed": False})))
+
+
+def tables_are_behind(connection: psycopg.Connection, sub: Subscription) -> bool:
+    """Return whether the tables are still those of the publications before."""
+    if not sub.unrefreshed:
+        return False
+    stored = recorded(connection, sub.subid) or {}
+    return int(stored.get("generation", 0)) < sub.generation
 
 
 def recorded(connection: psycopg.Connection, subid: int) -> dict[str, Any] | None:
     """Return the options that were stored last; None where the creation was interrupted before it did."""
-    found = scalar(connection, "SELECT options::text FROM pgsub.definition WHERE subid = %s", (subid,))
+    return _options(scalar(connection, _RECORDED, (subid,)))
+
+
+def _options(found: str | None) -> dict[str, Any] | None:
     return None if found is None else json.loads(found)
 
 
@@ -57,23 +92,37 @@ def move(connection: psycopg.Connection, subid: int, state_store: str) -> int:
 
 
 def moved_to(connection: psycopg.Connection, sub: Subscription) -> str | None:
-    """Return the state store that a subscription was moved to, None where it belongs to the one that asks."""
-    query = "SELECT state_store FROM pgsub.subscription JOIN pgsub.definition USING (subid) WHERE subid = %s"
-    found = row(connection, f"{query} AND moves > %s", (sub.subid, sub.moves))
-    return None if found is None else str(found[0])
+    """Return the state store that a subscription belongs to, None where the one that asks is up to date."""
+    found = _newer(connection, sub)
+    return None if found is None else found[0]
+
+
+def _newer(connection: psycopg.Connection, sub: Subscription) -> tuple[str, bool] | None:
+    """Return the state store with a newer definition, and whether it was made of the ledger; None if there is none."""
+    found = row(connection, _NEWER, (sub.moves, sub.subid, sub.moves, sub.generation))
+    return None if found is None else (str(found[0]), bool(found[1]))
 
 
 def check_not_moved(connection: psycopg.Connection, sub: Subscription) -> None:
     """Refuse to go on from a definition that was left behind.
 
-    :raises StateForbids: another state store was made of the ledger since.
+    :raises StateForbids: another state store was made of the ledger since, or the publications were changed.
     """
-    place = moved_to(connection, sub)
+    found = _newer(connection, sub)
     # guard: an outdated state store serves nothing
-    if place is not None:
+    if found is None:
+        return
+    place, moved = found
+    remove = f"To remove the definition here, which leaves both servers as they are:\npgsub drop {word(sub.name)} --yes"
+    if moved:
         raise StateForbids(
             f'subscription "{sub.name}" was moved to another state store',
             detail=f'It was rebuilt from the ledger in "{place}"; its definition here is out of date.',
-            hint="Use that one. To remove the definition here, which leaves both servers as they are:\n"
-            f"pgsub drop {word(sub.name)} --yes",
+            hint=f"Use that one. {remove}",
         )
+    raise StateForbids(
+        f'the state store is older than the ledger of subscription "{sub.name}"',
+        detail="Its publications were changed since. The state folder may be a restored backup, or another machine's.",
+        hint=f"Use the newer one, or make the definition anew from the ledger. {remove}\n"
+        f"pgsub run {word(sub.name)} --from-target --connection CONNINFO --target CONNINFO",
+    )
