@@ -1,4 +1,4 @@
-"""kill -9 of ``verify`` and ``verify --repair``, and of who serves the subscription, and crashes of the publisher,
+"""kill -9 of ``verify`` and ``verify --repair``, and of who serves the subscription, and crashes of both servers,
 at every step of them, with writes all the time: what is said is never a false alarm, what is brought comes
 once, and the command is right when it is run again."""
 
@@ -31,8 +31,7 @@ Found = set[tuple[str, str, str]]
 POINT = ("point.barrier_put", "point.standing", "point.taken")
 VERIFY = (*POINT, "verify.at_point", "verify.table_compared")
 REPAIR = tuple(f"repair.{name}" for name in ("journalled", "standing", "taken", "before_commit", "committed"))
-VERIFY_VICTIMS = ("command", "worker", "launcher")
-REPAIR_VICTIMS = ("command", "publisher")
+VICTIMS = ("command", "worker", "launcher", "publisher", "target")
 #: Where a start of Spark is paid, or a server has to recover: steps at which something of it lasts.
 _LASTING = ("point.standing", "verify.at_point", "repair.taken", "repair.committed")
 TABLES = ("audit1", "keyed1", "counter1")
@@ -174,7 +173,7 @@ def ended_well(struck: Struck) -> Iterator[None]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", VERIFY_VICTIMS)
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_verify_that_is_struck_at_any_step_gives_no_false_alarm_and_is_right_when_it_is_run_again(
     struck: Struck, victim: str
 ) -> None:
@@ -199,7 +198,7 @@ def test_a_verify_that_is_struck_at_any_step_gives_no_false_alarm_and_is_right_w
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", REPAIR_VICTIMS)
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_repair_that_is_struck_at_any_step_brings_each_row_once_when_it_is_run_again(
     struck: Struck, victim: str
 ) -> None:
