@@ -11,11 +11,12 @@ from typing import Any
 
 import patience
 import pytest
+import typer
 from fix_program import Cli, one_error, until, valid
 from fix_servers import Database
 
 from pgsub.cli.operate import verify as shown
-from pgsub.commands.verify.result import NOT_COMPARED, TableVerdict, Verification, document
+from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, TableVerdict, Verification, document
 from pgsub.common.errors import StateForbids, ThreadDied
 
 pytestmark = pytest.mark.unserved_first
@@ -384,10 +385,52 @@ def test_a_comparison_that_applies_up_to_the_point_itself_and_is_killed_is_run_a
     assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
 
 
-def test_where_no_table_could_be_compared_none_is_called_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    one = TableVerdict("public", "t", NOT_COMPARED, 16, reason="it was renamed")
-    shown._print(document(Verification("s", 16, 0.001, None, [one])), rows=False)
-    assert capsys.readouterr().out.splitlines()[-1] == "At 0/10 no table was compared; apply stood still for 1 ms."
+@pytest.mark.parametrize(
+    ("outcomes", "named", "equal", "code", "said"),
+    [
+        ([], False, None, 3, "no table was compared"),
+        ([NOT_COMPARED], False, None, 3, "no table was compared"),
+        ([NOT_COMPARED], True, None, 3, "no table was compared"),
+        ([EQUAL, NOT_COMPARED], False, True, 0, "the compared tables are equal, and 1 of 2 tables was not compared"),
+        (
+            [EQUAL, NOT_COMPARED, NOT_COMPARED],
+            True,
+            None,
+            3,
+            "it is not known whether the tables are equal, for 2 of 3 tables were not compared",
+        ),
+        ([UNEQUAL, NOT_COMPARED], True, False, 6, "the compared tables differ, and 1 of 2 tables was not compared"),
+        ([EQUAL, EQUAL], True, True, 0, "the compared tables are equal"),
+    ],
+)
+def test_what_was_not_compared_is_never_called_equal(
+    capsys: pytest.CaptureFixture[str], outcomes: list[str], named: bool, equal: bool | None, code: int, said: str
+) -> None:
+    tables = [TableVerdict("public", f"t{number}", outcome, 16) for number, outcome in enumerate(outcomes)]
+    found = Verification("s", 16, 0.001, None, tables, named=named)
+    assert document(found)["equal"] is equal
+    shown._print(document(found), rows=False)
+    assert capsys.readouterr().out.splitlines()[-1] == f"At 0/10 {said}; apply stood still for 1 ms."
+    assert _code(found) == code
+
+
+def _code(found: Verification) -> int:
+    try:
+        shown._end(found)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def test_a_named_table_that_still_synchronizes_is_no_proof(cli: Cli, tables: Tables) -> None:
+    _unserved(cli, tables)
+    tables[1].execute("UPDATE pgsub.subscription_rel SET srsubstate = 'i' WHERE relname = 'b'")
+    found = _verify(cli, "s", "--table", "public.b", code=StateForbids.exit_code)
+    assert found["equal"] is None
+    assert (_table(found, "b")["outcome"], _table(found, "b")["reason"]) == (
+        NOT_COMPARED,
+        "it is still being synchronized (state i)",
+    )
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.common.errors import ApplyError, UsageError
+from pgsub.common.errors import ApplyError, StateForbids, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.size import parse_size
 
@@ -50,7 +50,9 @@ renamed meanwhile.
 
 The exit code is 0 if all compared tables are equal except for explained rows. It is 6 if, and only if, rows differ. If
 an error prevented the comparison of a table, and no other table differs, the exit code is that of the error, for
-example 3 if a conflict stops apply, or if a table does not fit any more.
+example 3 if a conflict stops apply, or if a table does not fit any more. If no table was compared, or a table that
+--table names was not, the exit code is 3 as well, and "equal" in the JSON document is null. Without --table the exit
+code can be 0 while tables still synchronize; the last line says how many were not compared.
 
 --sample compares this share of the keys, different ones each time. The tables are still read completely. If keys with
 different texts may be equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how
@@ -180,10 +182,12 @@ def _ask(found: Verification) -> None:
 
 
 def _end(found: Verification) -> None:
-    if not found.equal:
+    if found.equal is False:
         raise typer.Exit(ApplyError.exit_code)
     if found.error is not None:
         raise typer.Exit(found.error.exit_code)
+    if found.equal is None:
+        raise typer.Exit(StateForbids.exit_code)
 
 
 def _print(found: dict[str, Any], *, rows: bool) -> None:
@@ -212,16 +216,22 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
         emit(console.line(f"{one['table']} was repaired: {done}"))
     for one in found.get("repair", {}).get("refused", ()):
         emit(console.line(f"{one['table']} cannot be repaired row by row: {one['reason']}"))
-    share = "" if found["sample"] is None else f" {found['sample']:g}% of the keys"
-    explained = counted(sum(one["explained"] for one in tables), "explained row")
-    but = f" but for {explained}" if any(one["explained"] for one in tables) else ""
+    emit(console.line(f"At {found['lsn']} {_verdict(found)}; apply stood still for {1000 * found['pause']:.0f} ms."))
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    tables = found["tables"]
+    left = sum(one["outcome"] == "not compared" for one in tables)
+    if left == len(tables):
+        return "no table was compared"
+    of = f"{left} of {counted(len(tables), 'table')} {'was' if left == 1 else 'were'} not compared"
+    if found["equal"] is None:
+        return f"it is not known whether the tables are equal, for {of}"
+    share = "" if found["sample"] is None else f" ({found['sample']:g}% of the keys)"
+    explained = sum(one["explained"] for one in tables)
+    but = f" but for {counted(explained, 'explained row')}" if explained else ""
     verdict = f"are equal{but}" if found["equal"] else "differ"
-    pause = f"{1000 * found['pause']:.0f} ms"
-    if tables and all(one["outcome"] == "not compared" for one in tables):
-        emit(console.line(f"At {found['lsn']} no table was compared; apply stood still for {pause}."))
-        return
-    emit(console.line(f"At {found['lsn']} the compared tables{share and ' (' + share.strip() + ')'} {verdict};"
-                      f" apply stood still for {pause}."))  # fmt: skip
+    return f"the compared tables{share} {verdict}{f', and {of}' if left else ''}"
 
 
 def _outcome(table: dict[str, Any]) -> str:

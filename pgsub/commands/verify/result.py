@@ -73,6 +73,7 @@ class Verification:
     """The result of ``verify``.
 
     :ivar lsn: the position that was compared; ``pause`` seconds for which apply stood still there.
+    :ivar named: whoever asked named the tables, and so wants to know of each of them.
     """
 
     name: str
@@ -80,11 +81,18 @@ class Verification:
     pause: float
     sample: float | None
     tables: list[TableVerdict] = field(default_factory=list)
+    named: bool = False
 
     @property
-    def equal(self) -> bool:
-        """Whether no table has a difference without a known reason."""
-        return all(table.outcome != UNEQUAL for table in self.tables)
+    def equal(self) -> bool | None:
+        """Whether no table has a difference without a known reason; None where what was asked was not compared."""
+        outcomes = [table.outcome for table in self.tables]
+        if UNEQUAL in outcomes:
+            return False
+        # guard: what was not compared is not reported as equal
+        if EQUAL not in outcomes or (self.named and NOT_COMPARED in outcomes):
+            return None
+        return True
 
     @property
     def error(self) -> PgsubError | None:

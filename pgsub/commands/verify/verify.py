@@ -111,7 +111,7 @@ def compare_at(
 
     :param before: what need not be compared; what is equal is added.
     """
-    found = Verification(sub.name, point.lsn, point.pause, options.sample)
+    found = Verification(sub.name, point.lsn, point.pause, options.sample, named=bool(options.tables))
     progress = ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
     tables = TableComparisons(session, sub, point, store)
     with Comparison(tables.sides, jobs=options.jobs, sample=options.sample, rate=options.rate) as comparison:
