@@ -87,6 +87,13 @@ def test_a_bounded_run_without_a_subscription_ends_with_3(pgsub, folder):
         assert not folder.exists()
 
 
+def test_a_bounded_run_whose_subscriptions_are_all_disabled_ends_with_3_and_says_how_to_enable_them(pgsub, store):
+    store.alter(5, enabled=False)
+    for bound in (("--until-caught-up",), ("--until-lsn", "0/10")):
+        said = one_error(pgsub("run", *bound), 3, 'subscriptions "bills", "orders" are disabled')
+        assert said.splitlines()[-2:] == ["pgsub enable bills", "pgsub enable orders"]
+
+
 def test_every_command_of_the_program_is_tried_here_or_makes_what_it_needs(pgsub, folder):
     """A command that is added to the program is added here, too."""
     tried = {args[0] for args in _OF_ONE}

@@ -121,6 +121,46 @@ def test_a_disabled_subscription_is_not_waited_for(cli, tables):
     assert said.splitlines()[-1].endswith("pgsub enable s")
 
 
+@pytest.mark.long
+def test_a_bounded_run_of_all_does_not_end_with_0_while_an_error_keeps_one_disabled(cli, tables):
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-copy-data", "--no-wait", "--disable-on-error").returncode == 0
+    subdb.execute("INSERT INTO b VALUES (7, 7)")
+    pubdb.execute("INSERT INTO b VALUES (7, 8)")
+    bounded = ("run", "--until-caught-up", "--timeout", "2m")
+    assert cli(*bounded).returncode == 6
+    one_error(cli(*bounded), 3, 'subscription "s" is disabled', "pgsub enable s")
+    assert cli.create("other", "--no-copy-data", "--no-wait").returncode == 0
+    pubdb.execute("INSERT INTO a VALUES (500, 'x')")
+    ended = cli(*bounded)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr.endswith(
+        'pgsub: error: subscription "s" is disabled\nHINT:  Enable it first:\npgsub enable s\n'
+    )
+    assert subdb.value("SELECT count(*) FROM a WHERE id = 500") == 1  # the other one was served
+    assert cli("enable", "s").returncode == cli("disable", "s").returncode == 0
+    ended = cli(*bounded)
+    assert ended.returncode == 0, ended.stderr
+    assert 'WARNING:  subscription "s" was not served, for it is disabled' in ended.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("run", "--until-caught-up"), ("run", "s", "--until-lsn", "FFFFFF/0"), ("create",)])
+def test_a_subscription_that_is_disabled_meanwhile_has_not_reached_the_bound(cli, tables, words):
+    blocker = tables[1].connect()
+    blocker.execute("BEGIN; LOCK TABLE a IN SHARE MODE")
+    if words == ("create",):
+        running = cli.start(*cli.words("s"))
+    else:
+        assert cli.create("s", "--no-wait").returncode == 0
+        running = cli.start(*words)
+    tables[1].wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'a'::regclass")
+    assert cli("disable", "s").returncode == 0
+    assert running.wait(patience.SECONDS) == 3
+    blocker.close()
+    assert 'subscription "s" is disabled' in running.log.read_text()
+
+
 @pytest.mark.own_spark  # whose worker ends with a launcher that ends at once, before it could ask it to
 @pytest.mark.parametrize(
     "numbers",

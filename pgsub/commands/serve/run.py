@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve import disabled
 from pgsub.common.errors import PgsubError, StateForbids, log_text
-from pgsub.common.quoting import word
 from pgsub.common.threads import SignalEvent, SupervisedThread
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class RunOptions:
 def run(options: RunOptions, *, reporter: Reporter) -> None:
     """Serve subscriptions until stopped, or until the bound is reached.
 
-    :raises StateForbids: a bounded run names a disabled subscription.
+    :raises StateForbids: a subscription that a bounded run is to serve is disabled, as of
+        :func:`~pgsub.commands.serve.disabled.check_end`.
     :raises LockHeld: another launcher serves this state store, or a named subscription.
     :raises TimeoutExpired: the bound was not reached in time.
     :raises PgsubError: what stopped a bounded run.
@@ -52,13 +53,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
         # what needs a subscription leaves no trace in a folder whose name is mistyped
         store = stack.enter_context(StateStore.open(options.state_dir, create=waits, readable=True))
         store.check()
-        for name in options.names:
-            sub = store.subscription(name)
-            if not sub.enabled and bounded:
-                hint = f"Enable it first:\npgsub enable {word(name)}"
-                raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
-        if not options.names:
-            _check_not_empty(store, bounded, reporter)
+        _check_chosen(store, options.names, bounded, reporter)
         if waits:
             lock = launcher_lock(options.state_dir)
             if not lock.acquire():
@@ -79,7 +74,19 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
             conf=options.conf,
         )
         ended = launcher.run(stop, options.timeout)
-    raise_first(ended)
+        raise_first(ended)
+        if bounded and not stop.is_set():
+            disabled.check_end(store, options.names, {one.name for one in ended}, reporter)
+
+
+def _check_chosen(store: StateStore, names: tuple[str, ...], bounded: bool, reporter: Reporter) -> None:
+    """Check, before anything is done, that there is something to serve."""
+    for name in names:
+        store.subscription(name)
+    if not names:
+        _check_not_empty(store, bounded, reporter)
+    if bounded:
+        disabled.check(store, names)
 
 
 def _check_not_empty(store: StateStore, bounded: bool, reporter: Reporter) -> None:

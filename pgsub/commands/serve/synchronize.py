@@ -13,6 +13,7 @@ from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_loc
 from pgsub.catalog.rows import COMPARE, CopyRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.serve import disabled
 from pgsub.commands.serve.run import raise_first, stopping_by_signal
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
@@ -157,6 +158,8 @@ class Service:
             ended = launcher.run(stop, options.seconds_left, self._progress)
         self._last_progress()
         raise_first(ended)
+        if not stop.is_set():
+            disabled.check_end(self._store, (self._sub.name,), {one.name for one in ended}, self._reporter)
         self.leave()
 
     def _watch(self, stop: threading.Event, options: ServiceOptions, tables: frozenset[int] | None) -> None:
