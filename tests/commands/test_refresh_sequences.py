@@ -62,8 +62,8 @@ def test_serial_identity_and_standalone_sequences_come_to_the_publishers_values(
     assert _positions(subdb, *_OURS) == _positions(pubdb, *_OURS)
     assert _positions(subdb, "s_id_seq", "shared", "down", "round") == [(17, True), (81, True), (-22, True), (17, True)]
     assert _positions(subdb, "stranger") == [(1, False)]
-    assert "sequences: 5 set, 0 left" in said
-    assert "sequences: 0 set, 5 left" in _set(subscribed)
+    assert "sequences: 5 set, 0 left as they are" in said
+    assert "sequences: 0 set, 5 left as they are" in _set(subscribed)
 
 
 def test_a_value_that_was_set_and_not_given_yet_is_taken_as_it_is(subscribed: Cli, tables: Tables) -> None:

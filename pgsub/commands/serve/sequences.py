@@ -51,4 +51,4 @@ def report(sub: Subscription, outcomes: Sequence[Outcome], reporter: Reporter) -
         elif one.ahead:
             reporter.notice(f'sequence "{one.shown}" is ahead of the publisher by {one.ahead} and was left as it is')
     moved = sum(one.moved for one in free)
-    reporter.notice(f'subscription "{sub.name}": sequences: {moved} set, {len(free) - moved} left')
+    reporter.notice(f'subscription "{sub.name}": sequences: {moved} set, {len(free) - moved} left as they are')

@@ -171,7 +171,7 @@ def test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste(
         f'ALTER DATABASE "{subdb.name}" SET "work_mem" TO \'9MB\';',
     ]
     with_statements = [hint for hint in found if hint.endswith(";")]
-    assert len(with_statements) == 3 and all("the publisher's choice" in hint for hint in with_statements)
+    assert len(with_statements) == 3 and all("come from the publisher: read them" in hint for hint in with_statements)
     named = "\n".join(hint.split("\n")[0] for hint in found)
     for what in ("pg_execute_server_program", "sw_boss", "sw_deputy", "plperl", *powerful):
         assert what.split(".")[0] in named, what

@@ -21,7 +21,7 @@ SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE EXISTS (
 _HARMLESS = "SELECT pg_catalog.lower(name) FROM pg_catalog.pg_settings WHERE context IN ('user', 'backend')"
 #: Settings that name code: libraries, and functions that procedural languages begin with.
 _CODE = re.compile(r".*_preload_libraries|dynamic_library_path|extension_control_path|pl\w*\..*", re.IGNORECASE)
-SAID = "What this gives is the publisher's choice, and you give it: read it first."
+SAID = "These statements come from the publisher: read them before you run them."
 
 
 def powerful_roles(sides: Sides) -> set[str]:
