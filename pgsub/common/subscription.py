@@ -9,6 +9,8 @@ from pgsub.common.errors import UsageError
 
 #: Rows of a table that an adoption keeps of those that it replaces or deletes, where nothing else is said.
 KEEP = 10_000
+#: What the name of a subscription ends with that a switchover makes to lead back.
+BACK_SUFFIX = "_back"
 #: Connection parameters that authenticate by themselves, scram keys too: none is stored or shown.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from pathlib import Path
 import patience
 import psycopg
 import pytest
-from fix_program import one_error
+from fix_program import one_error, until
 from fix_proxy import Proxy
 from fix_switchover import Mover
+from forked import Started
 from psycopg.conninfo import conninfo_to_dict
 from switching_clients import Clients
 
@@ -254,6 +256,38 @@ def test_a_command_that_leads_clients_to_the_target_is_not_left_out_by_the_next_
 
 
 @pytest.mark.long
+def test_who_interrupts_it_behind_the_pause_reads_that_it_is_not_finished_and_what_goes_on(
+    mover: Mover, tmp_path: Path
+) -> None:
+    (script := tmp_path / "lead").write_text("touch $0.began; while [ ! -e $0.may_end ]; do sleep 0.1; done")
+    go_on = f"pgsub switchover moved --promote-command 'sh {script}'"
+    first = mover.cli.start(*go_on.split()[1:4], f"sh {script}", "--yes", "--no-verify")
+    until((tmp_path / "lead.began").exists)
+    said = _interrupted(first)
+    assert "interrupted and is not finished: clients may write on the target" in said
+    assert "--promote-command has not run to its end" in said and f"Let it come to its end:\n{go_on}\n" in said
+    (tmp_path / "lead.may_end").touch()
+    (behind := tmp_path / "behind").mkdir()
+    said = _interrupted(mover.held("disabled", behind, "--promote-command", f"sh {script}"))
+    assert "is not finished" in said and "has not run to its end" not in said and go_on in said
+    assert mover("--no-verify")["state"] == "done"
+
+
+@pytest.mark.long
+def test_who_interrupts_it_in_the_pause_does_not_read_that_it_failed(mover: Mover, tmp_path: Path) -> None:
+    said = _interrupted(mover.held("fenced", tmp_path, "--timeout", "2m"))
+    assert "was interrupted before the target had taken the right to write: everything is left as it was" in said
+    assert _insert(mover, 0, 1) == 1
+
+
+def _interrupted(started: Started) -> str:
+    """Type Ctrl-C; return what is said."""
+    started.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+    assert started.wait(patience.SECONDS) == 130
+    return str(started.log.read_text())  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "commands"),
     [
@@ -268,6 +302,9 @@ def test_status_says_what_can_be_done_in_each_step(mover: Mover, step: str, comm
     mover("--no-verify", kill=step)
     found = [choice["command"] for choice in mover("--status")["choices"]]
     assert found == [f"pgsub switchover moved{words}" for words in commands]
+    checked = mover.cli("status", "moved", "--check")
+    warned = 'subscription "moved": a switchover is under way\nHINT:  The next command is:\n'
+    assert checked.returncode == 3 and f"{warned}pgsub switchover moved --status\n" in checked.stderr, checked
     shown = mover.cli("switchover", "moved", "--status").stdout
     assert all(f"\n  {command}\n" in shown for command in found), shown
     ended = mover.cli(*found[-1].split()[1:], "--yes")  # what it says can be done
@@ -317,8 +354,11 @@ def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
     mover("--no-verify", kill="fenced")
     _refused(mover, 0)
     time.sleep(0.2)  # the fence lasts longer than the next run allows, however fast that is
+    undo, longer = mover("--status", "--timeout", "100ms")["choices"]
+    assert undo["command"] == "pgsub switchover moved --abort" and "the time of the pause is over" in undo["what"]
+    assert re.fullmatch(r"pgsub switchover moved --timeout \d+s", longer["command"])
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--timeout", "100ms")
-    assert ended.returncode == 8, ended.stderr
+    assert ended.returncode == 8 and "timeout of the switchover" in ended.stderr, ended.stderr
     assert _insert(mover, 0, 1) == 1
     assert mover("--status")["state"] == "none"
 

@@ -62,10 +62,10 @@ Conflicts are counted in pg_stat_subscription_stats as by the server. confl_upda
 server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
 track_commit_timestamp off or its role may not use replication origins.
 
-The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, without tables or one of its publications,
-or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached, 6 if stopped by
-another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long, 10 if pgsub
-run cannot record its work, 13 if Spark cannot run the workers.
+The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, in a switchover, without tables or one of
+its publications, or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached,
+6 if stopped by another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long,
+10 if pgsub run cannot record its work, 13 if Spark cannot run the workers.
 
 The letters of srsubstate are i = initialize, d = data copy, f = finished copy, s = synchronized, r = ready.
 errors_total counts all errors since the counters were reset; last_error is shown only while it lasts.

@@ -99,7 +99,7 @@ def _fitting(columns: Sequence[str], row: Mapping[str, Any], every: Sequence[Map
 
 def well(found: Sequence[SubscriptionStatus]) -> str | None:
     """Say in one line that nothing needs attention; None where something does."""
-    if not found or any(one.state != "running" or one.errors or one.waits or not one.relations for one in found):
+    if not found or any(map(_needs_attention, found)):
         return None
     name = found[0].definition.name
     which = f'Subscription "{name}" is' if len(found) == 1 else f"All {len(found)} subscriptions are"
@@ -110,6 +110,10 @@ def well(found: Sequence[SubscriptionStatus]) -> str | None:
         copied = f"{sum(state == 'r' for state in tables)} of {copied}"
     behind = "" if lag is None else ", nothing is waiting" if lag < 1 else f", {lag:.0f} s behind"
     return f"{which} running: {copied}{behind}."
+
+
+def _needs_attention(one: SubscriptionStatus) -> bool:
+    return one.state != "running" or bool(one.errors or one.waits or one.switchover) or not one.relations
 
 
 def troubled(found: Sequence[SubscriptionStatus]) -> Iterator[str]:

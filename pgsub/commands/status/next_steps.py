@@ -43,6 +43,9 @@ def runbook(one: SubscriptionStatus) -> list[Step]:
     if one.lost:
         return list(_broken(one, one.broken))
     steps = [step for row in one.errors for step in _error(one, row)]
+    if one.switchover is not None:
+        steps.append(Step("A switchover is under way: see where it stands, and what can be done.", (one.switchover,)))
+        return [*steps, *_resume(one)]
     if one.state != "disabled":
         return [*steps, *_resume(one)]
     # a refresh is refused for a disabled subscription

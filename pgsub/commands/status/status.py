@@ -103,6 +103,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
         return Finding(code, f"{name}: {blocked_state.said(row)}")
     if one.state == "waiting" and one.task is not None:
         return Finding(3, f"{name} waits for {one.task['waits_for']}")
+    if one.switchover is not None and one.state in ("running", "disabled"):
+        return Finding(3, f"{name}: a switchover is under way")
     if one.state != "running":
         return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any pgsub run'}")
     if not one.relations:

@@ -22,7 +22,7 @@ from pgsub.commands.status import apply_lag, blocked_state
 from pgsub.common import errors
 from pgsub.common.errors import PgsubError, ReplicationBroken, SlotLost, SparkUnusable, WorkerDied
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
@@ -70,6 +70,7 @@ class SubscriptionStatus:
     launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
     unheard: int | None  #: PID of a launcher that gives no sign of life, or waits for the target
+    switchover: str | None  #: the command that shows where the switchover that is under way stands
 
     @property
     def broken(self) -> ErrorRow | None:
@@ -94,7 +95,7 @@ class SubscriptionStatus:
             return str(self.task["next"])
         if self.state == "stopped" and not self.launched:
             return f"pgsub run {word(self.definition.name)}"
-        return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
+        return blocked_state.next_command(self.definition, self.errors, self.stopped_by) or self.switchover
 
     @property
     def last_error(self) -> str | None:
@@ -201,7 +202,17 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
         launched=launcher_lock(folder).holder() is not None,
         stopped_by=conflicts,
         unheard=None if unheard is None else unheard.pid,
+        switchover=_switchover(store, sub),
     )
+
+
+def _switchover(store: StateStore, sub: Subscription) -> str | None:
+    """Return what shows the switchover of a subscription, beside which the one that leads back is there meanwhile."""
+    back = next((one for one in store.subscriptions() if one.way_back_of == sub.subid), None)
+    if back is None:
+        return None
+    is_back = sub.name == f"{back.name}{BACK_SUFFIX}"
+    return f"pgsub switchover {word(back.name if is_back else sub.name)}{' --back' if is_back else ''} --status"
 
 
 def _unheard(sub: Subscription, server: ServerRow, task: Row | None, silence: float) -> Row:

@@ -17,7 +17,7 @@ from pgsub.commands.subscription.definition import publisher_parameters, target_
 from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.switchover import fence
 from pgsub.target.session import advisory_locks, ledger_privileges
@@ -32,7 +32,6 @@ OTHER = "another switchover of the same database is under way"
 TIMEOUT = 30.0
 #: Servers that may be gone for good.
 PUBLISHER, TARGET = "publisher", "target"
-_SUFFIX = "_back"
 _NAME_BYTES = 63
 
 
@@ -84,7 +83,7 @@ class SwitchoverOptions:
 
         :raises UsageError: the latter would be too long.
         """
-        back = f"{self.name}{_SUFFIX}"
+        back = f"{self.name}{BACK_SUFFIX}"
         if len(back.encode()) > _NAME_BYTES:
             raise UsageError(
                 f'the name of subscription "{self.name}" is too long for a switchover',

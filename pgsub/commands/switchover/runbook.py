@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pgsub.commands.switchover.outcome import Choice
-from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, TIMEOUT, SwitchoverOptions
 from pgsub.commands.switchover.under_way import promotes
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
+
+#: Seconds that a pause is given beyond those that it has lasted, where it is to go on.
+_MORE = 60
 
 
 def choices(
@@ -29,6 +32,12 @@ def choices(
         found = [Choice("leave everything as it was", abort)]
     elif journal.TAKING in away:
         found = _without_target(entry, go_on, abort)
+    elif there is not None and _is_over(options, there):
+        longer = f"{go_on} --timeout {int(there.fenced_for or 0) + _MORE}s"
+        found = [
+            Choice("leave everything as it was, as the next run does because the time of the pause is over", abort),
+            Choice("let it go on with a longer pause", longer),
+        ]
     else:
         found = [Choice("let it go on", go_on), Choice("leave everything as it was", abort)]
     if journal.GIVING in away:
@@ -40,6 +49,12 @@ def choices(
         what = f"let clients write on the publisher, if the target is gone for good{lost_writes}"
         found.append(Choice(what, f"{abort} --gone {TARGET}"))
     return found
+
+
+def _is_over(options: SwitchoverOptions, there: Entry) -> bool:
+    """Return whether a run could only leave everything as it was, because the pause has lasted too long."""
+    limit = TIMEOUT if options.timeout is None else options.timeout
+    return there.phase == journal.FENCED and (there.fenced_for or 0.0) > limit
 
 
 def _without_target(entry: Entry, go_on: str, abort: str) -> list[Choice]:

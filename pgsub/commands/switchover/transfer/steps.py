@@ -143,8 +143,9 @@ class Switchover:
                     return False  # another run takes it
             elif phase not in (None, journal.OPEN, journal.FENCED):
                 return False
+            ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             self._reporter.warning(
-                "the switchover failed before the target had taken the right to write: everything is left as it was"
+                f"the switchover {ended} before the target had taken the right to write: everything is left as it was"
             )
             self.release(entry)
         return False
@@ -232,6 +233,7 @@ class Switchover:
         if there is None or there.phase != journal.FENCED:
             return  # another run went on
         deadline = limit.deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
+        limit.check()
         with self.timing.step("end sessions"):
             fence.end_sessions(self._giving, self._kept, deadline)
         failpoints.point("switchover.sessions_ended")

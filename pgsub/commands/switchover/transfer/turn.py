@@ -5,7 +5,8 @@ Of the publisher nothing is needed but its slot, which is dropped last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -64,20 +65,47 @@ class Turn:
         here = journal.of(self.taking, entry.id)
         assert here is not None
         if here.phase == journal.TAKEN:
-            with self.timing.step("promote"):
-                self._let_write(here)
-                right_to_write.commands(self.options, self.sub, self.back)("promote")
-            with durable(self.taking):
-                journal.move(self.taking, entry.id, (journal.TAKEN,), journal.PROMOTED)
-            failpoints.point("switchover.promoted")
-        promoted()
+            with self._told_if_interrupted(leads=self.options.promote_command is None):
+                self._promote(here)
+        with self._told_if_interrupted():
+            promoted()
+            self._turn(here, enabled)
+
+    @contextlib.contextmanager
+    def _told_if_interrupted(self, *, leads: bool = True) -> Iterator[None]:
+        """Tell whoever interrupts the block what is left, for it cannot be undone.
+
+        :param leads: there is no command that still has to lead clients to the target.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            gone = "" if self.options.gone is None else f" --gone {self.options.gone}"
+            self.reporter.warning(
+                "the switchover was interrupted and is not finished: clients may write on the target",
+                None if leads else "--promote-command has not run to its end, so clients may not be led there.",
+                f"Let it come to its end:\n{self.options.command}{gone}",
+            )
+            raise
+
+    def _promote(self, here: Entry) -> None:
+        """Let clients write, and lead them to the target."""
+        with self.timing.step("promote"):
+            self._let_write(here)
+            right_to_write.commands(self.options, self.sub, self.back)("promote")
+        with durable(self.taking):
+            journal.move(self.taking, here.id, (journal.TAKEN,), journal.PROMOTED)
+        failpoints.point("switchover.promoted")
+
+    def _turn(self, here: Entry, enabled: Callable[[], None]) -> None:
+        """End the subscription, and let the way back replicate."""
         with self.timing.step("turn"):
             self._end(fence=here.phase != journal.DONE)
             self._lead_back(enabled=here.phase == journal.DONE)
             enabled()
             if here.phase != journal.DONE:
                 with durable(self.taking):
-                    journal.move(self.taking, entry.id, (journal.PROMOTED,), journal.DONE)
+                    journal.move(self.taking, here.id, (journal.PROMOTED,), journal.DONE)
             failpoints.point("switchover.done")
             self._drop()
 
