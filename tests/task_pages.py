@@ -159,7 +159,7 @@ def shell(cli: Cli, line: str, shown: list[str], databases: Mapping[str, Databas
     environment = {"PGSERVICEFILE": f"{home}/.pg_service.conf", "PATH": f"{find_binaries()}:{os.environ['PATH']}"}
     for name, database in databases.items():
         if f"service={name} " in line:
-            line = line.replace("ALTER DATABASE postgres ", f"ALTER DATABASE {database.name} ")
+            line = line.replace("ALTER DATABASE accounting ", f"ALTER DATABASE {database.name} ")
     command = ["bash", "-o", "pipefail", "-c", line]
     ended = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True)
     unexpected = [said for said in ended.stderr.splitlines() if "ERROR: " in said and said not in shown]
