@@ -54,6 +54,8 @@ OTHER = Subscription(
     on_conflict=("insert_exists=skip",),
     sequences=True,
     moves=3,
+    generation=2,
+    unrefreshed=True,
     way_back_of=4,
 )
 

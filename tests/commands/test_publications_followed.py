@@ -57,9 +57,9 @@ def test_an_alter_that_was_killed_between_definition_and_tables_lets_nothing_pas
     ended = cli(*words)
     assert ended.returncode == 0, ended.stderr
     if ending == "refresh":
-        assert cli("alter", "s", "--add-publication", "p2", "--no-copy-data").returncode == 0
+        assert cli("wait", "s", "--for", "caught-up", "--timeout", "1m").returncode == 0
         assert tables[1].rows("SELECT * FROM b") == []
-        assert cli("refresh", "s", "--resync", "public.b", "--yes").returncode == 0
+        assert cli("alter", "s", "--add-publication", "p2").returncode == 0
     _all_there(cli, tables)
     assert cli.stop(launcher) == 0
 

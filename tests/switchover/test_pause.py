@@ -33,7 +33,7 @@ def test_a_hundred_tables_and_sequences_move_under_load_across_versions(mover: M
             session.execute(f"{ddl}; ALTER PUBLICATION {publication} ADD TABLE {tables}".encode())
     assert mover.cli("refresh", "moved").returncode == 0
     pauses, gaps = [], []
-    with Clients(mover.conninfos, count=8, pause=0.007) as clients:
+    with Clients(mover.conninfos, count=11, pause=0.007) as clients:
         for number in range(rounds):
             for name in names:
                 mover.rows(mover.side, f"INSERT INTO {name} (n) VALUES ({number}) RETURNING id")
