@@ -47,7 +47,7 @@ _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?:\+\d\d)?"), "TIME"),
     (re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b"), "LSN"),
     (re.compile(r"\btransaction \d+"), "transaction XID"),
-    (re.compile(r"\b\d+ bytes\b"), "SIZE"),
+    (re.compile(r"\b\d+ (?:bytes|[kMGT]B)\b"), "SIZE"),
 )
 _FAILS = re.compile(r"(?:pgsub: )?error:? |caution: |risky: |\S+: (?:missing|extra|different) \(")
 
