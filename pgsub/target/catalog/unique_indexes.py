@@ -20,20 +20,7 @@ INDEXES = """
 SELECT c.relname::text, x.indimmediate,
        ARRAY(SELECT pg_catalog.pg_get_indexdef(x.indexrelid, k, true)
                FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k ORDER BY k),
-       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
-               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
-               JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
-               JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
-                AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
-               JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
-               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY k),
-       ARRAY(SELECT CASE WHEN n.nspname <> 'pg_catalog' THEN pg_catalog.format_type(p.opcintype, NULL) END
-               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
-               JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
-               JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
-                AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
-               JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
-               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY k),
+       e.operators, e.operands,
        ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
                FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
                LEFT JOIN pg_catalog.pg_collation l ON l.oid = x.indcollation[k - 1]
@@ -48,6 +35,16 @@ SELECT c.relname::text, x.indimmediate,
   FROM pg_catalog.pg_index x
   JOIN pg_catalog.pg_class c ON c.oid = x.indexrelid
   JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
+ CROSS JOIN LATERAL (
+       SELECT pg_catalog.array_agg(pg_catalog.quote_ident(n.nspname) || '.' || o.oprname ORDER BY k) AS operators,
+              pg_catalog.array_agg(CASE WHEN n.nspname <> 'pg_catalog'
+                                        THEN pg_catalog.format_type(p.opcintype, NULL) END ORDER BY k) AS operands
+         FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+         JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
+         JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
+          AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
+         JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+         JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace) AS e
  WHERE x.indrelid = %s::oid AND x.indisunique AND x.indisready AND NOT x.indisexclusion
  ORDER BY x.indexrelid
 """
