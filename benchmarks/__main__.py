@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import machine, reconcile, report, scaling
+from benchmarks import machine, reconcile, report, scaling, startup
 from benchmarks.arena import Arena
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import CaseResult, measure
@@ -37,6 +37,8 @@ def main() -> int:
         return scaling.main(facts, arguments.plot, options, wanted, quick=arguments.quick)
     if arguments.reconcile:
         return reconcile.main(facts, quick=arguments.quick)
+    if arguments.start:
+        return startup.main(facts, rounds=arguments.rounds)
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
     options = Options(arguments.streaming, apply_workers=arguments.apply_workers)
@@ -121,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead of the cases: verify and adopt beside the copy of the same rows, and what a copy that was lost"
         " sends again",
+    )
+    parser.add_argument(
+        "--start", action="store_true", help="instead of the cases: the start of pgsub, and which step takes how long"
     )
     parser.add_argument(
         "--plot",

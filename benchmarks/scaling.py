@@ -54,6 +54,7 @@ def main(
     :return: exit status.
     """
     cases = [case for case in _CASES if case.name in only]
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         points = _measure(cases, options, _QUICK if quick else _FULL, str(facts["date"]))
     except BenchmarkFailed as error:
@@ -64,8 +65,6 @@ def main(
     (folder / f"{_NAME}.json").write_text(json.dumps(data, indent=1) + "\n")
     said = f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, PostgreSQL {facts['postgresql']}"
     (folder / f"{_NAME}.svg").write_text(draw("cost per change in µs, by changes in the backlog", said, _lines(points)))
-    for point in points:
-        print(f"{point.case:<8}{point.side:<8}{point.changes:>12,}{point.microseconds:>10.2f} µs")
     return 0
 
 
@@ -97,6 +96,7 @@ def _measure(cases: Sequence[Case], options: Options, sizes: tuple[int, ...], at
                 for side, seconds in _times(arena, case, size, options, sides).items():
                     cost = (statistics.median(seconds) - statistics.median(empty[side])) / size * 1e6
                     points.append(Point(case.name, side, size, seconds, cost, at))
+                    print(f"{case.name:<8}{side:<8}{size:>12,}{cost:>10.2f} µs", flush=True)
     return points
 
 

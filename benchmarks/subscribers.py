@@ -170,8 +170,7 @@ class Pgsub:
 
         The launcher sees the change before the command has ended, so nobody may wait for that end first.
         """
-        command = [*self._program(), "enable", self.name]
-        enabling = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        enabling = self.begin_command("enable", self.name)
         deadline = time.monotonic() + START_SECONDS
         while not self._begun(source, target, copy=copy):
             if time.monotonic() > deadline or enabling.poll():
@@ -210,15 +209,16 @@ class Pgsub:
 
     def restart(self) -> None:
         """Begin again from nothing, after a failure."""
-        self._stop()
+        self.stop()
         shutil.rmtree(self._folder / "state", ignore_errors=True)
 
     def close(self) -> None:
-        """End the launcher in order; kill it when it does not end."""
-        self._stop()
+        """End the launcher, and remove its folder."""
+        self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the launcher in order; kill it when it does not end."""
         if self._run is None:
             return
         try:
@@ -241,10 +241,19 @@ class Pgsub:
         if self._run is not None and self._run.poll() is None:
             if (heap, master) == self._served:
                 return
-            self._stop()
+            self.stop()
         self._served = (heap, master)
-        submit = {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {heap} pyspark-shell"} if heap else {}
         asked = time.monotonic()
+        self.begin_run(heap, master)
+        while not self.jvm_started():
+            if self._run is None or self._run.poll() is not None or time.monotonic() > asked + START_SECONDS:
+                raise BenchmarkFailed(f"pgsub run did not start: {self._log_end()}")
+            time.sleep(0.05)
+        self.launched = time.monotonic() - asked
+
+    def begin_run(self, heap: str | None = None, master: str | None = None) -> None:
+        """Start ``pgsub run`` and wait for nothing."""
+        submit = {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {heap} pyspark-shell"} if heap else {}
         with (self._folder / "run.log").open("ab") as log:
             self._run = subprocess.Popen(
                 [*self._program(), "run", *(("--master", master) if master else ())],
@@ -253,11 +262,15 @@ class Pgsub:
                 stderr=log,
                 env={**os.environ, **submit},
             )
-        while not (self._folder / "state" / "run" / "jvm.pid").exists():
-            if self._run.poll() is not None or time.monotonic() > asked + START_SECONDS:
-                raise BenchmarkFailed(f"pgsub run did not start: {self._log_end()}")
-            time.sleep(0.05)
-        self.launched = time.monotonic() - asked
+
+    def jvm_started(self) -> bool:
+        """Whether a program that serves the folder has its JVM."""
+        return (self._folder / "state" / "run" / "jvm.pid").exists()
+
+    def begin_command(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of pgsub, without what it prints, and wait for nothing."""
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen([*self._program(), *arguments], stdin=quiet, stdout=quiet, stderr=quiet)
 
     def command(self, *arguments: str, code: int = 0) -> str:
         """Run a command of pgsub to its end; return what it printed.
