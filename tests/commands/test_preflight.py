@@ -244,6 +244,7 @@ def role(tables):
     return name
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", long=True)
 def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_is_needed(cli, tables, role):
     pubdb, subdb = tables

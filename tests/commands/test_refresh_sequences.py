@@ -50,6 +50,7 @@ def _set(cli: Cli, *options: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", long=True)
 def test_serial_identity_and_standalone_sequences_come_to_the_publishers_values(
     subscribed: Cli, tables: Tables

@@ -361,6 +361,7 @@ def _second(cli: Cli, other: Database, target: Database, *options: str) -> None:
     assert made.returncode == 0, made.stderr
 
 
+@pytest.mark.long
 def test_rows_that_another_subscription_brought_are_no_fault_and_not_replaced_but_missing_ones_are_brought(
     other: Database, cli: Cli, tables: Tables
 ) -> None:
