@@ -60,6 +60,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a unit commits only under the table states it was decided with": (
         "test_units_that_were_decided_by_older_table_states_are_decided_again",
     ),
+    "sessions that all wait for a lock give no sign of life": (
+        "test_a_lock_that_several_sessions_wait_for_is_shown_with_its_holder_and_is_no_sign_of_life",
+    ),
     "further sessions are kept only while they increase throughput": (
         "test_where_several_sessions_do_not_pay_they_are_tried_less_and_less_often",
         "test_a_target_that_does_no_more_at_once_keeps_the_sessions_that_it_gained_by",

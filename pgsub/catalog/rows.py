@@ -102,7 +102,8 @@ class SkippedRow:
 class WorkerRow:
     """pg_stat_subscription without subid and subname: one worker that runs now.
 
-    :ivar silent_since: when it was last heard of, where that is not a moment ago: it is inside a statement.
+    :ivar silent_since: when it was last heard of, where that is not a moment ago: it is inside a statement. Of a table
+        also since when its copy waits for a lock.
     :ivar waits_for: what is known of why.
     :ivar sessions: of the target that apply what was committed, and ``sessions_why`` where apply decides how many.
     """

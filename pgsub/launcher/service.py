@@ -99,13 +99,14 @@ class Service:
         self._stopping = threading.Event()
         self._options: dict[str, Any] | None = None  #: the definition, as the ledger has it
         self._next_mirror = self._next_early = 0.0
+        self._watch: SlotWatch | None = None
         self.last_answer = time.monotonic()
         store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
         context = self._context()
         self._slot_wait = SlotWait(sub, context.submit, engine.slots, shared.log)
         until = goal.goal.until_lsn
         self._apply = ApplyWorkerHandle(context, engine, heartbeats, errors, until_lsn=until, interval=interval)
-        self._mirror = Mirror(session, store, sub, heartbeats, self._recorded)
+        self._mirror = Mirror(session, store, sub, heartbeats, self._recorded, shared.log)
         self._events = Events(session, store, sub, shared.log, self._recorded)
         syncing = replace(context, submit=self._slot_wait.submit)
         self._sync = SyncWorkers(syncing, heartbeats, errors, interval, partial(shared.is_current, sub))
@@ -136,7 +137,8 @@ class Service:
         :param rest: waits for the next time; returns whether apply has progressed, which commands may wait for.
         :return: the end of the run; None if it was stopped.
         """
-        watch = SlotWatch(self._sub, self._shared.store, backlog, self._shared.recorder.run, self._errors)
+        recorder = self._shared.recorder
+        watch = self._watch = SlotWatch(self._sub, self._shared.store, backlog, recorder.run, self._errors)
         self.last_answer = time.monotonic()
         outcome = None
         try:
@@ -185,7 +187,9 @@ class Service:
         apply, alive = self._apply, self._sync.alive
         with contextlib.suppress(StateStoreError):
             there = apply.alive and not apply.watch.gone
-            self._mirror.refresh(apply_alive=there, syncing=alive, task=self._slot_wait.shown(apply.watch.row))
+            shown = self._slot_wait.shown(apply.watch.row)
+            locks = {} if self._watch is None else self._watch.lock_waits
+            self._mirror.refresh(apply_alive=there, syncing=alive, task=shown, publisher_locks=locks)
         self._copy_definition()
         if self._errors.place(APPLY):  # what a rule made of the conflict is recorded before apply counts as past it
             with contextlib.suppress(StateStoreError):

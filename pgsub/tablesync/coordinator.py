@@ -61,7 +61,7 @@ class TableSync:
         :return: errors of single tables; the others are synchronized.
         :raises PgsubError: nothing could be done; the launcher retries by its directive.
         """
-        name = SessionName(self._sub.subid, "launcher", 0)
+        name = SessionName(self._sub.subid, f"table:{self._relids[0]}", 0)
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
                 ledger_privileges.check(session)
@@ -190,7 +190,9 @@ class TableSync:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     handover.move_claims(session, claims, snapshot.consistent_point)
             failpoints.point("sync.after_slot")
-            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts, adopt, resume)
+            prepared = preparation.prepare(
+                *(session, self._sub, found, self._claims, attempts, adopt, resume), application_name=slot
+            )
             self._errors |= prepared.errors
             self._raise_alone()
             width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work

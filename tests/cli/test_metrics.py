@@ -86,7 +86,9 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     store.put_held(5, [HeldRow(100, "public", "a", utc_now(), False, 7, 70)])
     store.put_skipped(5, SkippedRow(2, 1, 30))
     store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120)])
-    store.put_workers(5, [replace(worker, silent_since=ago(90))])
+    lock = "a lock that PID 7 holds on table public.b (app)"
+    copying = WorkerRow("table synchronization", None, relid=101, silent_since=ago(70), waits_for=lock)
+    store.put_workers(5, [replace(worker, silent_since=ago(90)), copying])
     store.put_prepared(5, [PreparedRow("pgsub_5_8_20", 8, 0x20, utc_now())])
     place = SequenceRow(102, "r", "public", "q", 40, True, 33, True, -7, None, utc_now())
     unread = replace(place, relname="r", target_value=None, ahead=None)
@@ -100,7 +102,7 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     assert (kept["pgsub_held_changes", "a", "public"], kept["pgsub_held_bytes", "a", "public"]) == (7, 70)
     assert (kept["pgsub_skipped_changes", "waiting"], kept["pgsub_skipped_changes", "replayed"]) == (2, 1)
     assert (kept["pgsub_copy_bytes", "b", "public"], kept["pgsub_copy_size_bytes", "b", "public"]) == (30, 120)
-    assert kept["pgsub_apply_silent_seconds",] >= 90
+    assert kept["pgsub_apply_silent_seconds",] >= 90 and kept["pgsub_table_waiting_seconds", "b", "public"] >= 70
     assert kept["pgsub_sequence_ahead", "public", "q"] == -7 and ("pgsub_sequence_ahead", "public", "r") not in kept
 
     store.put_slot(5, replace(slot, wal_status="lost"))

@@ -61,6 +61,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "last_error",
         "blocked",
         "waits",
+        "table_waits",
         "applying",
         "task",
         "sequences",
@@ -447,6 +448,26 @@ def test_the_runbook_names_the_session_that_apply_waits_for_and_ends_it(pgsub, s
     store.put_workers(5, [replace(_apply_worker(0x20, 0x20), silent_since=ago(6), waits_for=standby)])
     shown = pgsub("status", "orders", "--runbook").stdout
     assert f" for {standby}." in shown and "pg_terminate_backend" not in shown
+
+
+def test_a_table_whose_copy_waits_for_a_lock_is_shown_with_its_holder_and_is_no_health(pgsub, store, orders, served):
+    """It waited without a word while apply went on."""
+    lock = "a lock that PID 7 holds on table public.b (app, psql, idle in transaction): LOCK TABLE b"
+    row = WorkerRow("table synchronization", None, relid=101, silent_since=ago(60), waits_for=lock)
+    store.put_workers(5, [_apply_worker(0x20, 0x20), row])
+    checked = pgsub("status", "orders", "--check")
+    assert checked.returncode == 8 and f'table "public.b" has waited for 60 s for {lock}' in checked.stderr
+    assert re.search(r"table\twaits_since\twaits_for\npublic.b\t[-0-9]+ [:0-9]+ UTC\ta lock that PID 7", checked.stdout)
+    [waits] = orders()["table_waits"]
+    assert (waits["relname"], waits["for"]) == ("b", lock)
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert f" for {lock}." in shown and "SELECT pg_terminate_backend(7);" in shown
+    prepared = "a lock that a prepared transaction holds on table public.b"
+    store.put_workers(5, [_apply_worker(0x20, 0x20), replace(row, silent_since=ago(6), waits_for=prepared)])
+    assert pgsub("status", "orders", "--check").returncode == 0
+    assert "FROM pg_prepared_xacts" in pgsub("status", "orders", "--runbook").stdout
+    served.release()
+    assert orders()["table_waits"] == []
 
 
 def test_how_many_sessions_apply_is_told_with_the_reason_unless_it_is_one(pgsub, store, orders, served):

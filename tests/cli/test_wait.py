@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ErrorRow, HeldRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import ago
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.common.errors import (
     ApplyError,
@@ -69,6 +71,19 @@ def test_synced_names_the_tables_that_are_not(store, folder):
     assert '"public.b" (d)' in caught.value.detail and "public.a" not in caught.value.detail
     assert "No pgsub run serves the subscription." in caught.value.detail
     assert caught.value.hint.splitlines()[-1] == "pgsub status orders"
+
+
+def test_a_timeout_names_what_is_waited_for_be_it_a_lock_or_a_launcher_that_stands_still(store, folder, served):
+    lock = "a lock that PID 7 holds on table public.b"
+    store.put_workers(5, [WorkerRow("table synchronization", None, relid=101, silent_since=ago(9), waits_for=lock)])
+    with pytest.raises(TimeoutExpired) as caught:
+        _until(folder, "synced")
+    assert f"It waits for {lock} (public.b)." in caught.value.detail
+    store.put_server(5, os.getpid(), socket.gethostname())
+    os.utime(served.path, (1000, 1000))
+    with pytest.raises(TimeoutExpired) as caught:
+        _until(folder, "synced")
+    assert f"It waits for an answer of the target, or of pgsub run (PID {os.getpid()})." in caught.value.detail
 
 
 def test_synced_names_ten_tables_and_counts_the_rest(store, folder):

@@ -93,7 +93,7 @@ def _locked(database: Database, statement: str) -> Iterator[None]:
 
 @pytest.mark.follows("pgsub_tables", "pgsub_copy_bytes", "pgsub_copy_size_bytes", "pgsub_applied_lsn_bytes")
 @pytest.mark.follows("pgsub_conflicts_total", "pgsub_errors_total", "pgsub_set_fallbacks_total", "pgsub_worker_errors")
-@pytest.mark.follows("pgsub_held_changes", "pgsub_held_bytes")
+@pytest.mark.follows("pgsub_held_changes", "pgsub_held_bytes", "pgsub_table_waiting_seconds")
 @pytest.mark.follows("pgsub_subscription_state", "pgsub_subscription_served", "pgsub_build_info")
 def test_a_copy_a_conflict_a_held_table_and_an_end(watched: Watched, tables: Tables) -> None:
     pubdb, subdb = tables
@@ -102,6 +102,7 @@ def test_a_copy_a_conflict_a_held_table_and_an_end(watched: Watched, tables: Tab
         watched.create()
         copying = watched.shows(lambda seen: seen["pgsub_copy_bytes", *_TABLE_A] > 0)
         assert copying["pgsub_tables", "r"] < 2 and copying["pgsub_tables", "d"] > 0
+        watched.shows(lambda seen: seen["pgsub_table_waiting_seconds", *_TABLE_A] > 0)
         assert copying["pgsub_copy_size_bytes", *_TABLE_A] >= copying["pgsub_copy_bytes", *_TABLE_A]
     quiet = watched.shows(lambda seen: seen["pgsub_tables", "r"] == 2 and seen[STATE, "running"] == 1)
     assert ("pgsub_copy_bytes", *_TABLE_A) not in quiet and quiet["pgsub_build_info", __version__] == 1

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from fix_engine import Task
+from fix_program import until
 from psycopg.types.json import Jsonb
 
 from pgsub.apply.worker import feedback
-from pgsub.catalog.rows import ConflictRow, RelationRow
+from pgsub.catalog.rows import ConflictRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LogText, StateStoreError, log_text
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
@@ -603,3 +605,80 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         assert _seen_by_an_ordinary_role(mirrored)["apply"].endswith(" holds on table a (postgres, psql)")
         holder.execute("ROLLBACK")
         waiting.join()
+
+
+def _seen(store: StateStore, mirror: Mirror, task: Task, waits: bool, *syncing: int) -> WorkerRow:
+    """Refresh until a worker is shown that waits for a lock, or does not wait."""
+
+    def look() -> WorkerRow | None:
+        assert task.error is None, task.error
+        mirror.refresh(apply_alive=True, syncing=set(syncing))
+        shown = (row for row in store.workers(mirror._sub.subid) if row.worker_type != "parallel apply")
+        return next((row for row in shown if (row.waits_for is not None) is waits), None)
+
+    return until(look)
+
+
+def test_a_lock_that_several_sessions_wait_for_is_shown_with_its_holder_and_is_no_sign_of_life(
+    pair, heartbeats, state_dir, said
+):
+    """The session that holds it, not one of the worker's own, which wait for each other."""
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v int)", apply_workers=4, apply_mode="transactional")
+    p.apply("INSERT INTO t SELECT g, 0 FROM generate_series(1, 40) g")
+    for number in range(1, 41):
+        p.pubdb.execute(f"UPDATE t SET v = 1 WHERE id = {number}")
+    with StateStore.open(state_dir) as store, closing(p.subdb.connect(application_name="psql")) as holder:
+        store.add_subscription(p.sub)
+        mirror = Mirror(p.session, store, p.sub, heartbeats)
+        holder.execute("BEGIN; SELECT FROM t WHERE id IN (10, 20, 30) FOR UPDATE")
+        task = p.start(heartbeat=heartbeats.address)
+        row = _seen(store, mirror, task, True)
+        assert row.worker_type == "apply" and row.silent_since is not None
+        assert row.waits_for.startswith(f"a lock that PID {holder.info.backend_pid} holds")
+        holder.execute("ROLLBACK")
+        p.until("SELECT count(*) FROM t WHERE v = 1", value=40, task=task)
+        assert _seen(store, mirror, task, False).silent_since is None
+        p.stop(task)
+    assert said("units of")
+
+
+@pytest.mark.parametrize(("mode", "adopt"), [("SHARE", False), ("ACCESS EXCLUSIVE", True)], ids=["copy", "adoption"])
+def test_a_table_whose_synchronization_waits_for_a_lock_is_shown_with_the_holder_and_logged(
+    mirrored, monkeypatch, mode, adopt
+):
+    log: list[tuple[str, str]] = []
+    monkeypatch.setattr(lock_waits, "LOG_SECONDS", 0.0)
+    _set(mirrored, "a", f"adopt = {adopt}")
+    mirror = Mirror(
+        mirrored.session, mirrored.store, mirrored.sub, mirrored.heartbeats, log=lambda *said: log.append(said)
+    )
+    relid = mirrored.relid("a")
+    with closing(mirrored.subdb.connect(application_name="psql")) as holder:
+        holder.execute(f"BEGIN; LOCK TABLE a IN {mode} MODE")
+        task = mirrored.submit("sync", lambda name: mirrored.sync(name), ["a"])
+        row = _seen(mirrored.store, mirror, task, True, relid)
+        assert (row.worker_type, row.relid) == ("table synchronization", relid)
+        assert row.waits_for.startswith(f"a lock that PID {holder.info.backend_pid} holds on table public.a (postgres")
+        holder.execute("ROLLBACK")
+    task.result()
+    mirror.refresh(apply_alive=True, syncing=set())
+    assert mirrored.store.workers(mirrored.subid) == []
+    who = f'logical replication table synchronization worker for subscription "{mirrored.sub.name}", table "a"'
+    assert [(level, str(text).partition(" waits ")[0]) for level, text in log] == [("WARNING", who), ("LOG", who)]
+
+
+def test_a_lock_of_a_prepared_transaction_is_told_as_such(mirrored):
+    """It has no session that could be named."""
+    gid = f"stranger_{mirrored.subid}"
+    mirrored.subdb.execute(f"BEGIN; LOCK TABLE public.a; PREPARE TRANSACTION '{gid}'")
+    name = f"pgsub {mirrored.subid} apply 1"
+    with closing(mirrored.subdb.connect(application_name=name)) as worker:
+        waiting = threading.Thread(target=worker.execute, args=("SELECT FROM public.a",))
+        waiting.start()
+        try:
+            mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
+            found = lock_waits.locks(mirrored.session, mirrored.subid)
+        finally:
+            mirrored.subdb.execute(f"ROLLBACK PREPARED '{gid}'")
+            waiting.join()
+    assert found == {"apply": "a lock that a prepared transaction holds on table public.a"}

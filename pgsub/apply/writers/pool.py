@@ -47,7 +47,7 @@ class Writers:
     :param own: the worker's own session.
     :param open_session: opens a further one.
     :param should_apply: the filter with the states_version that it decides by; None while a table is not ready.
-    :param beat: called now and then while units are waited for.
+    :param beat: called now and then while units are waited for and get further.
     :param single: each transaction of the publisher is a commit of its own.
     :ivar changes: rows applied by writers, ``counters`` how; for statistics.
     """
@@ -233,6 +233,7 @@ class Writers:
 
     def _wait(self, units: Units) -> None:
         """Wait for units; those that cannot commit any more, or wait for a stranger, are cancelled."""
+        moved: object = None
         next_look = time.monotonic() + STRANGER_SECONDS
         while not all(unit.ended for unit in units.units):
             with units.changed:
@@ -241,7 +242,10 @@ class Writers:
             for writer in self._writers:
                 if any(unit is writer.busy for unit in late):
                     writer.cancel()
-            self._beat()
+            before, moved = moved, [writer.moved for writer in self._writers]
+            # guard: sessions that all wait for a lock give no sign of life, always
+            if moved != before:
+                self._beat()
             if any(not writer.is_alive() for writer in self._writers):
                 raise StreamsMustRestart("a thread of several that apply has ended")
             if time.monotonic() >= next_look:

@@ -56,6 +56,8 @@ class Writer(SupervisedThread):
         self._session: TargetSession | None = None
         self._executor: Executor | None = None
         self.busy: Unit | None = None
+        self._ended = 0  #: units
+        self._opening = False
 
     @property
     def pid(self) -> int | None:
@@ -64,6 +66,12 @@ class Writer(SupervisedThread):
         with contextlib.suppress(psycopg.OperationalError):  # its thread may close it at any moment
             return None if session is None else session.connection.info.backend_pid
         return None
+
+    @property
+    def moved(self) -> object:
+        """What differs where it has done anything since it was asked last, or connects, which ends by itself."""
+        executor = self._executor  # another thread asks
+        return self._ended, 0 if executor is None else executor.changes, time.monotonic() if self._opening else 0.0
 
     def cancel(self) -> None:
         """Cancel the statement that its session runs, from another thread."""
@@ -88,6 +96,7 @@ class Writer(SupervisedThread):
                 self.busy = unit
                 self._do(units, unit)
                 self.busy = None
+                self._ended += 1
         finally:
             if self._session is not None:
                 self._session.connection.close()
@@ -138,11 +147,14 @@ class Writer(SupervisedThread):
         return self._session, self._executor
 
     def _opened(self) -> TargetSession:
+        self._opening = True
         try:
             return self._open_session()
         except (PgsubError, psycopg.Error) as error:
             known = error if isinstance(error, PgsubError) else server_words.said(error)
             raise NoSession(known.message) from error
+        finally:
+            self._opening = False
 
     def _commit(self, units: Units, unit: Unit, session: TargetSession) -> None:
         before = units.units[unit.number - 1]

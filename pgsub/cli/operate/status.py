@@ -54,9 +54,11 @@ is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds; Spark's Jav
 started it.
 
 The lag is the age of the oldest change that the publisher has and the target has not. If the publisher has said nothing
-for ten seconds while its WAL goes on, the lag counts from its last message. If the apply worker waits in a statement on
-the target, the status shows since when and for which lock; --check reports this after 30 seconds. That sequences cannot
-follow because a server or a lock is not available is reported after a minute, or after five attempts.
+for ten seconds while its WAL goes on, the lag counts from its last message. If the apply worker, with however many
+sessions, waits in a statement on the target, the status shows since when and for which lock; so it does for a table
+whose synchronization waits for a lock, on either server. The log says so after eight seconds, --check after 30. That
+sequences cannot follow because a server or a lock is not available is reported after a minute, or after five
+attempts.
 
 Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because only the
 server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
@@ -65,7 +67,7 @@ track_commit_timestamp off or its role may not use replication origins.
 The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, in a switchover, without tables or one of
 its publications, or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached,
 6 if stopped by another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long,
-10 if pgsub run cannot record its work, 13 if Spark cannot run the workers.
+or a lock is waited for, 10 if pgsub run cannot record its work, 13 if Spark cannot run the workers.
 
 The letters of srsubstate are i = initialize, d = data copy, f = finished copy, s = synchronized, r = ready.
 errors_total counts all errors since the counters were reset; last_error is shown only while it lasts.

@@ -113,7 +113,11 @@ def well(found: Sequence[SubscriptionStatus]) -> str | None:
 
 
 def _needs_attention(one: SubscriptionStatus) -> bool:
-    return one.state != "running" or bool(one.errors or one.waits or one.switchover) or not one.relations
+    return (
+        one.state != "running"
+        or bool(one.errors or one.waits or one.table_waits or one.switchover)
+        or not one.relations
+    )
 
 
 def troubled(found: Sequence[SubscriptionStatus]) -> Iterator[str]:
@@ -134,7 +138,13 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
         yield waiting(one)
     elif one.next:
         yield render.rows(["next"], [{"next": one.next}], expanded=True)
-    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies), (_several(one), applying)):
+    for shown, make in (
+        (one.waits, waits),
+        (one.table_waits, table_waits),
+        (one.held, held),
+        (one.copies, copies),
+        (_several(one), applying),
+    ):
         if shown:
             yield make(one)
 
@@ -216,6 +226,19 @@ def waits(one: SubscriptionStatus) -> str:
     found = one.waits or {}
     shown = {"silent_since": readable(found["since"]), "waits_for": found["for"] or "a statement on the target"}
     return render.rows(["silent_since", "waits_for"], [shown], expanded=True)
+
+
+def table_waits(one: SubscriptionStatus) -> str:
+    """Format the tables of one subscription whose synchronization waits for a lock, one a row."""
+    shown = [
+        {
+            "table": f"{row['schemaname']}.{row['relname']}",
+            "waits_since": readable(row["since"]),
+            "waits_for": row["for"],
+        }
+        for row in one.table_waits
+    ]
+    return render.rows(["table", "waits_since", "waits_for"], shown)
 
 
 def waiting(one: SubscriptionStatus) -> str:

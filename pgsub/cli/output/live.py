@@ -72,19 +72,12 @@ class Screen:
         yield _text(f"  {', '.join(_facts(one))}", overflow="ellipsis", no_wrap=True)
         if one.copies:
             yield _copies(one.copies)
-        if waits := _waits(one):
-            yield _text(f"  waits for {waits}", style="yellow", overflow="ellipsis", no_wrap=True)
+        if one.waits_for:
+            yield _text(f"  waits for {one.waits_for}", style="yellow", overflow="ellipsis", no_wrap=True)
         if one.errors:
             yield _text(f"  {one.errors[0].message}", style="red", overflow="ellipsis", no_wrap=True)
         if one.next:
             yield _text(f"  next: {console.pasted(one.next)}", style="bold")
-
-
-def _waits(one: SubscriptionStatus) -> str | None:
-    """Return what apply waits for, where it does."""
-    if one.state == "waiting" and one.task is not None:
-        return str(one.task["waits_for"])
-    return one.waits["for"] if one.waits is not None else None
 
 
 def _facts(one: SubscriptionStatus) -> Iterator[str]:

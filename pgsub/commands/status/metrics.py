@@ -163,6 +163,12 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
         (),
         _one(lambda one: one.waits["seconds"] if one.waits else 0),
     ),
+    (
+        "pgsub_table_waiting_seconds",
+        "Seconds that the synchronization of a table has waited for a lock.",
+        _TABLE,
+        _of_tables("table_waits", "seconds"),
+    ),
     ("pgsub_received_lsn_bytes", "Position received, as a number of bytes.", (), _one(_received)),
     ("pgsub_applied_lsn_bytes", "Position applied.", (), _one(lambda one: _position(one.applied_lsn))),
     ("pgsub_slot_active", "1 if the slot is in use.", (), _slot("active")),

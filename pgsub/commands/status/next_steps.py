@@ -23,6 +23,9 @@ from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The holder of a lock (pgsub.launcher.mirror.lock_waits), before any text that others chose.
 _PID = re.compile(r"a lock that PID ([0-9]+) holds")
+_ON_PUBLISHER = "a lock of the publisher that PID "
+_PREPARED = "a lock that a prepared transaction holds"
+_GIDS = "SELECT gid, prepared, owner FROM pg_prepared_xacts WHERE database = current_database();"
 _WAITING = (
     "SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity"
     " WHERE application_name LIKE 'pgsub %' AND wait_event_type = 'Lock';"
@@ -64,7 +67,9 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
     if one.state == "waiting" and one.task is not None:
         yield from _waiting(one, one.task)
     if one.waits is not None and one.waits["for"]:
-        yield from _held_up(one.waits)
+        yield from _held_up("Apply", one.waits)
+    for row in one.table_waits:
+        yield from _held_up(f"The synchronization of {row['schemaname']}.{row['relname']}", row)
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("Start pgsub run, unless it runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
@@ -96,14 +101,18 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
         yield Step("If it does not, end pgsub run and start it again.", (f"pgsub run {word(one.definition.name)}",))
 
 
-def _held_up(waits: Row) -> Iterator[Step]:
-    """Yield the steps where apply waits for something on the target, which goes on by itself once that is there."""
-    yield Step(f"Apply waits since {readable(waits['since'])} for {waits['for']}.")
+def _held_up(who: str, waits: Row) -> Iterator[Step]:
+    """Yield the steps where a worker waits for something on the target, and goes on by itself once that is there."""
+    yield Step(f"{who} waits since {readable(waits['since'])} for {waits['for']}.")
     holder = _PID.match(waits["for"])
     if holder is not None:
         pid = int(holder[1])
-        text = "Let that session end its transaction, or end the session on the target; apply goes on by itself."
+        text = "Let that session end its transaction, or end the session on the target; pgsub goes on by itself."
         yield Step(text, statements=(f"SELECT pg_terminate_backend({pid});",))
+    elif waits["for"].startswith(_ON_PUBLISHER):
+        yield Step("Let that session end its transaction, or end it on the publisher; pgsub goes on by itself.")
+    elif waits["for"].startswith(_PREPARED):
+        yield Step("See which transactions are prepared on the target, and who is to end them.", statements=(_GIDS,))
 
 
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:

@@ -80,7 +80,8 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
 def check(
     found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
 ) -> list[Finding]:
-    """Check the health, the gravest finding first: slot lost, stopped by an error, not recorded, not served, lag.
+    """Check the health, the gravest finding first: slot lost, stopped by an error, not recorded, not served, lag,
+    locks.
 
     :param max_lag: seconds.
     :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.
@@ -109,7 +110,7 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
         return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any pgsub run'}")
     if not one.relations:
         return Finding(3, f"{name} has no tables")
-    text = _late(one, max_lag)
+    text = _late(one, max_lag) or _held_up(one)
     return None if text is None else Finding(8, f"{name}: {text}")
 
 
@@ -117,6 +118,15 @@ def _code(row: ErrorRow) -> int:
     cls = error_class(row)
     known = PublisherUnavailable | TargetUnavailable | ReplicationBroken | PublicationMissing | SparkUnusable
     return cls.exit_code if issubclass(cls, known) else ApplyError.exit_code
+
+
+def _held_up(one: SubscriptionStatus) -> str | None:
+    """Describe a table whose synchronization waits for a lock."""
+    row = next((row for row in one.table_waits if row["seconds"] > STUCK_SECONDS), None)
+    if row is None:
+        return None
+    table = f"{row['schemaname']}.{row['relname']}"
+    return f'synchronization of table "{table}" has waited for {row["seconds"]:.0f} s for {row["for"]}'
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:

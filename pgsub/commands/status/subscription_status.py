@@ -15,7 +15,7 @@ from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, ServerRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, RelationRow, ServerRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, seconds_since
 from pgsub.commands.status import apply_lag, blocked_state
@@ -50,6 +50,7 @@ class SubscriptionStatus:
     state: str  #: running, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
     waits: Row | None  #: since when apply, which is served, has given no sign of life, and what it waits for
+    table_waits: list[Row]  #: tables whose synchronization waits for a lock: likewise
     applying: Row | None  #: how many sessions of the target apply, and why, where apply decides that
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
@@ -110,6 +111,15 @@ class SubscriptionStatus:
         texts = filter(None, (*known, (self.slot or {}).get("confirmed_flush_lsn")))
         return max(texts, key=parse_lsn, default=None)
 
+    @property
+    def waits_for(self) -> str | None:
+        """What is waited for, as far as that is known: by the subscription, else by apply, else by a table."""
+        if self.state == "waiting" and self.task is not None:
+            return str(self.task["waits_for"])
+        if self.waits is not None and self.waits["for"]:
+            return str(self.waits["for"])
+        return next((f"{row['for']} ({row['schemaname']}.{row['relname']})" for row in self.table_waits), None)
+
     def document(self) -> Row:
         """Return the subscription object of the JSON documents; its schema is part of the contract."""
         parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
@@ -119,6 +129,7 @@ class SubscriptionStatus:
             "last_error": _error_object(self.errors[0]) if self.errors else None,
             "blocked": self.blocked,
             "waits": self.waits,
+            "table_waits": self.table_waits,
             "applying": self.applying,
             "task": self.task,
             "sequences": self.sequences,
@@ -175,13 +186,15 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
     origin = store.origin(sub.subid)
-    worker = next((one for one in store.workers(sub.subid) if one.worker_type == APPLY), None)
+    workers = store.workers(sub.subid)
+    worker = next((one for one in workers if one.worker_type == APPLY), None)
     lag = apply_lag.seconds(worker, origin, store.slot(sub.subid)) if served else None
     return SubscriptionStatus(
         definition=sub,
         state=state,
         lag=lag if unheard is None else max(lag or 0.0, silence),
         waits=_waits(worker) if served else None,
+        table_waits=_table_waits(workers, store.relations(sub.subid)) if served else [],
         applying=_applying(worker),
         task=task,
         columns=rows("pg_subscription")[0],
@@ -249,6 +262,13 @@ def _waits(worker: WorkerRow | None) -> Row | None:
     if worker is None or worker.silent_since is None:
         return None
     return {"since": worker.silent_since, "seconds": seconds_since(worker.silent_since), "for": worker.waits_for}
+
+
+def _table_waits(workers: Sequence[WorkerRow], relations: Sequence[RelationRow]) -> list[Row]:
+    """Return the same of tables for whose synchronization it is known what it waits for."""
+    waiting = {one.relid: _waits(one) for one in workers if one.relid is not None and one.waits_for is not None}
+    found = ((one, waiting.get(one.srrelid)) for one in relations)
+    return [{"schemaname": one.schemaname, "relname": one.relname, **row} for one, row in found if row is not None]
 
 
 def view_rows(store: StateStore, view: str, subid: int | None = None) -> tuple[tuple[str, ...], list[Row]]:

@@ -17,7 +17,7 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
-from pgsub.commands.status.subscription_status import error_class, serving
+from pgsub.commands.status.subscription_status import error_class, read_status, serving
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
@@ -288,8 +288,8 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
         details.append("The subscription is disabled.")
     elif not _served(store, options, subscription):
         details.append("No pgsub run serves the subscription.")
-    elif (task := store.task(subscription.subid)) is not None and task.waits_for:
-        details.append(f"It waits for {task.waits_for}.")
+    elif waits_for := read_status(store, options.state_dir, subscription).waits_for:
+        details.append(f"It waits for {waits_for}.")
     details += [f"Last error: {blocked_state.said(row)}." for row in store.errors(subscription.subid)[:1]]
     return TimeoutExpired(
         f'timeout while waiting for subscription "{options.name}" to be {what}',

@@ -1,26 +1,51 @@
-"""The locks on the target for which silent workers wait, and their holders."""
+"""The locks on the target for which workers wait, and on the publisher what copies tables; and their holders."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import psycopg
 
-from pgsub.target.ledger.worker_takeover import WORKER_SESSIONS
+from pgsub.catalog.rows import WorkerRow
+from pgsub.catalog.times import seconds_since
+from pgsub.common.errors import Log, log_text
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.worker_takeover import APPLY, WORKER_SESSIONS
 
 #: Seconds without a heartbeat from which on a worker is taken to be inside a statement: it sends several a second.
 SILENT_SECONDS = 2.0
+#: Seconds of waiting that are worth a record of the log.
+LOG_SECONDS = 8.0
 
-_LOCKS = f"""
-SELECT pg_catalog.split_part(a.application_name, ' ', 3), t.oid::pg_catalog.regclass::text, b.pid,
-       b.usename::text, b.application_name, b.state,
+# A session that waits for a worker of the same subscription is not what is held up: that other one is.
+_WAITS = """
+SELECT {role}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name, b.state,
        pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
   FROM pg_catalog.pg_stat_activity a
- CROSS JOIN LATERAL (SELECT p.pid FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS p (pid) LIMIT 1) AS by
-  JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
+ CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS by (pid)
+  LEFT JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
   LEFT JOIN pg_catalog.pg_locks l ON l.pid = a.pid AND NOT l.granted
   LEFT JOIN pg_catalog.pg_class t ON l.locktype IN ('relation', 'tuple') AND t.oid = l.relation
- WHERE {WORKER_SESSIONS} AND a.wait_event_type = 'Lock'
-   AND pg_catalog.starts_with(a.application_name, %s)
+ WHERE a.wait_event_type = 'Lock' AND pg_catalog.starts_with(a.application_name, %(own)s) AND {ours}
+   AND CASE WHEN by.pid = 0 THEN true
+            ELSE b.pid IS NOT NULL AND NOT (b.application_name ~ %(workers)s AND {theirs}) END
+ ORDER BY b.xact_start, by.pid
 """
+_LOCKS = _WAITS.format(
+    role="pg_catalog.split_part(a.application_name, ' ', 3)",
+    ours=WORKER_SESSIONS,
+    theirs="pg_catalog.has_table_privilege(b.usesysid, 'pgsub.control', 'UPDATE')",
+)
+# It is looked at now and then only: what waits for a moment is not to be shown for long.
+_PUBLISHER_LOCKS = _WAITS.format(
+    role="a.application_name",
+    ours=f"""a.datname = pg_catalog.current_database() AND a.usename = current_user
+   AND l.waitstart < pg_catalog.clock_timestamp() - '{SILENT_SECONDS} s'::pg_catalog.interval""",
+    theirs="b.usename = current_user",
+)
 _STANDBY = f"""
 SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
        pg_catalog.current_setting('synchronous_standby_names')
@@ -34,15 +59,58 @@ def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
     """Find the locks, or standbys that confirm a commit, that sessions of a subscription wait for.
 
     :param session: the launcher's, on the target.
-    :return: by role of the session (``apply``, ``sync:16385``): which lock, and who holds it; or which standbys.
+    :return: by role of the session (``apply``, ``copy:16385``): which lock, and who holds it; or which standbys.
     """
-    rows = session.execute(_LOCKS.encode(), (f"pgsub {subid} ",)).fetchall()
-    found: dict[str, str] = {}
-    for role, table, pid, user, name, state, query in rows:
-        lock = "" if table is None else f" on table {table}"
-        who = ", ".join(filter(None, (user, name or "no name", state)))
-        does = f": {query}" if state is not None else ""  # None: only pg_read_all_stats may see that
-        found.setdefault(role, f"a lock that PID {pid} holds{lock} ({who}){does}")
-    for role, names in session.execute(_STANDBY.encode(), (f"pgsub {subid} ",)).fetchall():
-        found[role] = f"a synchronous standby of the target to confirm a commit (synchronous_standby_names = '{names}')"
+    names = {"own": f"pgsub {subid} ", "workers": f"^pgsub {subid} (apply|copy|sync|table)[ :]"}
+    found = _waits(session, _LOCKS, names, "a lock")
+    for role, standbys in session.execute(_STANDBY.encode(), (names["own"],)):
+        what = f"synchronous_standby_names = '{standbys}'"
+        found[role] = f"a synchronous standby of the target to confirm a commit ({what})"
     return found
+
+
+def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str, str]:
+    """Find the locks of the publisher that sessions which synchronize tables wait for.
+
+    :return: likewise, by the name of the slot.
+    """
+    prefix = f"pgsub_{subid}_sync_"
+    return _waits(connection, _PUBLISHER_LOCKS, {"own": prefix, "workers": f"^{prefix}"}, "a lock of the publisher")
+
+
+def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, str], lock: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for role, table, pid, user, name, state, text in session.execute(query.encode(), names):
+        what = "" if table is None else f" on table {table}"
+        who = ", ".join(filter(None, (user, name or "no name", state)))
+        does = f": {text}" if state is not None else ""  # None: only pg_read_all_stats may see that
+        holder = f"PID {pid} holds{what} ({who}){does}" if pid else f"a prepared transaction holds{what}"
+        found.setdefault(role, f"{lock} that {holder}")
+    return found
+
+
+class WaitLog:
+    """The records of workers that wait: once that one does, with the holder, and once that it does no longer."""
+
+    def __init__(self, sub: Subscription, log: Log) -> None:
+        self._sub = sub
+        self._log = log
+        self._told: dict[int, str] = {}  #: workers that wait, as they are called
+
+    def tell(self, rows: Sequence[WorkerRow], relations: Sequence[RelationState]) -> None:
+        """Tell what is new in the rows of the workers.
+
+        :param relations: the tables, for their names.
+        """
+        waiting = {row.relid or APPLY: row for row in rows if row.waits_for is not None}
+        for worker in self._told.keys() - waiting.keys():
+            self._log("LOG", log_text(f"{self._told.pop(worker)} waits no longer"))
+        for worker, row in waiting.items():
+            if worker not in self._told and seconds_since(row.silent_since) >= LOG_SECONDS:
+                self._told[worker] = self._called(row, relations)
+                hint = f"See what to do:\npgsub status {word(self._sub.name)} --runbook"
+                self._log("WARNING", log_text(f"{self._told[worker]} waits for {row.waits_for}", hint=hint))
+
+    def _called(self, row: WorkerRow, relations: Sequence[RelationState]) -> str:
+        table = next((f', table "{one.relname}"' for one in relations if one.srrelid == row.relid), "")
+        return f'logical replication {row.worker_type} worker for subscription "{self._sub.name}"{table}'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, Skipp
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import StateStoreError
+from pgsub.common.errors import Log, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
@@ -27,6 +27,7 @@ from pgsub.launcher.mirror import worker_rows
 from pgsub.launcher.mirror.concurrent_writes import ConcurrentWrites
 from pgsub.launcher.mirror.copy_progress import CopyProgress
 from pgsub.launcher.mirror.held_stats import HeldTableStats
+from pgsub.launcher.mirror.lock_waits import WaitLog
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.launcher.mirror.worker_rows import WorkerRows
 from pgsub.protocol.lsn import parse_lsn
@@ -75,6 +76,7 @@ class Mirror:
         sub: Subscription,
         heartbeats: HeartbeatReceiver,
         run: Run = lambda work: work(),
+        log: Log = lambda level, text: None,
     ) -> None:
         self._session = session
         self._store = store
@@ -94,6 +96,7 @@ class Mirror:
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
         )
         self._workers = WorkerRows(session, sub.subid)
+        self._wait_log = WaitLog(sub, log)
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
         self._shown_two_phase = sub.two_phase  #: in the state store
@@ -101,21 +104,30 @@ class Mirror:
         self.relations: list[RelationState] = []
         self.remote_lsn = self.reported_lsn = 0
         self._task: TaskRow | None = None
+        self._publisher_locks: Mapping[str, str] = {}
         self._followed: tuple[Any, ...] | None = None  #: what :meth:`follow` wrote last
 
     def _remember(self) -> None:
         for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
             shown.remember()
 
-    def refresh(self, *, apply_alive: bool, syncing: set[int], task: TaskRow | None = None) -> None:
+    def refresh(
+        self,
+        *,
+        apply_alive: bool,
+        syncing: set[int],
+        task: TaskRow | None = None,
+        publisher_locks: Mapping[str, str] | None = None,
+    ) -> None:
         """Read the ledger and write what changed; again where a command has shown meanwhile what was not read yet.
 
         :raises StateStoreError: nothing was written; what was read is known all the same.
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs.
         :param task: of the apply worker; None where nothing serves the subscription.
+        :param publisher_locks: that are waited for there, by the slot of the tables.
         """
-        self._task = task
+        self._task, self._publisher_locks = task, publisher_locks or {}
         for _ in range(TRIES):
             self._outdated = False
             self._refresh(apply_alive, syncing)
@@ -130,7 +142,10 @@ class Mirror:
         heard = self._heartbeats.of(subid)
         heartbeats = [p for age, p in heard if age < worker_rows.STALE_SECONDS]
         newest = self._heartbeats.newest(subid, worker_takeover.APPLY)
-        workers = self._workers.rows(heard, newest, self._task, apply_alive=apply_alive, syncing=syncing)
+        elsewhere = {r.srrelid: self._publisher_locks.get(r.sync_slot or "") for r in self.relations}
+        locks = {relid: elsewhere.get(relid) for relid in syncing}
+        workers = self._workers.rows(heard, newest, self._task, apply_alive=apply_alive, syncing=locks)
+        self._wait_log.tell(workers, self.relations)
         copies = self._copying(_newest([heartbeat for _, heartbeat in heard]), syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
         if row is not None:

@@ -15,10 +15,12 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.error_reporting import PUBLICATIONS, ErrorReporter
+from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication, slots
+from pgsub.publisher.faults import translating
 
 SECONDS = 5.0
 #: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
@@ -32,6 +34,8 @@ class SlotWatch:
     """The reader of pg_replication_slots, in a thread of its own: a publisher that hangs must not block the launcher.
 
     A read that failed, however it ended, is followed by another.
+
+    :ivar lock_waits: see :func:`~pgsub.launcher.mirror.lock_waits.publisher_locks`.
     """
 
     def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run, errors: ErrorReporter) -> None:
@@ -44,6 +48,7 @@ class SlotWatch:
         self._thread: SupervisedThread | None = None
         self._missing: PublicationMissing | Literal[False] | None = False  #: what was read; False once reported
         self._growth: deque[tuple[float, int]] = deque()
+        self.lock_waits: dict[str, str] = {}
 
     def tick(self) -> None:
         """Report what was read, and read again if it is time."""
@@ -66,12 +71,15 @@ class SlotWatch:
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
                 waiting = self._backlog.waiting(connection) if state is not None else None
+                with translating(connection, "look at locks of the publisher"):
+                    self.lock_waits = lock_waits.publisher_locks(connection, self._sub.subid)
                 self._missing = _missing(connection, self._sub)
             finally:
                 connection.close()
             row = self._row(state, waiting) if state is not None else None
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
         except PgsubError:
+            self.lock_waits = {}
             return  # the apply worker meets the same problem and reports it
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -16,17 +17,20 @@ from pgsub.target.ledger import worker_takeover
 
 #: A heartbeat older than this shows nothing any more: its worker hangs or is gone.
 STALE_SECONDS = 30.0
+#: Roles of sessions on the target that synchronize a table: its copy, its catch-up, and what prepares them.
+_OF_TABLES = ("copy", "sync", "table")
 
 
 class WorkerRows:
     """The workers of one subscription.
 
-    :param session: on the target, to ask what a silent worker waits for.
+    :param session: on the target, to ask what a worker waits for.
     """
 
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, subid), {})
         self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
+        self._held_up: dict[int, tuple[float, str]] = {}  #: likewise tables that wait for a lock
 
     def rows(
         self,
@@ -35,14 +39,14 @@ class WorkerRows:
         task: TaskRow | None,
         *,
         apply_alive: bool,
-        syncing: set[int],
+        syncing: Mapping[int, str | None],
     ) -> list[WorkerRow]:
         """Return a row for each; that of a silent one has its last known state and what it waits for.
 
         :param heard: heartbeats and their age in seconds.
         :param newest: heartbeat of the apply worker, and ``task`` its task.
         :param apply_alive: whether the apply job runs.
-        :param syncing: relids whose sync worker runs.
+        :param syncing: relids whose sync worker runs, each with the lock of the publisher that it waits for.
         """
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
@@ -51,10 +55,25 @@ class WorkerRows:
                 rows[heartbeat.worker] = self._row(age, heartbeat)
         if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
             rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
+        rows |= {row.relid: row for row in self._waiting(rows, syncing) if row.relid is not None}
         shown = [rows[worker] for worker in sorted(rows)]
         if apply_alive and newest is not None and worker_takeover.APPLY in rows:  # threads of the leader's process
             shown += [WorkerRow("parallel apply", newest.pid, leader_pid=newest.pid)] * newest.parallel
         return shown
+
+    def _waiting(self, rows: Mapping[int, WorkerRow], syncing: Mapping[int, str | None]) -> Iterator[WorkerRow]:
+        """Yield rows of tables that wait for a lock: a copy sends heartbeats only while rows move."""
+        locks = self._locks() if syncing else {}
+        now, before, self._held_up = time.monotonic(), self._held_up, {}
+        for relid in sorted(syncing):
+            here = (locks.get(f"{role}:{relid}") for role in _OF_TABLES)
+            waits = next(filter(None, here), syncing[relid])
+            if waits is None:
+                continue
+            began, since = self._held_up[relid] = before.get(relid, (now, ago(0)))
+            row = rows.get(relid) or WorkerRow("table synchronization", None, relid=relid)
+            if now - began >= lock_waits.SILENT_SECONDS and row.waits_for is None:
+                yield replace(row, silent_since=row.silent_since or since, waits_for=waits)
 
     def _row(self, age: float, heartbeat: Heartbeat) -> WorkerRow:
         row = _row(heartbeat)

@@ -84,15 +84,18 @@ def prepare(
     attempts: Mapping[int, int],
     adopt: Collection[int] = (),
     resume: Collection[int] = (),
+    *,
+    application_name: str | None = None,
 ) -> Prepared:
     """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
 
     :param targets: by oid; tables in one call share a slot and are copied in this order.
     :param adopt: those whose rows are compared, if they have any.
     :param resume: those whose copy may go on with what it has brought.
+    :param application_name: of the session on the publisher.
     """
     prepared = Prepared()
-    with contextlib.closing(verified_publisher.connect(session, sub)) as source:
+    with contextlib.closing(verified_publisher.connect(session, sub, application_name)) as source:
         names = [(relation.schema, relation.name) for relation in targets.values()]
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version

@@ -42,7 +42,7 @@ class SessionName:
     """The owner of a target session: a take-over finds the sessions of older epochs by it."""
 
     subid: int
-    role: str  #: launcher, apply, sync:<relid>, copy:<relid>
+    role: str  #: launcher, apply, table:<relid> of what prepares a synchronization, sync:<relid>, copy:<relid>
     epoch: int
 
     def __str__(self) -> str:

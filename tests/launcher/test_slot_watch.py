@@ -1,0 +1,70 @@
+"""What the launcher sees of the slot through sessions of its own, and what it says once it gets none any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from fix_failpoints import At
+from fix_pair import MakePair, Pair
+from fix_program import until
+
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import Log
+from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
+from pgsub.launcher.mirror import slot_watch
+from pgsub.launcher.mirror.backlog import Backlog
+from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.mirror.slot_watch import SlotWatch
+from pgsub.launcher.recorder import Recorder
+from pgsub.target.ledger import subscriptions
+
+
+@contextmanager
+def _watch(p: Pair, folder: Path, tell: Log) -> Iterator[tuple[StateStore, ErrorReporter, SlotWatch]]:
+    with StateStore.open(folder) as store:
+        store.add_subscription(p.sub)
+        recorder = Recorder(store, tell)
+        errors = ErrorReporter(store, p.sub, tell, recorder)
+        backlog = Backlog(p.sub, store, subscriptions.identity(p.session, p.subid), must_use_password=False)
+        watch = SlotWatch(p.sub, store, backlog, recorder.run, errors)
+        try:
+            yield store, errors, watch
+        finally:
+            watch.close()
+
+
+@pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])
+def test_a_table_whose_copy_waits_for_a_lock_of_the_publisher_is_shown_with_the_holder(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch, at: At, tmp_path: Path, names: str
+) -> None:
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    p = pair("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)", state="i")
+    relids, gate = {p.relid(name) for name in names}, tmp_path / "gate"
+    at(f"sync.after_slot=pause:{gate}")
+    with (
+        closing(HeartbeatReceiver()) as heartbeats,
+        _watch(p, state_dir, lambda level, text: None) as (store, _, watch),
+        closing(p.pubdb.connect(application_name="psql")) as holder,
+    ):
+        mirror = Mirror(p.session, store, p.sub, heartbeats)
+        task = p.submit("sync", lambda _: p.sync(*names), [None])
+        p.until("SELECT count(*) FROM pgsub.progress WHERE worker <> 0", value=len(names), task=task)
+        holder.execute("BEGIN; LOCK TABLE a")  # before, the creation of the slot would have waited for it
+        gate.touch()
+
+        def look() -> list[str]:
+            watch.tick()
+            mirror.refresh(apply_alive=True, syncing=relids, publisher_locks=watch.lock_waits)
+            assert task.error is None, task.error
+            return [row.waits_for for row in store.workers(p.subid) if row.waits_for is not None]
+
+        found = until(look)
+        pid = holder.info.backend_pid
+        wanted = f"a lock of the publisher that PID {pid} holds on table public.a (postgres, psql, idle"
+        assert len(found) == len(names) and all(text.startswith(wanted) for text in found), found
+        holder.execute("ROLLBACK")
+        task.result()
