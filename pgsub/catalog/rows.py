@@ -144,6 +144,8 @@ class TaskRow:
     ui: str | None = None  #: address of the pages of Spark's driver
 
 
+#: Seconds after which what the publisher said of the slot tells nothing any more: it is asked every five.
+SLOT_SECONDS = 60.0
 #: command of a CopyRow; COMPARE, which the server does not have, is the adoption of a table.
 COPY, COMPARE = "COPY FROM", "COMPARE"
 

@@ -30,6 +30,7 @@ from pgsub.protocol.lsn import MAX_LSN
 APPLY = "apply"  #: the apply worker in the record of errors
 SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
 PUBLICATIONS = "publications"  #: likewise what looks whether the publications are there
+SLOT = "replication slot"  #: likewise what looks at the slot, and sees it no more
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
 #: Restarts without a message, one soon after the other from one position, after which it is said.
@@ -110,7 +111,8 @@ class ErrorReporter:
     ) -> None:
         """Report the error that ended a worker.
 
-        :param worker: :data:`APPLY`, :data:`SEQUENCES`, :data:`PUBLICATIONS` or :func:`sync_name`.
+        :param worker: :data:`APPLY`, :data:`SEQUENCES`, :data:`PUBLICATIONS`, :data:`SLOT` or
+            :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
         :param position: of apply in the ledger, None if unknown.
         :param repeats: whether every attempt with the same error is logged.
@@ -170,6 +172,10 @@ class ErrorReporter:
         self._store.journal("disable", self._sub.subid, self._sub.name, {"because": "error"})
         self.disabled_by = error
 
+    def shows(self, worker: str) -> bool:
+        """Return whether an error of a worker is shown."""
+        return worker in self._shown
+
     def place(self, worker: str) -> int:
         """Return the finish LSN of the error shown for a worker, 0 for none."""
         return self._shown.get(worker, 0)
@@ -188,6 +194,8 @@ class ErrorReporter:
                 self._log("LOG", log_text(text))
             elif worker == PUBLICATIONS:
                 self._log("WARNING", _there_again(self._sub))
+            elif worker == SLOT:
+                self._log("LOG", log_text(f'the publisher says again where the slot of "{self._sub.name}" is'))
             self._record(lambda: self._passed(worker, position))
 
     def _passed(self, worker: str, position: int) -> None:

@@ -470,6 +470,22 @@ def test_a_table_whose_copy_waits_for_a_lock_is_shown_with_its_holder_and_is_no_
     assert orders()["table_waits"] == []
 
 
+def test_figures_of_a_slot_that_nobody_sees_any_more_are_shown_as_of_then_with_the_reason(pgsub, store, served):
+    slot = SlotRow("orders", active=True, wal_status="reserved", retained_bytes=8, taken_at=ago(5))
+    store.put_slot(5, slot)
+    assert "\treserved\t" in pgsub("status", "orders").stdout
+    store.put_slot(5, replace(slot, taken_at=ago(120)))
+    assert re.search(r"\treserved at [-0-9]+ [:0-9]+ UTC\t", pgsub("status", "orders").stdout)
+    message = 'replication slot "orders" has not been seen since 2026-11-25 13:37:42 UTC: too many connections'
+    store.record_error(
+        5, ErrorRow.of(PublisherUnavailable(message, detail="Apply goes on.", hint="Look."), "replication slot")
+    )
+    checked = pgsub("status", "orders", "--check")
+    assert (checked.returncode, message in checked.stderr) == (4, True)
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert f"1. {message}. Apply goes on.\n2. Look.\n" in shown
+
+
 def test_how_many_sessions_apply_is_told_with_the_reason_unless_it_is_one(pgsub, store, orders, served):
     why = "Apply waited for the target 93% of the time, with more transactions at hand."
     for sessions in (1, 4):

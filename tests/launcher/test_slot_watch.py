@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_program import until
+from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Log
-from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.common.errors import ApplyError, Log
+from pgsub.launcher.error_reporting import APPLY, SLOT, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import slot_watch
 from pgsub.launcher.mirror.backlog import Backlog
@@ -21,6 +23,17 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.target.ledger import subscriptions
+
+
+@contextmanager
+def _closed_to_new_sessions(database: Database) -> Iterator[None]:
+    """Let the sessions that are there live, and no further one in."""
+    alter = f'ALTER DATABASE "{database.name}" ALLOW_CONNECTIONS'
+    database.server.query(f"{alter} false")
+    try:
+        yield
+    finally:
+        database.server.query(f"{alter} true")
 
 
 @contextmanager
@@ -35,6 +48,45 @@ def _watch(p: Pair, folder: Path, tell: Log) -> Iterator[tuple[StateStore, Error
             yield store, errors, watch
         finally:
             watch.close()
+
+
+def test_a_slot_that_is_not_seen_any_more_is_an_error_with_the_reason_and_since_when(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures stood still without a word while the stream that apply reads lived on."""
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    monkeypatch.setattr(slot_watch, "SLOT_SECONDS", 0.5)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    log: list[str] = []
+
+    def tell(level: str, text: str) -> None:
+        log.append(f"{level}: {text.splitlines()[0]}")
+
+    with _watch(p, state_dir, tell) as (store, errors, watch):
+
+        def seen(condition: Callable[[], object]) -> None:
+            def look() -> object:
+                watch.tick()
+                return condition()
+
+            until(look)
+
+        seen(lambda: store.slot(p.subid))
+        with _closed_to_new_sessions(p.pubdb):
+            seen(lambda: store.errors(p.subid))
+            [row] = store.errors(p.subid)
+            assert (row.worker, row.class_) == (SLOT, "PublisherUnavailable")
+            assert "has not been seen since 20" in row.message and "not currently accepting connections" in row.message
+            old = store.slot(p.subid)
+        seen(lambda: not store.errors(p.subid))
+        assert store.slot(p.subid) != old
+        errors.report(APPLY, ApplyError("a conflict"))
+        with _closed_to_new_sessions(p.pubdb):  # apply is started again and again, and meets the same
+            seen(lambda: watch._failure is not None and time.monotonic() - watch._unseen_since[0] > 1)
+            assert [row.worker for row in store.errors(p.subid)] == [APPLY]
+    slot = [text for text in log if "slot" in text]
+    assert len(slot) == 2 and slot[0].startswith(f'ERROR: replication slot "{p.sub.slot_name}" has not been seen since')
+    assert slot[1] == f'LOG: the publisher says again where the slot of "{p.sub.name}" is'
 
 
 @pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])

@@ -60,6 +60,10 @@ whose synchronization waits for a lock, on either server. The log says so after 
 sequences cannot follow because a server or a lock is not available is reported after a minute, or after five
 attempts.
 
+pgsub run asks the publisher of the slot every five seconds, through sessions of its own. If it gets no answer for a
+minute while apply goes on (too many connections, another pg_hba.conf), that is an error with the reason; the status
+shows as of when the figures of the slot are, and metrics leave them out.
+
 Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because only the
 server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
 track_commit_timestamp off or its role may not use replication origins.

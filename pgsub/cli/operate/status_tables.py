@@ -52,7 +52,7 @@ def summary(
 def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
     apply = next((worker for worker in one.workers if worker["worker_type"] == "apply"), {})
     counts = Counter(row["srsubstate"] for row in one.relations)
-    stats, slot = one.stats or {}, one.slot or {}
+    stats = one.stats or {}
     return {
         "subscription": one.definition.name,
         "state": one.state,
@@ -61,7 +61,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "received_lsn": apply.get("received_lsn"),
         "applied_lsn": one.applied_lsn,
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
-        "slot": slot.get("wal_status") or ("lost" if one.slot_lost else one.definition.slot_name),
+        "slot": _slot(one) or ("lost" if one.slot_lost else one.definition.slot_name),
         "prepared": _prepared(one),
         "errors_total": sum(stats.get(name) or 0 for name in _ERRORS),
         "last_error": one.last_error,
@@ -70,6 +70,12 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "skipped": _skipped(one.skipped),
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
+
+
+def _slot(one: SubscriptionStatus) -> str | None:
+    """Format what the publisher said of the slot; as of when, where that is old."""
+    status: str | None = (one.slot or {}).get("wal_status")
+    return f"{status} at {readable(one.slot_as_of)}" if status and one.slot_as_of else status
 
 
 def _prepared(one: SubscriptionStatus) -> str | None:
@@ -264,4 +270,7 @@ def blocked(one: SubscriptionStatus) -> str:
     shown["blocked_since"] = readable(found["since"])
     columns = ["blocked_since", "restarts", "position", "finish_lsn", "reason", "waiting", "retained"]
     columns += [] if lost is None else ["slot_lost_in"]
+    if one.slot_as_of is not None:
+        shown["slot_seen_at"] = readable(one.slot_as_of)
+        columns.append("slot_seen_at")
     return render.rows([*columns, "next"], [shown], expanded=True)

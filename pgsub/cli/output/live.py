@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pgsub.catalog.times import readable
 from pgsub.cli.output import console
 from pgsub.cli.output.progress import duration, size
 from pgsub.common.plural import counted
@@ -85,7 +86,8 @@ def _facts(one: SubscriptionStatus) -> Iterator[str]:
     yield f"{ready} of {counted(len(one.relations), 'table')} ready"
     slot, stats = one.slot or {}, one.stats or {}
     if slot.get("wal_status"):
-        yield f"slot {slot['wal_status']}, {size(slot['retained_bytes'] or 0)} kept"
+        when = f" at {readable(one.slot_as_of)}" if one.slot_as_of else ""
+        yield f"slot {slot['wal_status']}, {size(slot['retained_bytes'] or 0)} kept{when}"
     yield counted(sum(number for name, number in stats.items() if name.startswith("confl_")), "conflict")
     if one.held:
         yield f"{counted(len(one.held), 'table')} held"

@@ -17,15 +17,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from pgsub import __version__
 from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
-from pgsub.catalog.times import seconds_since
 from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.commands.status.status import status
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
 from pgsub.common.text import line
 from pgsub.protocol.lsn import parse_lsn
 
-#: Seconds after which what the publisher said of the slot tells nothing any more: it is asked every five.
-SLOT_SECONDS = 60.0
 STATES = ("running", "waiting", "stopped", "disabled", "error", "blocked")
 #: a value with the labels that follow the subscription's name
 Sample = tuple[tuple[str, ...], float | None]
@@ -83,8 +80,7 @@ def _one(value: Callable[[SubscriptionStatus], float | None]) -> Samples:
 def _slot_now(one: SubscriptionStatus) -> Row:
     """Return the slot as it was a moment ago; nothing where nobody has seen it since."""
     slot = one.slot or {}
-    taken_at = slot.get("taken_at")
-    return slot if one.served and taken_at and seconds_since(taken_at) < SLOT_SECONDS else {}
+    return slot if one.served and slot.get("taken_at") and one.slot_as_of is None else {}
 
 
 def _slot(column: str) -> Samples:

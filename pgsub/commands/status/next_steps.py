@@ -18,7 +18,7 @@ from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, e
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word
-from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, sync_name
+from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SLOT, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The holder of a lock (pgsub.launcher.mirror.lock_waits), before any text that others chose.
@@ -134,6 +134,10 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     cls, table, name = error_class(row), _synchronizing(one, row), word(one.definition.name)
     if row.worker == PUBLICATIONS:
         yield from _publications(one, row)
+        return
+    if row.worker == SLOT:
+        yield Step(f"{row.message}. {row.detail or ''}".rstrip())
+        yield from _hinted(row.hint) if row.hint else ()
         return
     times = f", {row.attempts} times since {readable(row.first_at)}" if row.attempts > 1 else f" at {readable(row.at)}"
     said = f"{_who(row, table)} stopped{times}: {row.message}."

@@ -15,7 +15,7 @@ from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ConflictRow, ErrorRow, RelationRow, ServerRow, WorkerRow
+from pgsub.catalog.rows import SLOT_SECONDS, ConflictRow, ErrorRow, RelationRow, ServerRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, seconds_since
 from pgsub.commands.status import apply_lag, blocked_state
@@ -119,6 +119,12 @@ class SubscriptionStatus:
         if self.waits is not None and self.waits["for"]:
             return str(self.waits["for"])
         return next((f"{row['for']} ({row['schemaname']}.{row['relname']})" for row in self.table_waits), None)
+
+    @property
+    def slot_as_of(self) -> str | None:
+        """When the publisher was asked of the slot last, where that is so long ago that the figures are old."""
+        taken_at: str | None = (self.slot or {}).get("taken_at")
+        return taken_at if taken_at is not None and seconds_since(taken_at) >= SLOT_SECONDS else None
 
     def document(self) -> Row:
         """Return the subscription object of the JSON documents; its schema is part of the contract."""

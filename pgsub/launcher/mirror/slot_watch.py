@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import fields
 from typing import Literal
 
-from pgsub.catalog.rows import SlotRow
+from pgsub.catalog.rows import SLOT_SECONDS, SlotRow
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.times import utc_now, utc_text
-from pgsub.common.errors import PgsubError, PublicationMissing
+from pgsub.catalog.times import readable, utc_now, utc_text
+from pgsub.common.errors import PgsubError, PublicationMissing, PublisherUnavailable, StateStoreError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher.error_reporting import PUBLICATIONS, ErrorReporter
+from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SLOT, ErrorReporter
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run
@@ -33,7 +34,8 @@ _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(sl
 class SlotWatch:
     """The reader of pg_replication_slots, in a thread of its own: a publisher that hangs must not block the launcher.
 
-    A read that failed, however it ended, is followed by another.
+    A read that failed, however it ended, is followed by another. Once what is known is old, that is an error, unless
+    apply has one: it meets the same problem then, and tells it.
 
     :ivar lock_waits: see :func:`~pgsub.launcher.mirror.lock_waits.publisher_locks`.
     """
@@ -48,6 +50,11 @@ class SlotWatch:
         self._thread: SupervisedThread | None = None
         self._missing: PublicationMissing | Literal[False] | None = False  #: what was read; False once reported
         self._growth: deque[tuple[float, int]] = deque()
+        self._seen = False  #: since the watch began
+        self._unseen_since = time.monotonic(), utc_now()  #: when the last read began that did not fail, or the watch
+        self._failure: PgsubError | None = None  #: of a read since
+        self._told: str | None = None  #: of the slot that is not seen
+        self._excused = 0.0  #: when apply had an error last
         self.lock_waits: dict[str, str] = {}
 
     def tick(self) -> None:
@@ -58,14 +65,31 @@ class SlotWatch:
         elif missing:
             self._errors.report(PUBLICATIONS, missing, repeats=False)
         clock = time.monotonic()
+        self._say_unseen(clock)
         if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
             return
         self._next = clock + SECONDS
         self._thread = SupervisedThread("slot_watch", "slot watch", self._read)
         self._thread.start()
 
+    def _say_unseen(self, clock: float) -> None:
+        """Report that the slot has not been seen for long, or that it is seen again."""
+        thread, since = self._thread, self._unseen_since
+        failure = self._failure or (thread.fatal_error if thread is not None else None)
+        if self._errors.shows(APPLY):
+            self._excused = clock  # and for a while: apply may find the publisher back before the next look
+        if self._sub.slot_name is None or (self._seen and clock - since[0] < SLOT_SECONDS):
+            self._told = None
+            self._errors.clear(SLOT)
+        elif clock - max(since[0], self._excused) >= SLOT_SECONDS and (failure or (thread and thread.is_alive())):
+            error = _unseen(self._sub, since[1], failure)
+            if error.message != self._told:
+                self._told = error.message
+                self._errors.report(SLOT, error)
+
     def _read(self) -> None:
         assert self._sub.slot_name is not None
+        began = time.monotonic(), utc_now()
         try:
             connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
             try:
@@ -76,11 +100,15 @@ class SlotWatch:
                 self._missing = _missing(connection, self._sub)
             finally:
                 connection.close()
-            row = self._row(state, waiting) if state is not None else None
+        except StateStoreError:
+            return  # the recorder logs it
+        except PgsubError as error:
+            self._failure, self.lock_waits = error, {}
+            return
+        self._unseen_since, self._seen, self._failure = began, True, None
+        row = self._row(state, waiting) if state is not None else None
+        with contextlib.suppress(StateStoreError):
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
-        except PgsubError:
-            self.lock_waits = {}
-            return  # the apply worker meets the same problem and reports it
 
     def close(self) -> None:
         """Wait for a read under way."""
@@ -109,6 +137,20 @@ class SlotWatch:
             waiting_at_least=None if waiting is None else not waiting.complete,
             **{name: getattr(state, name) for name in _SHARED},
         )
+
+
+def _unseen(sub: Subscription, since: str, failure: PgsubError | None) -> PublisherUnavailable:
+    reason = "the publisher has not answered" if failure is None else failure.message
+    detail = (
+        "Apply goes on through the session that it has. Meanwhile nobody sees how much WAL the slot keeps and when it"
+        " is lost, and a stream that breaks off may not begin again."
+    )
+    return PublisherUnavailable(
+        f'replication slot "{sub.slot_name}" has not been seen since {readable(since)}: {reason}',
+        detail=" ".join(filter(None, [detail, failure.detail if failure else None])),
+        hint=failure.hint if failure else "See whether the publisher answers to a new session.",
+        sqlstate=failure.sqlstate if failure else None,
+    )
 
 
 def _missing(connection: publisher.Connection, sub: Subscription) -> PublicationMissing | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows
-from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, ErrorReporter, sync_name
+from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, SLOT, ErrorReporter, sync_name
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import slot_groups
@@ -77,7 +77,8 @@ class SyncWorkers:
             if not alive.intersection(sync.relids):
                 self._ended(sync)
         open_tables = [rel for rel in relations if slot_groups.unfinished(rel)]
-        self._errors.keep_only([APPLY, SEQUENCES, PUBLICATIONS, *(sync_name(rel.srrelid) for rel in open_tables)])
+        others = (APPLY, SEQUENCES, PUBLICATIONS, SLOT)
+        self._errors.keep_only([*others, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
         free = self._sub.max_sync_workers - len(self._running)
         waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
