@@ -35,6 +35,11 @@ def seconds_since(moment: str | None) -> float:
     return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
 
 
+def seconds_between(moment: str, later: str) -> float:
+    """Return how long after a stored time another one is; negative where it is before."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(moment)).total_seconds()
+
+
 def wire_time(microseconds: int | None) -> str | None:
     """Return a timestamp of the replication protocol as RFC 3339 text.
 

@@ -407,6 +407,17 @@ def test_a_walsender_that_says_nothing_while_its_wal_goes_on_is_a_lag(pgsub, sto
     assert lag(5, 0x30, 1) == 0
 
 
+def test_the_lag_is_not_0_where_the_clock_here_is_behind_the_publishers(pgsub, store, orders, served):
+    worker = _apply_worker(0x20, 0x10)
+    sent, received = ago(-3540), ago(60)  # an hour from each other
+    store.put_workers(
+        5, [replace(worker, latest_end_time=sent, last_msg_send_time=sent, last_msg_receipt_time=received)]
+    )
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8
+    store.put_workers(5, [replace(worker, latest_end_time=ago(5), last_msg_send_time=received)])
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0
+
+
 def test_check_objects_to_a_lag_that_is_not_known_only_when_that_has_lasted_as_long(pgsub, store, served):
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0  # its launcher has just begun
     for stage, worker in (("none", []), ("submitted", []), ("alive", [_apply_worker(0, 0)])):

@@ -54,11 +54,12 @@ is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds; Spark's Jav
 started it.
 
 The lag is the age of the oldest change that the publisher has and the target has not. If the publisher has said nothing
-for ten seconds while its WAL goes on, the lag counts from its last message. If the apply worker, with however many
-sessions, waits in a statement on the target, the status shows since when and for which lock; so it does for a table
-whose synchronization waits for a lock, on either server. The log says so after eight seconds, --check after 30. That
-sequences cannot follow because a server or a lock is not available is reported after a minute, or after five
-attempts.
+for ten seconds while its WAL goes on, the lag counts from its last message. The age is measured by two clocks, those of
+the publisher and of pgsub run: one here that is behind is noticed by the publisher's messages, one that is ahead adds
+to the lag. If the apply worker, with however many sessions, waits in a statement on the target, the status shows since
+when and for which lock; so it does for a table whose synchronization waits for a lock, on either server. The log says
+so after eight seconds, --check after 30. That sequences cannot follow because a server or a lock is not available is
+reported after a minute, or after five attempts.
 
 pgsub run asks the publisher of the slot every five seconds, through sessions of its own. If it gets no answer for a
 minute while apply goes on (too many connections, another pg_hba.conf), that is an error with the reason; the status

@@ -1,9 +1,14 @@
-"""How far apply is behind, by the last messages of the publisher and by its WAL as another session saw it."""
+"""How far apply is behind, by the last messages of the publisher and by its WAL as another session saw it.
+
+The publisher's clock says when a change was made, the one here what time it is. Nothing arrives before it was sent: a
+clock here that is behind by more than the way takes is noticed so, and made up for. One that is ahead cannot be told
+from a message that took long, and adds to the lag.
+"""
 
 from __future__ import annotations
 
 from pgsub.catalog.rows import OriginRow, SlotRow, WorkerRow
-from pgsub.catalog.times import seconds_since
+from pgsub.catalog.times import seconds_between, seconds_since, utc_now
 
 #: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
 HELD_UP_SECONDS = 10.0
@@ -18,7 +23,13 @@ def seconds(worker: WorkerRow | None, origin: OriginRow | None, slot: SlotRow | 
     if done >= worker.received_lsn:
         return max(silent, _held_up(worker, slot))  # what it is at was received meanwhile
     since = worker.latest_end_time or worker.last_msg_send_time
-    return max(seconds_since(since), silent) if since else None
+    return max(seconds_between(since, utc_now()) + _clock_behind(worker), silent, 0.0) if since else None
+
+
+def _clock_behind(worker: WorkerRow) -> float:
+    """Return the seconds by which the clock here is behind the publisher's at least, by its last message."""
+    sent, received = worker.last_msg_send_time, worker.last_msg_receipt_time
+    return max(seconds_between(received, sent), 0.0) if sent and received else 0.0
 
 
 def _held_up(worker: WorkerRow, slot: SlotRow | None) -> float:
