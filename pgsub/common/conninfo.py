@@ -61,6 +61,8 @@ PINNED = {
     "row_security": "off",
     "array_nulls": "on",
     "transform_null_equals": "off",
+    "lc_monetary": "C",  # money is written by the one server as the other reads it
+    "gin_fuzzy_search_limit": "0",  # an index gives all rows that it has
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "statement_timeout": "0",

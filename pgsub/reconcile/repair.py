@@ -175,7 +175,6 @@ class Repair:
     def _bring(self, session: TargetSession, lsn: int, there: dict[Key, Row]) -> RepairedRows:
         connection, local = session.connection, self.table.target
         connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'".encode())
-        connection.execute("SET LOCAL lc_monetary = 'C'")  # as the publisher's session has it
         if local.oid in held_tables.held(connection, self.sub.subid):
             raise StateForbids(
                 f'changes of table "{self.table.name}" are held',

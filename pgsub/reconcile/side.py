@@ -30,7 +30,6 @@ _SETTINGS = {
     "timezone": "UTC",
     "intervalstyle": "postgres",
     "bytea_output": "hex",
-    "lc_monetary": "C",
     "xmloption": "content",
     "jit": "off",
     "max_parallel_workers_per_gather": "0",

@@ -98,6 +98,22 @@ def test_an_identity_column_follows_a_publisher_that_sends_whole_rows(pair: Make
     p.same("t")
 
 
+def test_no_setting_of_the_database_lets_an_index_leave_out_the_row_of_a_change(pair: MakePair) -> None:
+    p = pair(
+        "CREATE TABLE t (a int[], n int)",
+        pub="ALTER TABLE t REPLICA IDENTITY FULL",
+        sub="CREATE INDEX ON t USING gin (a) WITH (fastupdate = off)",
+    )
+    p.subdb.execute(f"ALTER DATABASE {p.subdb.name} SET gin_fuzzy_search_limit = 1")
+    p.apply(
+        "INSERT INTO t SELECT ARRAY[1, g % 7], g FROM generate_series(1, 3000) g",
+        "UPDATE t SET n = -n WHERE n % 100 = 0",
+        "DELETE FROM t WHERE n % 70 = 1",
+    )
+    p.same("t")
+    assert p.events() == []
+
+
 def test_generated_columns_are_computed_here(pair: MakePair) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, a int, twice int GENERATED ALWAYS AS (a * 2) STORED)")
     p.apply(

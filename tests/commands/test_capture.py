@@ -62,6 +62,8 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "1ms",
     "plan_cache_mode": "force_generic_plan",
     "role": _OWNER,
+    "lc_monetary": "POSIX",
+    "gin_fuzzy_search_limit": "1",
 }
 _LEDGERS_OWNERS = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'pgsub'::regnamespace"
 

@@ -110,6 +110,16 @@ def test_where_the_users_role_cannot_be_set_the_databases_does_not_take_its_plac
     assert _roles(connect(app), mallory) == {app}
 
 
+def test_no_setting_of_a_database_decides_what_money_is_written_as_or_lets_an_index_leave_out_rows(
+    subdb: Database, names: list[str], connect: Open
+) -> None:
+    for name, value in {"lc_monetary": "POSIX", "gin_fuzzy_search_limit": "1"}.items():
+        subdb.execute(f"ALTER DATABASE {subdb.name} SET {name} = '{value}'")
+    session = connect("postgres")
+    for name, value in {"lc_monetary": "C", "gin_fuzzy_search_limit": "0"}.items():
+        assert session.execute(f"SHOW {name}".encode()).fetchone() == (value,)
+
+
 def test_the_ledger_does_not_belong_to_the_role_that_the_database_names(subdb: Database, names: list[str]) -> None:
     mallory, _, wished = names
     subdb.execute(f"DROP SCHEMA IF EXISTS pgsub CASCADE; ALTER DATABASE {subdb.name} SET role = {mallory}")

@@ -49,7 +49,7 @@ ROWS, BYTES = 2000, 4 << 20
 _TAKEN = ("23505", "23P01")  #: unique_violation, exclusion_violation
 _KINDS = (MISSING, EXTRA, DIFFERENT)
 #: Rows are found by an index wherever there is one, as apply finds them.
-_SETTINGS = "SET LOCAL lc_monetary = 'C'; SET LOCAL enable_seqscan = off"
+_SETTINGS = "SET LOCAL enable_seqscan = off"
 
 Change = Insert | Update | Delete
 
