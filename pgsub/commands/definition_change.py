@@ -14,7 +14,7 @@ from pgsub.catalog.locks import subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.commands.reporter import Reporter
-from pgsub.common.errors import PermissionMissing, PgsubError, StateForbids
+from pgsub.common.errors import PermissionMissing, PgsubError, StateForbids, TargetReplaced
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 
@@ -65,6 +65,8 @@ def _session(stack: contextlib.ExitStack, sub: Subscription) -> tuple[psycopg.Co
         session = stack.enter_context(connect_target(sub, replica=False))
         ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
+    except TargetReplaced as error:  # to be disabled, say, it needs no target
+        return None, error
     except StateForbids:
         raise
     except PgsubError as error:

@@ -32,8 +32,9 @@ def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psyc
     """Open a session on the target that bears the launcher's name; it is closed with the block.
 
     :param options: of :func:`pgsub.target.session.connect.connect`.
+    :raises TargetReplaced: another database has taken the name of the subscription's.
     """
-    return contextlib.closing(target.connect(sub.target, SessionName(sub.subid, "launcher", 0), **options))
+    return contextlib.closing(target.open_session(sub, SessionName(sub.subid, "launcher", 0), **options))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.common import session_role
+from pgsub.common import query, session_role
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import SECRETS
 
@@ -77,6 +77,9 @@ PINNED = {
 #: Minor versions that came with restrict_nonsystem_relation_kind; from 17 on it is always there.
 _RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 _PINNED_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
+_DATABASE = """
+SELECT d.oid FROM pg_catalog.pg_database d
+ WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
 
 
 def take_environment() -> dict[str, str]:
@@ -157,12 +160,13 @@ def only_tables(version: int) -> dict[str, str]:
     return {"restrict_nonsystem_relation_kind": "view, foreign-table"} if version >= since else {}
 
 
-def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> None:
+def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> int:
     """Set :data:`PINNED`, more settings and the session's role, in one statement.
 
     It sets nothing behind a pooler: settings would stay there.
 
     :param side: ``publisher`` or ``target``, for the error.
+    :return: oid of the session's database.
     :raises StateForbids: behind a pooler, whose keys do not name the backend that answers.
     """
     version = connection.info.server_version
@@ -172,15 +176,17 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
     )
-    role = session_role.pinned(connection.info.options)
-    query = sql.SQL("SELECT {}, {} WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
+    role, pid = session_role.pinned(connection.info.options), sql.Literal(connection.pgconn.backend_pid)
+    statement = sql.SQL("SELECT {}, {}, ({}) WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
+    found = connection.execute(statement.format(calls, role, sql.SQL(_DATABASE), pid)).fetchone()
     # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
-    if connection.execute(query.format(calls, role, sql.Literal(connection.pgconn.backend_pid))).fetchone() is None:
+    if found is None:
         raise StateForbids(
             f"the {side}'s connection goes through a connection pooler",
             detail="pgsub needs sessions of its own: streams, locks and settings live as long as they do.",
             hint="Give the address and port of the server itself.",
         )
+    return query.number(found[-1], "OID of the database")
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:

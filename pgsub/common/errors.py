@@ -148,6 +148,12 @@ class TargetSchemaError(StateForbids):
     """The target lacks what the subscription needs; seen before anything was created."""
 
 
+class TargetReplaced(StateForbids):
+    """The target's database is not the one that the subscription was created for; it may have its name for a while."""
+
+    directive = Directive.RETRY
+
+
 class PublisherUnavailable(PgsubError):
     """The publisher cannot be reached, refuses, or is shutting down."""
 

@@ -135,7 +135,7 @@ class Runner(SupervisedThread):
     def _connected(self) -> None:
         self._connecting = True
         try:
-            session = target.connect(self.sub.target, SessionName(self.sub.subid, "launcher", 0), replica=False)
+            session = target.open_session(self.sub, SessionName(self.sub.subid, "launcher", 0), replica=False)
         finally:
             self._connecting = False
         with (

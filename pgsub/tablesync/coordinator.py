@@ -62,7 +62,7 @@ class TableSync:
         :raises PgsubError: nothing could be done; the launcher retries by its directive.
         """
         name = SessionName(self._sub.subid, f"table:{self._relids[0]}", 0)
-        with contextlib.closing(target.connect(self._sub.target, name)) as session:
+        with contextlib.closing(target.open_session(self._sub, name)) as session:
             try:
                 ledger_privileges.check(session)
                 self._claims = worker_takeover.take_over_many(session, self._sub.subid, self._relids)

@@ -468,7 +468,7 @@ def test_a_new_connection_without_the_slot_is_a_warning(stored, tables):
 def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, tables):
     subdb = tables[1]
     elsewhere = make_conninfo(subdb.conninfo, dbname="postgres")
-    one_error(stored("alter", "s", "--target", elsewhere), 3, "the target's ledger does not know this subscription")
+    one_error(stored("alter", "s", "--target", elsewhere), 3, 'the target of subscription "s" is another database')
     with subdb.server.connect() as other:
         assert other.execute("SELECT to_regnamespace('pgsub')").fetchone() == (None,)
     role = f"other_{subdb.name}"

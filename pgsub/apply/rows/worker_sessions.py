@@ -64,7 +64,7 @@ def target_session(
     :param must: see :func:`pgsub.target.session.origins.attach`, and for ``spare``.
     :raises TargetUnavailable: no origin is free.
     """
-    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
+    connection = target.open_session(sub, name, synchronous_commit=synchronous_commit, bulk=True)
     try:
         # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.

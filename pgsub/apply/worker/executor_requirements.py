@@ -130,7 +130,7 @@ def _try(found: Checked, sub: Subscription, look: Callable[[], None]) -> None:
 
 
 def _target(sub: Subscription) -> None:
-    target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False).close()
+    target.open_session(sub, SessionName(sub.subid, "launcher", 0), replica=False).close()
 
 
 def _publisher(sub: Subscription) -> None:

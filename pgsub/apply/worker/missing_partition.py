@@ -72,7 +72,7 @@ def complete(sub: Subscription, fault: SchemaFault) -> None:
     remote, fault.absent = fault.absent, None
     if not isinstance(remote, Relation):
         return
-    with contextlib.closing(target.connect(sub.target, f"pgsub {sub.subid} partition 0")) as session:
+    with contextlib.closing(target.open_session(sub, f"pgsub {sub.subid} partition 0")) as session:
         place = _place(sub, remote.relid, must=must_use_password(session, sub))
         if place is None:
             return

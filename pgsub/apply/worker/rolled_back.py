@@ -32,7 +32,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
     """
     if not error.xid or error.finish_lsn is None or error.relation is None:  # of a change, not of the end
         return False
-    with contextlib.closing(target.connect(sub.target, f"pgsub {sub.subid} rolled back 0")) as session:
+    with contextlib.closing(target.open_session(sub, f"pgsub {sub.subid} rolled back 0")) as session:
         if not _aborted(session, sub, error.xid):
             return False
         if skip.pending(session, sub.subid) is not None:

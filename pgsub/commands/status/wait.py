@@ -170,11 +170,11 @@ def _ask_to_record(subscription: Subscription, position: int) -> None:
     from psycopg import Error
 
     from pgsub.target.ledger import worker_takeover
-    from pgsub.target.session.connect import SessionName, connect
+    from pgsub.target.session.connect import SessionName, open_session
 
     with suppress(PgsubError, Error):
         name = SessionName(subscription.subid, "wait", 0)
-        with closing(connect(subscription.target, name, replica=False)) as session:
+        with closing(open_session(subscription, name, replica=False)) as session:
             worker_takeover.ask_to_record(session, subscription.subid, position)
 
 

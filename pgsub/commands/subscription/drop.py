@@ -15,7 +15,14 @@ from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.common import failpoints
-from pgsub.common.errors import PermissionMissing, SlotLost, StateForbids, SubscriptionNotFound, TargetUnavailable
+from pgsub.common.errors import (
+    PermissionMissing,
+    SlotLost,
+    StateForbids,
+    SubscriptionNotFound,
+    TargetReplaced,
+    TargetUnavailable,
+)
 from pgsub.common.plural import counted
 from pgsub.common.query import scalar
 from pgsub.common.quoting import statement, word
@@ -115,12 +122,13 @@ def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_sl
 
 
 def _check_not_moved(sub: Subscription) -> None:
-    """Refuse to take slots away from another state store; a target that does not answer is gone, as was said.
+    """Refuse to take slots away from another state store; a target that does not answer, or another one, is gone.
 
     :raises StateForbids: the target answers, and its ledger says that the subscription was moved.
     """
     # guard: an outdated state store drops no slot of a target that is declared gone
-    with contextlib.suppress(TargetUnavailable, PermissionMissing, psycopg.Error), _target(sub) as session:
+    unread = (TargetUnavailable, TargetReplaced, PermissionMissing, psycopg.Error)
+    with contextlib.suppress(*unread), _target(sub) as session:
         ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
 

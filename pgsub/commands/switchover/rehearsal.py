@@ -79,7 +79,7 @@ def _sequences(sub: Subscription, taking: psycopg.Connection, timing: Timing) ->
     name = SessionName(sub.subid, "sequences", 0)
     with (
         giving_source(taking, sub) as source,
-        contextlib.closing(target.connect(sub.target, name, replica=False)) as session,
+        contextlib.closing(target.open_session(sub, name, replica=False)) as session,
     ):
         reading.prepare(session)
         reading.prepare(source)

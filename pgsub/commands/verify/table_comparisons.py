@@ -32,8 +32,7 @@ from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
 from pgsub.target.catalog.table_names import name_of, names_below
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.session.connect import SessionName, translate
-from pgsub.target.session.connect import connect as connect_to_target
+from pgsub.target.session.connect import SessionName, open_session, translate
 from pgsub.target.sql import resync_truncate
 
 #: A table, what the record explains of its rows, and another subscription that writes it.
@@ -66,7 +65,7 @@ class TableComparisons:
         order = date_order(session)
 
         def target() -> psycopg.Connection:
-            return connect_to_target(sub.target, SessionName(sub.subid, "launcher", 0), views=False)
+            return open_session(sub, SessionName(sub.subid, "launcher", 0), views=False)
 
         self.sides = (
             publisher_side(session, sub, point.publisher),

@@ -166,7 +166,7 @@ class SequenceWorker:
         """Set what is behind; sequences that are not reached before a stop are left out."""
         sub = self._sub
         name = SessionName(sub.subid, "sequences", 0)
-        with contextlib.closing(target.connect(sub.target, name, replica=False)) as session:
+        with contextlib.closing(target.open_session(sub, name, replica=False)) as session:
             try:
                 reading.prepare(session)
                 must = must_use_password(session, sub)

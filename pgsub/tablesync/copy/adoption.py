@@ -65,7 +65,7 @@ class Adopter:
         name: SessionName,
     ) -> None:
         order = date_order(session)
-        here = partial(target.connect, sub.target, name, views=False)
+        here = partial(target.open_session, sub, name, views=False)
         self._publisher = Side("publisher", there, snapshot, publisher_fault, order)
         self._target = Side("target", here, "", target.translate, order)
         self._comparison = Comparison((self._publisher, self._target), jobs=sub.copy_workers)

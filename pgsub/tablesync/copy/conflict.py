@@ -51,7 +51,7 @@ def record(
         return None
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     try:
-        with contextlib.closing(target.connect(sub.target, name)) as session:
+        with contextlib.closing(target.open_session(sub, name)) as session:
             return _Search(sub, claim, table, session, error.diag).record(snapshot)
     except Exception as trouble:  # the error itself is reported whatever happens here
         _log.debug("the conflict of the copy of %s is not recorded: %s", table.relation.name, trouble)

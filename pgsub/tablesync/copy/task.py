@@ -123,7 +123,7 @@ class _CopySessions:
         name = SessionName(sub.subid, f"copy:{first.worker}", first.epoch)
         with contextlib.ExitStack() as stack:
             try:
-                session = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit, bulk=True)
+                session = target.open_session(sub, name, synchronous_commit=sub.synchronous_commit, bulk=True)
                 stack.enter_context(contextlib.closing(session))
                 ledger_privileges.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 
@@ -16,6 +17,7 @@ from pgsub.common.errors import (
     PermissionMissing,
     PgsubError,
     SchemaFault,
+    TargetReplaced,
     TargetUnavailable,
 )
 from pgsub.common.out_of_resources import no_descriptor
@@ -49,6 +51,15 @@ class SessionName:
         return f"pgsub {self.subid} {self.role} {self.epoch}"
 
 
+def open_session(sub: Subscription, name: SessionName | str, **options: Any) -> psycopg.Connection:
+    """Open a session with the target of a subscription: the database that it was created for, whatever its name.
+
+    :param options: of :func:`connect`.
+    :raises TargetReplaced: another database bears the name.
+    """
+    return connect(sub.target, name, expected=sub, **options)
+
+
 def connect(
     conninfo: str,
     name: SessionName | str,
@@ -57,6 +68,7 @@ def connect(
     replica: bool = True,
     bulk: bool = False,
     views: bool = True,
+    expected: Subscription | None = None,
 ) -> psycopg.Connection:
     """Open a session with everything pinned that apply relies on.
 
@@ -68,9 +80,11 @@ def connect(
         What the conninfo or its service says of it goes before.
     :param views: False for a session that only reads tables by name: one exchanged for a view is refused,
         and so are foreign partitions.
+    :param expected: a subscription, whose database it is to be if that is known.
     :return: an autocommit connection.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     :raises StateForbids: a connection pooler answered.
+    :raises TargetReplaced: it is another database.
     """
     given = ci.usable(ci.parse(conninfo, "target"))
     belts = ci.missing_defaults(given, {**ci.KEEPALIVES, **(_PATIENCE if bulk else {})})
@@ -81,7 +95,10 @@ def connect(
         raise _refused(error, params) from None
     try:
         restricted = {} if views else ci.only_tables(connection.info.server_version)
-        ci.pin(connection, "target", {**_SETTINGS, "synchronous_commit": synchronous_commit, **restricted})
+        oid = ci.pin(connection, "target", {**_SETTINGS, "synchronous_commit": synchronous_commit, **restricted})
+        # guard: nothing of a database is used that took the name of the subscription's
+        if expected is not None and expected.dboid not in (0, oid):
+            raise _replaced(expected, connection.info.dbname, oid)
         if replica:
             # works without; create and status say what that means and name the GRANT
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
@@ -115,6 +132,18 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
     :param session: a session of the role that the subscription works as on the target; superusers are exempt.
     """
     return sub.password_enforced and not is_superuser(session)
+
+
+def _replaced(sub: Subscription, dbname: str, oid: int) -> TargetReplaced:
+    name = quoting.word(sub.name)
+    return TargetReplaced(
+        f'the target of subscription "{sub.name}" is another database',
+        detail=f'The subscription replicates into the database with OID {sub.dboid}; "{dbname}" has OID {oid}.',
+        hint="Check dbname in --target: the database may have been renamed, and another may have its name. Where a copy"
+        " has taken its place for good, remove the definition here, which leaves both servers as they are, and make it"
+        f" anew from the ledger of the copy:\npgsub drop {name} --keep-target --keep-slot --yes\n"
+        f"pgsub run {name} --from-target --connection CONNINFO --target CONNINFO",
+    )
 
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:

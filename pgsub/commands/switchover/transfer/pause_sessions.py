@@ -33,7 +33,7 @@ class PauseSessions:
     ) -> None:
         self.source = stack.enter_context(giving_source(taking, sub))
         name = SessionName(sub.subid, "sequences", 0)
-        self._target = stack.enter_context(contextlib.closing(target.connect(sub.target, name, replica=False)))
+        self._target = stack.enter_context(contextlib.closing(target.open_session(sub, name, replica=False)))
         self.slots = stack.enter_context(connect_publisher(back))
         self.there = [session.info.backend_pid for session in (self._target, self.slots)]
         # what is fenced must be what the subscription reads, and what is read back what it writes
