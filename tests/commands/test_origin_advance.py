@@ -41,6 +41,7 @@ def test_what_finishes_before_the_position_is_left_out_and_the_next_is_applied(s
     ended = it.ok("origin-advance", "s", lsn(finish + 1), "--yes")
     assert "is the finish LSN of transaction" in ended.stderr and "plus one" in ended.stderr
     assert it.position() == lsn(finish + 1)
+    assert it.subdb.value("SELECT remote_commit_ts IS NULL FROM pgsub.progress WHERE worker = 0")
     assert it.subdb.value(_ORIGIN, f"pgsub_{it.subid}") == lsn(finish + 1)
     assert it.cli.sql("SELECT remote_lsn FROM pgsub_origin") == [(lsn(finish + 1),)]
     assert it.cli.sql("SELECT count(*) FROM pgsub_error") == [(0,)]

@@ -73,6 +73,15 @@ def test_the_set_needs_the_comparison(session: psycopg.Connection, connect: Conn
     assert session.execute("SELECT remote_lsn = '0/50' FROM pgsub.progress").fetchall() == [(True,)]
 
 
+def test_the_time_stays_that_of_the_transaction_whose_end_the_position_is(session: psycopg.Connection) -> None:
+    progress = _claimed(session)
+    time = "SELECT EXTRACT(epoch FROM remote_commit_ts - '2000-01-01 00:00:00+00')::int FROM pgsub.progress"
+    for old, new, seconds, expected in ((0, 100, 1, 1), (100, 100, 2, 1), (100, 200, 3, 3), (200, 200, 4, 3)):
+        progress.open(old)
+        progress.close(old, new, seconds * 1_000_000)
+        assert session.execute(time.encode()).fetchall() == [(expected,)]
+
+
 _REFUSING = """
 CREATE TABLE public.refused (n int);
 CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'refused'; END$$;

@@ -55,8 +55,8 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
             raise StateForbids("the subscription's position moved meanwhile", hint="Check it, then try again.")
         handover.clear_claims(connection, claim.subid, None)
         connection.execute(
-            "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"
-            " WHERE subid = %(subid)s AND worker = 0",
+            "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s),"
+            " remote_commit_ts = NULL WHERE subid = %(subid)s AND worker = 0",
             {"to": format_lsn(to), "subid": claim.subid},
         )
         text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"

@@ -48,21 +48,23 @@ _COMMIT = Statement.fixed("COMMIT")
 _LOCK = Statement.fixed(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
-# An error where nothing is hit, so that the COMMIT behind it is not run.
+_TIME = "'2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval"
+# An error where nothing is hit, so that the COMMIT behind it is not run. The time stays that of the transaction whose
+# end remote_lsn is: one that is sent late, or was held, does not move it.
 # guard: the ledger moves only from where the worker left it, without "1 / "
 _ADVANCE = """
 WITH advanced AS (
-    UPDATE pgsub.progress SET remote_lsn = $1, remote_commit_ts = coalesce(
-        '2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval, remote_commit_ts)
-    WHERE {} AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
+    UPDATE pgsub.progress SET remote_lsn = $1,
+        remote_commit_ts = CASE WHEN remote_lsn = $1 THEN remote_commit_ts ELSE {time} END
+    WHERE {place} AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
         SELECT FROM pgsub.control c WHERE c.subid = $4 AND c.worker = $5 AND c.epoch = $7 AND c.token = $8)
-    RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
-SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
+    RETURNING ctid::text AS place, remote_lsn)
+SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){tag} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
 _AT_CTID = "ctid = $3::tid"
 # guard: a unit commits only under the table states it was decided with, without " AND states_version = $3"
 _BY_STATES = "$3::bigint IS NOT NULL AND states_version = $3"
 # In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
-_TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
+_TAG = f", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, {_TIME})"
 _NOT_HIT = "22012"  #: division_by_zero
 
 
@@ -94,8 +96,9 @@ class Progress:
         self._pipeline = Pipeline(connection, "pgsubprogress")
         self.turns = Turns(connection, self._pipeline, claim.subid)
         self.tagged = tagged
-        self._advance = Statement.fixed(_ADVANCE.format(_AT_CTID, _TAG if tagged else ""))
-        self._succeed = Statement.fixed(_ADVANCE.format(_BY_STATES, _TAG if tagged else ""))
+        tag = _TAG if tagged else ""
+        self._advance = Statement.fixed(_ADVANCE.format(place=_AT_CTID, time=_TIME, tag=tag))
+        self._succeed = Statement.fixed(_ADVANCE.format(place=_BY_STATES, time=_TIME, tag=tag))
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)

@@ -85,6 +85,7 @@ CREATE TABLE pgsub.barrier (
     reached_lsn pg_lsn,
     stood double precision NOT NULL DEFAULT 0);
 
+-- remote_commit_ts: when the transaction ended whose end remote_lsn is; NULL where it is that of none
 CREATE TABLE pgsub.progress (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
