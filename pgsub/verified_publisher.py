@@ -8,26 +8,37 @@ NOTES
 names. Where a position begins or goes on (START_REPLICATION, CREATE_REPLICATION_SLOT), :func:`verify` compares the
 history, too, and with the furthest position of the whole subscription: that of one worker says nothing of the others.
 A new timeline is recorded before anything is made or read there, so no position of it gets into the ledger before it.
+
+Files that were put back (a snapshot of the volume, without recovery from an archive) have the same identifier and
+timeline. Where the WAL has come further since than it was, only its content tells: :func:`check_last_transaction`.
+A slot whose confirmed_flush_lsn has reached a worker's position needs no such look. The files that were put back
+have a slot of their time, so they are not older than that position, and nothing before it is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 
-from pgsub.common.errors import WrongSystem
+from pgsub.common.errors import PgsubError, WrongSystem
 from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import database, identity
+from pgsub.protocol.wal_records import Unreadable
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import database, identity, wal_reader
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.database import Database
 from pgsub.publisher.identity import PublisherIdentity
+from pgsub.publisher.slots import SlotState
 from pgsub.target.ledger import publisher_record, subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import Identity, Publisher
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.connect import must_use_password
+
+_log = logging.getLogger(__name__)
 
 
 def recorded(known: Identity) -> PublisherIdentity:
@@ -105,6 +116,48 @@ def _compared(session: psycopg.Connection, replication: Connection, known: Ident
     furthest = publisher_record.furthest(session, known.subid)
     with _naming(known.subname):
         return identity.verify_publisher(replication, recorded(known), remote_lsn=furthest)
+
+
+def check_last_transaction(
+    session: psycopg.Connection,
+    replication: Connection,
+    sub: Subscription,
+    slot: SlotState | None,
+    remote_lsn: int,
+    worker: int = worker_takeover.APPLY,
+) -> None:
+    """Check that the publisher's WAL has the transaction whose end a worker's position is.
+
+    Only what is certainly not there is an error. WAL that cannot be read proves nothing, and nothing happens.
+
+    :param replication: the session with the publisher that is to be used; the WAL is read through another one.
+    :param slot: the worker's; None where there is none.
+    :param remote_lsn: the worker's position.
+    :raises WrongSystem: the WAL has another history; ``diverged``.
+    """
+    if slot is None or not (slot.confirmed_flush_lsn or 0) < remote_lsn:
+        return
+    ended = publisher_record.commit_time(session, sub.subid, worker, remote_lsn)
+    if ended is None:
+        return
+    try:
+        must = must_use_password(session, sub)
+        there = _has_transaction(replication, sub, slot.restart_lsn or 0, remote_lsn, ended, must)
+    except (Unreadable, PgsubError, psycopg.Error) as error:
+        _log.debug("whether the publisher's WAL has the last transaction is not known: %s", error)
+        return
+    # guard: a publisher whose files were put back is not followed over the gap
+    if not there:
+        with _naming(sub.name):
+            raise identity.replaced_history(remote_lsn)
+
+
+def _has_transaction(replication: Connection, sub: Subscription, oldest: int, lsn: int, ended: int, must: bool) -> bool:
+    other = publisher.connect(sub.connection, application_name=sub.name, replication=True, must_use_password=must)
+    with contextlib.closing(other):
+        if not wal_reader.same_server(replication, other):
+            raise Unreadable("another server answers at the publisher's address")
+        return wal_reader.has_transaction(other, lsn, ended, oldest)
 
 
 @contextlib.contextmanager

@@ -105,6 +105,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a rolled-back subtransaction leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
     "a restored publisher is rejected": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
+    "a publisher whose files were put back is not followed over the gap": (
+        "test_its_changes_are_not_followed_over_the_gap",
+        "test_a_transaction_that_the_wal_does_not_have_stops_apply_with_what_to_do",
+    ),
     "a timeline that branched off before a position of the subscription is rejected": (
         "test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first",
         "test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it",

@@ -150,6 +150,15 @@ _DIVERGED = (
 )
 
 
+def replaced_history(remote_lsn: int) -> WrongSystem:
+    """Make the error of a publisher whose WAL went another way up to where it is now."""
+    return _diverged(
+        "the publisher's WAL does not have the subscription's last transaction",
+        f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, where a transaction ended. The "
+        "publisher's WAL is further than that, and there none of that time ended: it has another history.",
+    )
+
+
 _ANEW = (
     "Where it is another publisher, drop the subscription (pgsub drop), and create it again with --adopt (pgsub "
     "create): every table is compared with the publisher's then, and only what differs is brought."

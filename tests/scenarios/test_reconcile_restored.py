@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import subprocess
 
 import pytest
 from fix_clusters import copied
@@ -132,3 +134,38 @@ def test_a_publisher_restored_from_a_backup_goes_on_from_a_new_slot(followed, ma
     written(restored, name, "third", 2001)
     caught_up(launcher, name)
     same(restored, subdb, name)
+
+
+@pytest.mark.long
+def test_a_publisher_whose_files_were_put_back_goes_on_from_a_new_slot(followed, subdb, launcher):
+    source, name = followed
+    data = source.server.data
+    source.close()
+    source.server.stop()
+    subprocess.run(["cp", "-a", data, data.with_name("snapshot")], check=True)
+    source.server.start()
+    written(source, name, "lost", 51)
+    caught_up(launcher, name)
+    position = source.value("SELECT pg_current_wal_lsn()")
+    assert launcher("disable", name).returncode == 0
+    assert launcher("wait", name, "--for", "disabled", "--timeout", "100s").returncode == 0
+    source.close()
+    source.server.stop()
+    shutil.rmtree(data)
+    data.with_name("snapshot").rename(data)
+    source.server.start()
+    before = subdb.rows(f"SELECT v, count(*) FROM {name}_heap GROUP BY 1")
+    written(source, name, "second", 1001)
+    source.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 3000000))")
+    until(lambda: source.value("SELECT pg_current_wal_flush_lsn() > %s::pg_lsn", position))
+    written(source, name, "third", 2001)
+    assert launcher("enable", name).returncode == 0
+    until(lambda: "last transaction" in ((launcher.status(name)["last_error"] or {}).get("message") or ""))
+    assert launcher("status", name, "--check").returncode == 7
+    assert f"pgsub reconcile {name}" in launcher("status", name, "--runbook").stdout
+    assert subdb.rows(f"SELECT v, count(*) FROM {name}_heap GROUP BY 1") == before
+    ended = launcher("reconcile", name, "--yes")
+    assert ended.returncode == 0 and "does not have the subscription's last transaction" in ended.stderr, ended.stderr
+    written(source, name, "fourth", 3001)
+    caught_up(launcher, name)
+    same(source, subdb, name)

@@ -237,6 +237,8 @@ def _check(
     if not max(progress.remote_lsn, progress.reported_lsn) and spec.applies and state is not None:
         _adopt_slot(session, spec, progress, state, actual.dbname)
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, actual.dbname)
+    at = progress.remote_lsn, spec.claim.worker
+    verified_publisher.check_last_transaction(session, replication, spec.subscription, state, *at)
     return state
 
 

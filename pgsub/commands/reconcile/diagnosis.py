@@ -94,7 +94,7 @@ def diagnose(
         )
     slot_names.valid_slot_name(wanted)
     if sub.slot_name is not None and trouble is None:
-        trouble = _slot(replication, sub.slot_name, position, actual.dbname)
+        trouble = _slot(session, replication, sub, sub.slot_name, position, actual.dbname)
     if trouble is not None:
         trouble.hint = named(trouble.hint, sub.name)
     found = Diagnosis(known, actual, wanted, position, trouble)
@@ -139,10 +139,19 @@ def _publisher(
         return identity.identify(replication), error
 
 
-def _slot(replication: publisher.Connection, name: str, position: Position, dbname: str) -> PgsubError | None:
-    """Return what is wrong with the subscription's slot."""
+def _slot(
+    session: psycopg.Connection,
+    replication: publisher.Connection,
+    sub: Subscription,
+    name: str,
+    position: Position,
+    dbname: str,
+) -> PgsubError | None:
+    """Return what is wrong with the subscription's slot, or with the WAL that it decodes."""
     try:
-        identity.check_slot(slots.slot_state(replication, name), position.reported_lsn, name, dbname)
+        slot = slots.slot_state(replication, name)
+        identity.check_slot(slot, position.reported_lsn, name, dbname)
+        verified_publisher.check_last_transaction(session, replication, sub, slot, position.remote_lsn)
     except ReplicationBroken as error:
         return error
     return None

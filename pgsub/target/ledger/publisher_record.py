@@ -14,7 +14,7 @@ import psycopg
 
 from pgsub.common.errors import Fenced
 from pgsub.common.query import scalar
-from pgsub.protocol.lsn import parse_lsn
+from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
@@ -28,6 +28,20 @@ SELECT greatest(p.remote_lsn, p.reported_lsn,
                   WHERE own.subid = p.subid AND r.srsubstate = 'f'))::text
   FROM pgsub.progress p WHERE p.subid = %s AND p.worker = 0
 """
+
+_TIME = """
+SELECT (EXTRACT(epoch FROM remote_commit_ts - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::bigint
+  FROM pgsub.progress WHERE subid = %s AND worker = %s AND remote_lsn = %s::pg_lsn
+"""
+
+
+def commit_time(connection: psycopg.Connection, subid: int, worker: int, remote_lsn: int) -> int | None:
+    """Return when the transaction ended that a worker's position is the end of, in microseconds since 2000-01-01 UTC.
+
+    :return: None where the position is that of no transaction, or another one by now.
+    """
+    found = scalar(connection, _TIME, (subid, worker, format_lsn(remote_lsn)))
+    return None if found is None else int(found)
 
 
 def furthest(connection: psycopg.Connection, subid: int) -> int:

@@ -1,0 +1,91 @@
+"""The publisher's WAL as bytes: what a physical standby is sent, as far as one position. Mirrors walreceiver.c.
+
+Needs no slot, and keeps nothing on the publisher; while it lasts, it takes one of ``max_wal_senders``.
+"""
+
+from __future__ import annotations
+
+import select
+from time import monotonic
+
+from pgsub.common.query import row, scalar
+from pgsub.protocol import walsender_messages
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.wal_records import Unreadable, Unused, Wal
+from pgsub.protocol.walsender_messages import XLogData
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.stream.channel import Refused, poll
+from pgsub.publisher.stream.channel_libpq import LibpqChannel
+
+#: Seconds for the answer.
+_SECONDS = 10.0
+#: Pages that are read before the one with the position: a record is seldom longer than some pages.
+_PAGES_BEFORE = 3
+_FIRST_RECORD = 64  #: bytes of a segment that have the header of its first record
+_SIZES = """
+SELECT max(setting) FILTER (WHERE name = 'wal_block_size'), max(setting) FILTER (WHERE name = 'wal_segment_size')
+  FROM pg_catalog.pg_settings
+"""
+#: Of one run of one server: behind one address there may be several.
+_STARTED = "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
+
+
+def same_server(one: Connection, other: Connection) -> bool:
+    """Return whether two sessions are with the same server, which has not been restarted between them."""
+    return bool(scalar(one, _STARTED) == scalar(other, _STARTED))
+
+
+def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) -> bool:
+    """Return whether the WAL has the end of a transaction at a position that it has reached.
+
+    :param connection: a replication connection; only to be closed after that, see
+        :class:`~pgsub.publisher.stream.walsender.WalSender`.
+    :param time: of the transaction, as of :meth:`~pgsub.protocol.wal_records.Wal.ended_transaction`.
+    :param oldest: nothing that is further back is asked for; it may be gone.
+    :raises Unreadable: the server does not have the WAL, or does not give it.
+    :raises psycopg.Error: the session broke.
+    :raises PublisherUnavailable: the server does not answer.
+    """
+    page, segment = map(int, row(connection, _SIZES) or ())
+    last = (lsn - 1) // page * page
+    begin = min(last, max(last - _PAGES_BEFORE * page, oldest // page * page))
+    wal, written = _read(connection, begin, lsn, page)
+    try:
+        return wal.ended_transaction(lsn, time)
+    except Unused:
+        following = -(-lsn // segment) * segment
+        if written != following:
+            rest, _ = _read(connection, following, following + _FIRST_RECORD, page)
+            if rest.last_record_before() >= lsn:
+                raise
+        return False
+
+
+def _read(connection: Connection, begin: int, end: int, page: int) -> tuple[Wal, int]:
+    """Read WAL from the beginning of a page on; return it, and where it ended when it was sent."""
+    channel = LibpqChannel(connection, _SECONDS)
+    try:
+        channel.start(f"START_REPLICATION PHYSICAL {format_lsn(begin)}".encode())
+        content, written = _received(channel, connection.pgconn.socket, begin, end)
+        channel.stop(monotonic() + _SECONDS)  # or the server logs that we went without a word
+    except Refused as refused:
+        raise Unreadable(refused.report.message) from None
+    return Wal(begin, content, page), written
+
+
+def _received(channel: LibpqChannel, socket: int, begin: int, end: int) -> tuple[bytes, int]:
+    deadline = monotonic() + _SECONDS
+    content, written = b"", 0
+    while len(content) < end - begin:
+        frames = channel.receive(1000, 1 << 20)
+        if frames is None or monotonic() > deadline:
+            raise Unreadable("the server sends no WAL")
+        for message in map(walsender_messages.parse, frames):
+            written = message.wal_end
+            if isinstance(message, XLogData):
+                if message.start != begin + len(content):
+                    raise Unreadable("other WAL came than was asked for")
+                content += message.payload
+        if not frames:
+            poll(socket, select.POLLIN, 0.1)
+    return content, written
