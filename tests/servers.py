@@ -97,6 +97,11 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
 
+def may_fetch_more() -> bool:
+    """Whether this run has time for programs that only a few tests want."""
+    return in_ci() or bool(os.environ.get("PGSUB_TEST_THOROUGH"))
+
+
 def fetch(version: str) -> Path:
     """The program folder of a server, fetched if it is not there yet.
 

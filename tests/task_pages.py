@@ -120,7 +120,7 @@ def run(
             before(line)
             program, *words = shlex.split(line, comments=True)
             if program != "pgsub":
-                compare(where, shown, shell(cli, line, shown, databases))
+                compare(where, shown, shell(cli, line, shown))
             elif words[0] == "run":
                 assert serving is not None and cli.stop(serving) == 0, where
                 serving = _serve(cli, words, where, shown)
@@ -149,17 +149,13 @@ def _serve(cli: Cli, words: list[str], where: str, shown: list[str]) -> Started:
     return process
 
 
-def shell(cli: Cli, line: str, shown: list[str], databases: Mapping[str, Database]) -> str:
+def shell(cli: Cli, line: str, shown: list[str]) -> str:
     """Run a line with programs of the server, of the tests' version, in the user's folder; return what it prints.
 
     :param shown: errors that the page shows are no failure.
-    :param databases: by the name of their service; they have other names than on the page.
     """
     home = cli.environment["HOME"]
     environment = {"PGSERVICEFILE": f"{home}/.pg_service.conf", "PATH": f"{find_binaries()}:{os.environ['PATH']}"}
-    for name, database in databases.items():
-        if f"service={name} " in line:
-            line = line.replace("ALTER DATABASE accounting ", f"ALTER DATABASE {database.name} ")
     command = ["bash", "-o", "pipefail", "-c", line]
     ended = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True)
     unexpected = [said for said in ended.stderr.splitlines() if "ERROR: " in said and said not in shown]

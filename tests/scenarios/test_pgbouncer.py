@@ -5,84 +5,24 @@ Why in session mode, too: which mode it is cannot be seen from a session, and it
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
 import psycopg
 import pytest
-import servers
-from fix_program import Cli, nothing_created, one_error, until
+from fix_pooler import MakePooler
+from fix_program import Cli, nothing_created, one_error
 from fix_servers import Database
 from psycopg.conninfo import make_conninfo
-from servers_debian import NotAvailable, fetch_program
 from thorough import only_thorough
 
-from pgsub.demo.binaries import identity
-from pgsub.demo.servers import free_port
-
 pytestmark = only_thorough
-_INI = """
-[databases]
-{databases}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = {mode}
-default_pool_size = 1
-ignore_startup_parameters = options, extra_float_digits
-"""
-
-
-@pytest.fixture(scope="module")
-def program() -> tuple[str, dict[str, str]]:
-    """Its path, and the environment that it runs in."""
-    if found := shutil.which("pgbouncer"):
-        return found, dict(os.environ)
-    try:
-        root = fetch_program("pgbouncer", servers.FOLDER)
-    except NotAvailable as error:
-        pytest.skip(f"NOT TESTED: there is no pgbouncer: {error}")
-    libraries = os.pathsep.join({str(file.parent) for file in root.rglob("*.so.*")})
-    return str(root / "usr" / "sbin" / "pgbouncer"), {**os.environ, "LD_LIBRARY_PATH": libraries}
 
 
 @pytest.fixture(params=["session", "transaction"])
 def pooled(
-    request: pytest.FixtureRequest,
-    program: tuple[str, dict[str, str]],
-    tables: tuple[Database, Database],
-    tmp_path: Path,
-) -> Iterator[dict[Database, str]]:
+    request: pytest.FixtureRequest, make_pooler: MakePooler, tables: tuple[Database, Database]
+) -> dict[Database, str]:
     """Conninfos of both databases that lead through it."""
-    port = free_port()
-    lines = [f"{d.name} = host=127.0.0.1 port={d.server.port} user=postgres dbname={d.name}" for d in tables]
-    ini = Path(tables[0].server.folder) / f"pgbouncer{port}.ini"
-    ini.write_text(_INI.format(databases="\n".join(lines), port=port, mode=request.param))
-    ini.chmod(0o644)
-    path, environment = program
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([path, str(ini)], env=environment, stdout=log, stderr=log, cwd="/", **identity())
-    conninfos = {d: make_conninfo(d.conninfo, port=port) for d in tables}
-
-    def answers() -> bool:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        try:
-            return [setting(conninfo, "server_version_num") for conninfo in conninfos.values()] != []
-        except psycopg.OperationalError:
-            return False
-
-    try:
-        until(answers)
-        yield conninfos
-    finally:
-        process.terminate()
-        process.wait()
-        ini.unlink()
+    port = make_pooler(tables, request.param).port
+    return {database: make_conninfo(database.conninfo, port=port) for database in tables}
 
 
 def setting(conninfo: str, name: str) -> str:

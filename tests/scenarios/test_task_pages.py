@@ -26,8 +26,7 @@ from pgsub.demo.servers import free_port
 #: Blocks that nobody types at a shell, by page and first line, and what is behind each.
 _NOT_TYPED = {
     ("8-move.md", "sync_replication_slots = on"): "settings of a standby: scenarios/test_standbys.py has them",
-    ("13-move-database.md", "CREATE DATABASE accounting"): "the fixtures have made the databases",
-    ("13-move-database.md", "#!/bin/sh -e"): "there is no PgBouncer",
+    ("13-move-database.md", "#!/bin/sh -e"): "a script: switchover/test_switchover_page.py has a PgBouncer for it",
 }
 #: Commands in running text that no block of a page has with these options, and the tests that run them.
 _IN_TEXT = {
