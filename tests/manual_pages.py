@@ -31,3 +31,9 @@ def examples(page: Path) -> Iterator[list[str]]:
     """Yield the words of each command of pgsub under EXAMPLES."""
     for line in example_lines(page):
         yield from typed(line)
+
+
+def between(words: list[str], connection: str, target: str) -> list[str]:
+    """Return the words of an example with the connection strings of two servers."""
+    place = {"--connection": connection, "--target": target}
+    return [place.get(before, word) for before, word in zip(["", *words], words, strict=False)]

@@ -9,26 +9,26 @@ import pytest
 from fix_program import Cli, until
 from fix_served import lose
 from fix_servers import Database
-from manual_pages import PAGES, examples
+from manual_pages import PAGES, between, examples
 from terminal import terminal
 
 Tables = tuple[Database, Database]
 
-#: What is run elsewhere, with other names: it needs servers of its own, or does not end.
+#: What is run where it has servers of its own.
 _ELSEWHERE = {
-    "demo": "demo/test_demo.py, with fewer rows",
-    "switchover": "switchover/test_switchover.py",
+    "demo": "demo/test_demo.py, the whole show with make thorough",
     "alter sales --connection host=db4": "scenarios/test_upgrades.py, behind pg_upgrade",
 }
+_MOVES = "switchover"
 #: What supposes that something has happened.
 _IN_SCENES = (
+    _MOVES,
     *("conflicts show", "conflicts replay", "skip-lsn sales --preview", "skip-lsn sales --rows", "origin-advance"),
     *("reconcile", "verify sales --repair", "alter sales --connection", "wait sales --for lsn", "status sales --watch"),
     "run",
 )
 #: Run behind ``disable``.
 _WAITS = ["wait", "sales", "--for", "disabled"]
-_SERVERS = ("--connection", "--target")
 
 
 def _begins(words: list[str], *with_one_of: str) -> bool:
@@ -42,8 +42,7 @@ def _examples() -> list[list[str]]:
 
 
 def _here(cli: Cli, words: list[str]) -> list[str]:
-    place = dict(zip(_SERVERS, (cli.connection, cli.target), strict=True))
-    return [place.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    return between(words, cli.connection, cli.target)
 
 
 @pytest.fixture
@@ -88,11 +87,15 @@ def test_the_examples_of_the_manual_pages_do_what_they_are_for(sales: Cli, table
 
 
 class Scenes:
-    """The examples that suppose that something has happened; each is run once."""
+    """The examples that suppose that something has happened; each is run once.
 
-    def __init__(self, sales: Cli) -> None:
+    :ivar left: those that were not run yet.
+    """
+
+    def __init__(self, sales: Cli, *, moves: bool = False) -> None:
         self._sales = sales
-        self.left = [words for words in _examples() if _begins(words, *_IN_SCENES)]
+        found = [words for words in _examples() if _begins(words, *_IN_SCENES)]
+        self.left = [words for words in found if _begins(words, _MOVES) is moves]
 
     def words(self, line: str, replaced: dict[str, str] | None = None) -> list[str]:
         """The example that begins so, which is the first one left, with what is different here."""
@@ -107,16 +110,28 @@ class Scenes:
         assert ended.returncode == code, (words, ended.stdout + ended.stderr)
         return ended.stdout
 
-    def answered(self, line: str) -> None:
-        """Run it on a terminal, and agree to what it asks."""
-        with self.on_terminal(line) as child:
+    def answered(self, line: str, again: int | None = None) -> None:
+        """Run it on a terminal, and agree to what it asks.
+
+        :param again: the exit code of what changed nothing because it took too long: it is run once more.
+        """
+        words = self.words(line)
+        while (ended := self._agreed(words)).exitstatus == again:
+            pass
+        assert ended.exitstatus == 0, ended.before
+
+    def _agreed(self, words: list[str]) -> pexpect.spawn:
+        with self._typed(words) as child:
             while child.expect([r"\[y/N\]", pexpect.EOF]) == 0:
                 child.sendline("y")
-        assert child.exitstatus == 0, child.before
+        return child
 
     def on_terminal(self, line: str) -> pexpect.spawn:
         """Start it on a terminal."""
-        return terminal(["-m", "pgsub", *self.words(line)], self._sales.environment)
+        return self._typed(self.words(line))
+
+    def _typed(self, words: list[str]) -> pexpect.spawn:
+        return terminal(["-m", "pgsub", *words], self._sales.environment, folder=self._sales.state.parent)
 
 
 @pytest.mark.long
@@ -213,4 +228,40 @@ def test_the_examples_that_suppose_that_something_has_happened_do_what_they_are_
     subdb.wait("SELECT count(*) FROM orders WHERE id = 109", value=1)
     assert elsewhere.stop(everything) == 0
     assert elsewhere("drop", "sales", "--yes").returncode == 0
+    assert scenes.left == []
+
+
+@pytest.mark.long
+def test_the_examples_of_a_switchover_move_the_writes_over_and_back(sales: Cli, tables: Tables) -> None:
+    pubdb, subdb = tables
+    scenes = Scenes(sales, moves=True)
+    subdb.execute("CREATE PUBLICATION sales_back FOR TABLE orders, t")
+    for name, written in ("pause-pool", "paused"), ("resume-pool-there", "resumed"):
+        script = sales.state.parent / name
+        script.write_text(f'#!/bin/sh\necho "$PGSUB_SWITCHOVER" >> {sales.state.parent}/{written}\n')
+        script.chmod(0o755)
+
+    def write(side: Database, number: int) -> None:
+        with side.connect() as session:
+            session.execute("INSERT INTO orders VALUES (%s)", (number,))
+
+    def caught_up(name: str) -> None:
+        assert sales("wait", name, "--for", "caught-up", "--timeout", "1m").returncode == 0
+
+    assert sales(*sales.words("sales", publication="sales")).returncode == 0
+    assert "The pause would take about" in scenes.run("switchover sales --dry-run")
+    scenes.answered("switchover sales --timeout", again=8)
+    write(subdb, 101)
+    caught_up("sales_back")
+    scenes.answered("switchover sales --back")
+    write(pubdb, 102)
+    caught_up("sales")
+    scenes.answered("switchover sales --fence-command")
+    assert [(sales.state.parent / name).read_text() for name in ("paused", "resumed")] == ["fence\n", "promote\n"]
+    write(subdb, 103)
+    caught_up("sales_back")
+    with pubdb.connect() as session:
+        rows = session.execute("SELECT id FROM orders WHERE id > 100 ORDER BY 1").fetchall()
+    assert rows == [(101,), (102,), (103,)]
+    assert sales("drop", "sales_back", "--yes").returncode == 0
     assert scenes.left == []

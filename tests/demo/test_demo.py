@@ -16,18 +16,24 @@ from pathlib import Path
 import patience
 import psycopg
 import pytest
-from thorough import only_thorough
+from manual_pages import examples
+from thorough import only_thorough, thorough
 
 ROOT = Path(__file__).parents[2]
+#: The examples of the manual page.
+SHOW, KEPT = examples(ROOT / "man" / "pgsub-demo.1")
+#: What suffices where it is about something else.
+FEW = ["demo", "--rows", "1000"]
 
 
 class Run:
     """``pgsub demo`` in a process of its own. All processes it starts, but the servers, inherit a mark.
 
+    :param words: of the command line.
     :ivar stderr: lines so far.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self.mark = f"DEMO_TEST={uuid.uuid4()}"
         self.stderr: list[str] = []
         self._stdout = folder / "stdout"
@@ -35,7 +41,7 @@ class Run:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PGSUB_", "PG"))}
         with self._stdout.open("wb") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pgsub", "demo", "--rows", "1000", *options],
+                [sys.executable, "-m", "pgsub", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.PIPE,
@@ -109,8 +115,8 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Start a demo; whatever happens to the test, it ends."""
     runs: list[Run] = []
 
-    def start(*options: str) -> Run:
-        runs.append(Run(tmp_path, *options))
+    def start(*words: str) -> Run:
+        runs.append(Run(tmp_path, *words))
         return runs[-1]
 
     yield start
@@ -124,8 +130,10 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.mark.long
-def test_the_demo_ends_with_equal_tables_and_leaves_nothing_behind(demo):
-    run = demo()
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [FEW, *thorough([SHOW])], ids=" ".join)
+def test_the_demo_ends_with_equal_tables_and_leaves_nothing_behind(demo, words):
+    run = demo(*words)
     assert run.end() == 0, "\n".join(run.stderr)
     compared = run.compared()
     assert len(compared) == 11
@@ -138,7 +146,7 @@ def test_the_demo_ends_with_equal_tables_and_leaves_nothing_behind(demo):
 
 @only_thorough
 def test_a_row_changed_behind_its_back_is_named_and_the_kept_servers_can_be_used_until_they_are_stopped(demo):
-    run = demo("--keep")
+    run = demo(*KEPT)
     run.until("Apply live changes")
     with psycopg.connect(run.conninfo("target"), autocommit=True) as target:
         target.execute(
@@ -186,7 +194,7 @@ def _assert_usable(run: Run) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupted_and_even_a_killed_demo_leaves_nothing_behind(demo, number, code):
-    run = demo()
+    run = demo(*FEW)
     run.until("created replication slot")
     assert run.processes()
     run.process.send_signal(number)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from embedded import Server
 from fix_clusters import upgraded
-from fix_program import one_error
+from fix_program import ROOT, one_error
 from fix_servers import Database
+from manual_pages import between, examples
 from thorough import only_thorough
 
 TABLES = "CREATE TABLE kept (id int PRIMARY KEY, v text); CREATE TABLE later (id int)"
+MANUAL = ROOT / "man" / "pgsub-alter.1"
 #: Servers of Debian's packages, which come with all that pg_upgrade needs of the old one.
 OLDER = [folder for folder in sorted(Path("/usr/lib/postgresql").glob("1[5-7]/bin")) if (folder / "postgres").exists()]
 
@@ -89,9 +91,9 @@ def test_a_target_that_pg_upgrade_renewed_goes_on_where_the_old_one_stopped(laun
 
 @pytest.mark.long
 def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_says_so(launcher, make_server, subdb):
-    name, old = "renewed_publisher", Database(make_server(), "app")
+    name, old = "sales", Database(make_server(), "app")
     subscribed(launcher, name, old, subdb, "--two-phase", "--failover")
-    disabled(launcher, "renewed_publisher")
+    disabled(launcher, name)
     stopped(old)
     new = Database(make_server(of=upgraded(old.server)), "app", there=True)
     assert new.rows("SELECT slot_name, two_phase, failover FROM pg_replication_slots") == [(name, True, True)]
@@ -104,7 +106,8 @@ def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_s
         "--publisher-upgraded",
     )
     assert launcher("alter", name, "--no-two-phase", "--connection", new.conninfo).returncode == 7
-    ended = launcher("alter", name, "--connection", new.conninfo, "--publisher-upgraded")
+    [example] = [words for words in examples(MANUAL) if "--publisher-upgraded" in words]
+    ended = launcher(*between(example, new.conninfo, subdb.conninfo))
     assert ended.returncode == 0, ended.stderr
     [(position,)] = new.rows("SELECT confirmed_flush_lsn FROM pg_replication_slots")
     assert ended.stderr == f"NOTICE:  apply goes on from {position} of the upgraded publisher\n"
@@ -113,6 +116,6 @@ def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_s
     [(shown,)] = launcher.sql("SELECT detail FROM pgsub_journal WHERE action = 'publisher-upgraded'")
     assert position in shown
     assert launcher("alter", name, "--no-two-phase").returncode == 0
-    assert launcher("enable", "renewed_publisher").returncode == 0
+    assert launcher("enable", name).returncode == 0
     one_error(launcher("alter", name, "--publisher-upgraded"), 3, "while the subscription is enabled")
     goes_on(launcher, name, new, subdb)

@@ -20,7 +20,7 @@ shows the status and compares both sides. Nothing of yours is touched; servers a
 """,
     examples=(
         ("The whole show.", "pgsub demo"),
-        ("With more rows, and servers that stay to play with.", "pgsub demo --rows 1000000 --keep"),
+        ("With fewer rows, and servers that stay to play with.", "pgsub demo --rows 1000 --keep"),
     ),
 )
 
