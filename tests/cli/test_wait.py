@@ -294,6 +294,11 @@ def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environme
 def test_caught_up_with_a_publisher_that_is_away_is_code_4(pgsub, store):
     store.alter(5, connection="host=127.0.0.1 port=1 dbname=x")
     assert pgsub("wait", "orders", "--for", "caught-up").returncode == 4
+    store.alter(5, enabled=False)
+    ended = pgsub("wait", "orders", "--for", "caught-up")
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (3, "pgsub enable orders")
+    assert "The publisher cannot be reached." in ended.stderr
+    assert pgsub("wait", "orders", "--for", "caught-up", "--even-if-stopped").returncode == 4
 
 
 @pytest.fixture

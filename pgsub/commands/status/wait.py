@@ -18,7 +18,14 @@ from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.commands.status.subscription_status import error_class, read_status, serving
-from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
+from pgsub.common.errors import (
+    ApplyError,
+    Directive,
+    PgsubError,
+    PublisherUnavailable,
+    StateForbids,
+    TimeoutExpired,
+)
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -99,14 +106,24 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
         assert options.lsn is not None
         return _reached(options.lsn)
     if options.condition == "caught-up":
-        from pgsub.publisher.position import committed_position
-
-        sub = store.subscription(options.name)  # awaited is that apply gets to where the publisher is now
-        synced, reached = _synced(options, store), _reached(committed_position(sub.connection, sub.name))
+        synced, reached = _synced(options, store), _reached(_present(options, store))
         return lambda *now: synced(*now) or reached(*now) or _released(*now) or _unfollowed(options, *now)
     if options.condition == "error":
         return lambda store, sub: None if store.errors(sub.subid) else "The subscription has no error."
     return {"disabled": _disabled, "two-phase": _two_phase}[options.condition]
+
+
+def _present(options: WaitOptions, store: StateStore) -> int:
+    """Return where the publisher is now; where nobody is going to apply, it does not matter that it is away."""
+    from pgsub.publisher.position import committed_position
+
+    sub = store.subscription(options.name)
+    try:
+        return committed_position(sub.connection, sub.name)
+    except PublisherUnavailable:
+        if not options.even_if_stopped:
+            _refuse_stopped(sub, "The publisher cannot be reached.", unserved=0)
+        raise
 
 
 def _synced(options: WaitOptions, store: StateStore) -> Condition:
