@@ -93,7 +93,10 @@ def test_version_is_one_line(pgsub):
             "invalid value for '--timeout': \"5\" is not a duration",
         ),
         (["create", "s", "--publication", "p", "--streaming", "maybe"], "invalid value for '--streaming'"),
-        (["create", "s", "--publication", "p", "--max-sync-workers", "0"], "invalid value for '--max-sync-workers'"),
+        (
+            ["create", "s", "--publication", "p", "--max-sync-workers", "0"],
+            "invalid value for '--max-sync-workers': must be at least",
+        ),
         (
             ["create", "s"],
             "missing option '--publication', option '--connection' (env var: 'PGSUB_CONNECTION')"
@@ -115,7 +118,7 @@ def test_version_is_one_line(pgsub):
         (["status", "--watch", "--check"], "--watch cannot be used together"),
         (["status", "--view", "sqlite_master"], 'view "sqlite_master" does not exist'),
         (["stauts"], "Did you mean 'status'"),
-        (["enable", "s", "--colour"], "no such option: --colour"),
+        (["enable", "s", "--colour"], "no such option: --colour (did you mean --color?)"),
         (["completion", "tcsh"], "invalid value for 'bash|zsh|fish'"),
         (["--color", "sometimes", "status"], "invalid value for '--color'"),
         (["drop", "orders"], 'dropping subscription "orders" needs --yes'),
@@ -136,6 +139,10 @@ def test_a_wrong_command_line_ends_with_2_and_an_error_in_our_form(pgsub, store,
     first = ended.stderr.splitlines()[0]
     assert first.startswith("pgsub: error: ") and message in first
     assert not first.endswith(".")
+
+
+def test_an_option_that_resembles_none_is_not_taken_for_another(pgsub):
+    assert pgsub("enable", "s", "--foo").stderr.splitlines()[0] == "pgsub: error: no such option: --foo"
 
 
 def test_a_target_that_the_environment_names_is_not_missing(pgsub, monkeypatch):

@@ -40,6 +40,12 @@ def test_what_is_no_rule_is_refused(text, message):
         parse(text)
 
 
+def test_a_table_without_its_schema_is_told_with_it():
+    with pytest.raises(UsageError) as met:
+        parse("orders:insert_exists=skip")
+    assert met.value.detail == 'Table "orders" needs its schema, as in public.orders.'
+
+
 def test_a_rule_replaces_the_one_of_its_type_and_table_and_default_takes_it_back():
     rules = merged((), ["insert_exists=skip", 'a:b.c=d"e:insert_exists=error', "public.t:identical=keep_local"])
     assert of_table(rules, "public", "t") == (("insert_exists", "skip"), ("identical", "keep_local"))

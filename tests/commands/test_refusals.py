@@ -59,6 +59,11 @@ def test_a_connection_string_that_libpq_refuses_is_not_repeated(offline):
         words = offline.words("s", option, "host=h password=S3NT1NEL oops")
         said = one_error(offline(*words), 2, "invalid connection string for the ", "Use keywords and values")
         assert "S3NT1NEL" not in said
+        mistyped = offline.words("s", option, "host=h prt=55901 password=S3NT1NEL")
+        said = one_error(
+            offline(*mistyped), 2, "invalid connection string for the ", 'DETAIL:  It has no option "prt".'
+        )
+        assert "S3NT1NEL" not in said
 
 
 def test_without_connection_or_target_the_command_says_where_they_come_from(offline):
@@ -163,7 +168,8 @@ def test_missing_and_generated_columns_are_warnings_that_strict_refuses(cli, tab
     relation = "logical replication target relation"
     missing = f'{relation} "public.a" is missing replicated column: "t"'
     generated = f'{relation} "public.b" has incompatible generated column: "n"'
-    one_error(cli.create("s", "--strict"), 3, missing, generated)
+    for more in ((), ("--dry-run",)):
+        one_error(cli.create("s", "--strict", *more), 3, missing, generated)
     nothing_created(cli, pubdb, subdb)
     ended = cli.create("s", "--no-wait")
     assert ended.returncode == 0
@@ -174,7 +180,8 @@ def test_missing_and_generated_columns_are_warnings_that_strict_refuses(cli, tab
 def test_a_missing_publication_is_the_servers_warning_and_no_error(cli, tables):
     ended = cli(*cli.words("s", "--no-wait", publication="nope"))
     assert ended.returncode == 0
-    assert 'pgsub: warning: publication "nope" does not exist on the publisher\n' in ended.stderr
+    said = 'pgsub: warning: publication "nope" does not exist on the publisher\n'
+    assert f'{said}DETAIL:  Publications of its database are "p".\n' in ended.stderr
     assert cli.states() == {}
     one_error(cli(*cli.words("t", "--strict", "--publication", "nope")), 3, 'publication "nope" does not exist')
 

@@ -37,6 +37,8 @@ def test_a_schema_that_does_not_fit_is_mended_by_the_statements_of_the_runbook(s
     assert it.apply(change) is not None
     steps = _steps(it)
     statements = [line for step in steps for line in step["statements"]]
+    copies_again = [line for step in steps for line in step["commands"] if "--resync" in line]
+    assert copies_again == (["pgsub refresh s --resync public.b"] if fault == "column" else [])
     assert any(line.endswith(named) for line in statements), steps
     for line in statements:
         it.subdb.execute(line)

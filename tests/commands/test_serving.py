@@ -100,6 +100,7 @@ def test_messages_come_into_the_log_of_the_launcher_once_they_are_asked_for(sync
     log = cli.running.log.read_text()
     assert log.count('LOG:  logical decoding message "audit": asked for\n') == 1
     assert log.count("logical decoding message") == 1
+    assert f'"{name}" will restart because of a parameter change\n' in log
     assert cli.status(name)["pgsub_messages"] is True
 
 
