@@ -17,6 +17,7 @@ from fix_program import until
 from psycopg.types.json import Jsonb
 
 from pgsub.apply.worker import feedback
+from pgsub.apply.worker.worker import run as run_worker
 from pgsub.catalog.rows import ConflictRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LogText, StateStoreError, log_text
@@ -28,6 +29,7 @@ from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_
 from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.events import add, log_entry
 from pgsub.target.session import origins
 
@@ -631,8 +633,10 @@ def test_a_lock_that_several_sessions_wait_for_is_shown_with_its_holder_and_is_n
         store.add_subscription(p.sub)
         mirror = Mirror(p.session, store, p.sub, heartbeats)
         holder.execute("BEGIN; SELECT FROM t WHERE id IN (10, 20, 30) FOR UPDATE")
-        task = p.start(heartbeat=heartbeats.address)
+        claim = p.take_over()
+        task = p.submit("apply", run_worker, [p.spec(claim, heartbeat=heartbeats.address)])
         row = _seen(store, mirror, task, True)
+        assert worker_takeover.sign(p.session, claim).works  # it is not taken over
         assert row.worker_type == "apply" and row.silent_since is not None
         assert row.waits_for.startswith(f"a lock that PID {holder.info.backend_pid} holds")
         holder.execute("ROLLBACK")
