@@ -176,9 +176,25 @@ def test_sessions_of_workers_that_outlived_their_launcher_are_ended(created, tab
     foreign.close()
 
 
-def test_a_database_that_lost_its_ledger_is_no_obstacle(created, tables):
+@pytest.mark.parametrize("lost", ["DROP SCHEMA pgsub CASCADE", "DELETE FROM pgsub.subscription"])
+def test_a_database_that_lost_its_ledger_is_no_obstacle_and_no_slot_is_left(created, tables, lost):
+    """As one that was restored from a backup of before the subscription was created."""
     pubdb, subdb = tables
-    subdb.execute("DROP SCHEMA pgsub CASCADE")
+    slot = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_sync_g1_7"
+    pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    subdb.execute(lost)
     assert created("drop", "s", "--yes").returncode == 0
     assert pubdb.rows(_SLOTS) == []
     assert created.sql("SELECT subname FROM pg_subscription") == []
+
+
+def test_a_slot_that_is_only_called_as_the_subscriptions_stays_and_is_told(created, tables):
+    """A ledger that was put back to before the copy of a table does not name it."""
+    pubdb, subdb = tables
+    slot = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_sync_g1_7"
+    pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    ended = created("drop", "s", "--yes")
+    assert ended.returncode == 0 and f'replication slot "{slot}" on the publisher is left as it is' in ended.stderr
+    assert pubdb.rows(_SLOTS) == [(slot,)]
+    pubdb.execute(next(line for line in ended.stderr.splitlines() if line.startswith("SELECT pg_drop_")))
+    assert pubdb.rows(_SLOTS) == []

@@ -147,7 +147,7 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
 def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     ledger_privileges.check(session)
     known = installation.installed_version(session) > 0
-    tables: list[RelationState] = []
+    tables: list[RelationState] | None = None
     skipped = Usage(0, 0, 0)
     if known:
         installation.install(session)  # one that an older pgsub made may lack what is read below
@@ -159,8 +159,8 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
             )
             return
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
-        tables = subscriptions.relations(session, sub.subid)
-        _warn_of_kept(session, sub, tables, reporter)
+        tables = _tables(session, sub)
+        _warn_of_kept(session, sub, tables or (), reporter)
         skipped = skipped_changes.usage(session, sub.subid)
         worker_takeover.evict_all(session, sub.subid)
     found = prepared_xacts.all_prepared(session, sub.subid, ledger=known)
@@ -179,6 +179,15 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _report_leftovers(session, sub, skipped, reporter)
+
+
+def _tables(session: psycopg.Connection, sub: Subscription) -> list[RelationState] | None:
+    """Return the subscription's tables; None where the ledger does not know it, as one from before its creation."""
+    try:
+        subscriptions.identity(session, sub.subid)
+    except StateForbids:
+        return None
+    return subscriptions.relations(session, sub.subid)
 
 
 def _is_reconciled(session: psycopg.Connection, sub: Subscription) -> bool:

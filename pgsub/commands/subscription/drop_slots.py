@@ -9,6 +9,7 @@ import psycopg
 
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -56,6 +57,7 @@ def drop_slots(
     with opened as connection:
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_sync_slot(connection, sub.subid, name)
+        _warn_of_others(slots.sync_slots(connection, sub.subid), reporter)
         if sub.slot_name is None:
             return
         with _begun(None if lost else session, sub.subid) as may_be_missing:
@@ -68,6 +70,17 @@ def drop_slots(
                 reporter.warning(f'replication slot "{sub.slot_name}" does not exist on the publisher')
                 return
         reporter.notice(f'dropped replication slot "{sub.slot_name}" on publisher')
+
+
+def _warn_of_others(left: Sequence[str], reporter: Reporter) -> None:
+    """Warn of slots that are named as the subscription's, and that a ledger which was put back does not know."""
+    for name in left:
+        reporter.warning(
+            f'replication slot "{name}" on the publisher is left as it is',
+            "It is named as those that synchronize tables of this subscription, but the ledger does not name it. It"
+            " keeps WAL.",
+            f"If nobody uses it, run this on the publisher:\nSELECT pg_drop_replication_slot({quoting.literal(name)});",
+        )
 
 
 @contextlib.contextmanager
