@@ -394,7 +394,9 @@ def test_the_slot_name_is_the_servers_matter_and_the_ledger_follows(stored, tabl
     one_error(stored("alter", "s", "--slot-name", "none"), 3, said, "pgsub disable s")
     one_error(stored("alter", "s", "--slot-name", "S"), 2, 'replication slot name "S" contains invalid character')
     assert stored("disable", "s").returncode == 0
-    assert stored("alter", "s", "--slot-name", "NONE").returncode == 0
+    ended = stored("alter", "s", "--slot-name", "NONE")
+    assert ended.returncode == 0 and 'NOTICE:  replication slot "s" stays on the publisher' in ended.stderr
+    assert ended.stderr.endswith("SELECT pg_drop_replication_slot('s');\n")
     assert tables[1].rows(_SUBSCRIPTION) == [("s", None)]
     one_error(stored("enable", "s"), 3, "cannot enable subscription that does not have a slot name", hint=False)
     assert stored("alter", "s", "--slot-name", "s").returncode == 0

@@ -44,7 +44,7 @@ from pgsub.common.errors import (
     SubscriptionExists,
     TimeoutExpired,
 )
-from pgsub.common.quoting import word
+from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
@@ -92,6 +92,11 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             definition_change.change(store, sub, write, reporter=reporter)
             return
         _alter_with_servers(options, store, sub, fields, reporter)
+        if sub.slot_name is not None and fields.get("slot_name", sub.slot_name) != sub.slot_name:
+            reporter.notice(
+                f'replication slot "{sub.slot_name}" stays on the publisher, and keeps WAL there',
+                f"If nothing needs it, run this there:\nSELECT pg_drop_replication_slot({literal(sub.slot_name)});",
+            )
 
 
 def _check_tables(

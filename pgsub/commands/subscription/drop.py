@@ -167,6 +167,8 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     prepared = [one for one in found if one.genuine]
     two_phase.check_finishable(prepared)
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
+    if tables is None and sub.slot_name is None:
+        tables = []  # as of one that was made without a publisher, which need not be there now either
     if not keep_slot:
         lost = lost or (known and _is_reconciled(session, sub))
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
