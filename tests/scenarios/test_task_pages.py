@@ -95,7 +95,12 @@ def test_the_commands_of_the_task_pages_show_what_the_pages_show(user: tuple[Cli
     cli, pair = user
     serving = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
     servers = {"publisher": pair.pubdb, "promoted": pair.pubdb, "target": pair.subdb}
-    last = task_pages.run(cli, servers, task_pages.IN_ORDER, serving)
+
+    def before(line: str) -> None:
+        if "pgsub_held_table" in line:
+            until(lambda: cli.sql("SELECT 1 FROM pgsub_held_table WHERE kept_changes > 0"))
+
+    last = task_pages.run(cli, servers, task_pages.IN_ORDER, serving, before=before)
     assert last is not None and cli.stop(last) == 0
     assert pair.pubdb.rows("SELECT slot_name FROM pg_replication_slots") == []
     for database in (pair.pubdb, pair.subdb):
