@@ -8,12 +8,14 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, is_foreign
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.subscription.drop_slots import warn_of_unnamed
 from pgsub.common import failpoints, quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
+from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import Publisher
 from pgsub.target.session.connect import must_use_password
 
@@ -37,6 +39,8 @@ def make(
     expected = diagnosis.publisher.database  # that was looked at before the operator agreed
     with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
         who = identity.identify(replication)
+        # a target that was restored does not know what was made since
+        warn_of_unnamed(_unnamed(session, replication, sub), reporter)
         for old in {name: None, sub.slot_name or name: None}:
             state = slots.slot_state(replication, old)
             if state is None or is_foreign(state, who.dbname):
@@ -51,6 +55,13 @@ def make(
             position = slots.create_slot(replication, name, failover=sub.failover)
     failpoints.point("reconcile.created")
     return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
+
+
+def _unnamed(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> list[str]:
+    """Return the slots that are named as those of its tables, and that the ledger does not name."""
+    there = slots.sync_slots(replication, sub.subid)
+    named = {name for one in subscriptions.relations(session, sub.subid) for name in (one.sync_slot, one.spare_slot)}
+    return [name for name in there if name not in named]
 
 
 def _has_another_consumer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import psycopg
 
@@ -57,7 +57,7 @@ def drop_slots(
     with opened as connection:
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_sync_slot(connection, sub.subid, name)
-        _warn_of_others(slots.sync_slots(connection, sub.subid), reporter)
+        warn_of_unnamed(slots.sync_slots(connection, sub.subid), reporter)
         if sub.slot_name is None:
             return
         with _begun(None if lost else session, sub.subid) as may_be_missing:
@@ -72,7 +72,7 @@ def drop_slots(
         reporter.notice(f'dropped replication slot "{sub.slot_name}" on publisher')
 
 
-def _warn_of_others(left: Sequence[str], reporter: Reporter) -> None:
+def warn_of_unnamed(left: Iterable[str], reporter: Reporter) -> None:
     """Warn of slots that are named as the subscription's, and that a ledger which was put back does not know."""
     for name in left:
         reporter.warning(
