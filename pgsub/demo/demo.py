@@ -242,7 +242,8 @@ def _judge(found: Verification) -> None:
     different = [table for table in found.tables if table.outcome != EQUAL or table.differing]
     if different:
         lines = [line for table in different for line in _lines(table)]
-        said = f"{len(different)} of {len(found.tables)} tables differ, or were not compared"
+        compared = all(table.result is not None for table in different)
+        said = f"{len(different)} of {len(found.tables)} tables differ" + ("" if compared else ", or were not compared")
         raise found.error or PgsubError(said, detail="\n".join(lines))
 
 
