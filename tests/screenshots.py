@@ -124,6 +124,8 @@ def main() -> None:
         launcher = recorder.start("pgsub run")
         try:
             recorder.run("pgsub wait sales --for caught-up --timeout 2m")
+            while "nothing is waiting" not in recorder.run("pgsub status sales"):  # the launcher has only begun
+                time.sleep(0.2)
             recorder.save("status", ("pgsub status sales", recorder.run("pgsub status sales")))
             recorder.save("watch", ("pgsub status sales --watch 1", _watch(recorder, shop)))
             copy.execute("INSERT INTO orders VALUES (200001, 'A-200001', 'local')")
