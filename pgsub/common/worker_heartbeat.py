@@ -78,6 +78,8 @@ class Heartbeat:
 
 #: What an answer holds: a worker's identity, and up to where the state store shows what it has applied.
 ANSWER: dict[str, type] = {"subid": int, "worker": int, "epoch": int, "shown_lsn": int}
+#: Times that the publisher said, in microseconds since 2000.
+_TIMES = ("last_msg_send_time", "latest_end_time")
 FIELDS: dict[str, type] = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
 
 
@@ -147,7 +149,10 @@ class HeartbeatSender:
         self._next = clock + INTERVAL
         # rises over the tries of a chunk, too, and no other clock does on two machines
         self._number = max(self._number + 1, time.time_ns())
-        body = json.dumps(asdict(heartbeat)).encode()
+        values = asdict(heartbeat)
+        # a publisher's clock may say anything: a time before 2000 must not cost the sign of life
+        values |= {name: max(values[name], 0) for name in _TIMES}
+        body = json.dumps(values).encode()
         with contextlib.suppress(OSError):
             self._connected(self._address).send(sealed(self._address.key, self._number, body))
 

@@ -35,6 +35,9 @@ MAX_RELATIONS = 100_000
 #: bytes, its object 160. 100,000 tables of 25 columns fit.
 MAX_DESCRIBED_BYTES = 64 << 20
 
+#: Where the xid of a change in a stream block ends.
+XID_END = 5
+
 _STREAM_ABORT = ord("A")
 
 #: Legal inside a stream block although they carry no xid.
@@ -52,7 +55,7 @@ def message_xid(payload: bytes) -> int:
     :return: the (sub)transaction that made the change.
     :raises ProtocolViolation: another type, too short, or xid 0.
     """
-    if len(payload) < 5 or payload[0] not in parse_changes.CHANGES:
+    if len(payload) < XID_END or payload[0] not in parse_changes.CHANGES:
         raise ProtocolViolation("message carries no transaction ID")
     xid: int = _unpack_int32(payload, 1)[0]
     if xid == 0:

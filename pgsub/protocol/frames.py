@@ -207,6 +207,11 @@ class Segment(NamedTuple):
         return self.frames.edges[self.end] - self.frames.edges[self.start]
 
     @property
+    def shortest(self) -> int:
+        """Bytes of the shortest pgoutput message; there is at least one."""
+        return int(np.diff(self.frames.places[self.start : self.end + 1]).min()) - ENVELOPE
+
+    @property
     def wire(self) -> memoryview:
         """The bytes as they came."""
         edges = self.frames.edges

@@ -46,7 +46,7 @@ def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) ->
     :raises psycopg.Error: the session broke.
     :raises PublisherUnavailable: the server does not answer.
     """
-    page, segment = map(int, row(connection, _SIZES) or ())
+    page, segment = _sizes(connection)
     last = (lsn - 1) // page * page
     begin = min(last, max(last - _PAGES_BEFORE * page, oldest // page * page))
     wal, written = _read(connection, begin, lsn, page)
@@ -59,6 +59,15 @@ def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) ->
             if rest.last_record_before() >= lsn:
                 raise
         return False
+
+
+def _sizes(connection: Connection) -> tuple[int, int]:
+    """Return the bytes of a page and of a segment."""
+    found = row(connection, _SIZES)
+    if found is None or not all(text and text.isdecimal() and int(text) >= _FIRST_RECORD for text in found):
+        raise Unreadable("the server does not say how its WAL is divided")
+    page, segment = map(int, found)
+    return page, segment
 
 
 def _read(connection: Connection, begin: int, end: int, page: int) -> tuple[Wal, int]:

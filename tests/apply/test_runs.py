@@ -33,6 +33,7 @@ from pgsub.protocol.messages import (
     Message,
     Origin,
     Relation,
+    StreamStart,
     Truncate,
     TypeName,
     Update,
@@ -265,3 +266,9 @@ def test_names_of_one_relation_and_types_are_remembered_only_to_a_bound(
         cache.learn(TypeName(oid, "public", f"t{oid}"))
     with pytest.raises(ProtocolViolation, match="more than 10 types"):
         cache.learn(TypeName(11, "public", "t11"))
+
+
+def test_a_change_of_a_stream_block_without_room_for_its_xid_is_a_protocol_violation(spool: Spool) -> None:
+    start = encode(StreamStart(1000, True))
+    with pytest.raises(ProtocolViolation, match="carries no transaction ID"):
+        _received([b"w" + bytes(24) + message for message in (start, b"I")], 100, spool)

@@ -92,6 +92,12 @@ def test_a_heartbeat_with_the_longest_values_has_room_in_a_datagram(ear: Heartbe
     assert ear.newest(1, 8) == longest
 
 
+def test_a_publisher_whose_clock_is_before_2000_does_not_silence_its_worker(ear: HeartbeatReceiver) -> None:
+    HeartbeatSender(ear.address).send(Heartbeat(1, 9, last_msg_send_time=-5, latest_end_time=-(1 << 63)), now=True)
+    until(lambda: ear.newest(1, 9))
+    assert ear.newest(1, 9) == Heartbeat(1, 9)  # which has neither
+
+
 @pytest.fixture
 def recorded(ear: HeartbeatReceiver) -> Iterator[Callable[[Heartbeat], bytes]]:
     """What somebody between worker and launcher records, and delivers when he likes."""

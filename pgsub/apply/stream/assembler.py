@@ -12,7 +12,7 @@ from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames, walsender_messages
-from pgsub.protocol.decoder import MAX_DESCRIBED_BYTES, MAX_RELATIONS, Decoder, decode_change
+from pgsub.protocol.decoder import MAX_DESCRIBED_BYTES, MAX_RELATIONS, XID_END, Decoder, decode_change
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import (
     Begin,
@@ -133,6 +133,8 @@ class Assembler:
     def _change(self, messages: Segment) -> None:
         stream, current = self._stream, self._current
         if stream is not None:
+            if messages.shortest < XID_END:  # who reads the xids of many does not look at each
+                raise ProtocolViolation("message carries no transaction ID")
             stream.described.update(self._describes(messages, in_stream=True))
             stream.spooled.append(messages)
         elif current is not None:
