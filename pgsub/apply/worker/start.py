@@ -232,7 +232,9 @@ def _check(
     if spec.applies:
         # guard: apply does not start while its slot is replaced
         reconciliation.check_not_under_way(subscriptions.identity(session, spec.subscription.subid))
-    actual = verified_publisher.verify(session, replication, spec.subscription.subid, [spec.claim])
+    # without the slot nothing is recorded: the timeline of another server would close the way back to the former one
+    claims = [spec.claim] if slots.slot_state(replication, spec.slot_name) is not None else []
+    actual = verified_publisher.verify(session, replication, spec.subscription.subid, claims)
     state = _slot(replication, spec.slot_name)
     if not max(progress.remote_lsn, progress.reported_lsn) and spec.applies and state is not None:
         _adopt_slot(session, spec, progress, state, actual.dbname)
