@@ -113,6 +113,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_first",
         "test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it",
     ),
+    "what was reported before is named again only when the stream has come that far": (
+        "test_the_first_feedback_names_nothing_that_is_still_to_be_applied",
+    ),
     "a timeline is recorded before a position of it": (
         "test_a_standby_that_had_everything_is_gone_over_to_whoever_of_the_workers_comes_first",
     ),

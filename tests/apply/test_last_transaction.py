@@ -16,7 +16,7 @@ from fix_servers import Database
 
 from pgsub import verified_publisher
 from pgsub.apply.worker import feedback, start
-from pgsub.common.errors import TargetUnavailable, WrongSystem
+from pgsub.common.errors import PgsubError, TargetUnavailable, WrongSystem
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.wal_records import Unreadable
 from pgsub.publisher import wal_reader
@@ -237,3 +237,22 @@ def test_wal_that_is_not_to_be_had_proves_nothing(
     p.apply("INSERT INTO t VALUES (3, 'x')")
     assert isinstance(looks[0], Unreadable) and ("removed" if why == "removed" else "another") in str(looks[0])
     p.same("t")
+
+
+def test_the_first_feedback_names_nothing_that_is_still_to_be_applied(pair: MakePair) -> None:
+    p = pair(TABLE)
+    p.apply("INSERT INTO t VALUES (1, 'x')")
+    p.pubdb.execute("INSERT INTO t VALUES (2, 'of the new history')")
+    # the former history went on without anything for the subscription, which was reported
+    p.subdb.execute("UPDATE pgsub.progress SET reported_lsn = %s WHERE worker = 0", format_lsn(p.published()))
+    with closing(p.subdb.connect()) as holder, holder.transaction():
+        holder.execute("LOCK TABLE t")
+        task = p.start()
+        p.until("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)", task=task)
+        p.pubdb.wait("SELECT flush_lsn IS NOT NULL FROM pg_stat_replication WHERE application_name = %s", p.sub.name)
+        holder.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted")
+        with pytest.raises(PgsubError):
+            task.result(100)
+    assert p.catch_up().outcome == "reached"
+    p.same("t")
+    assert p.confirmed() == p.progress()[1]

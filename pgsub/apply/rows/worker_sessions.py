@@ -47,6 +47,7 @@ class WorkerStreams:
     writers: int = 1  #: sessions that apply what was committed, this one included; AUTO for as many as pay
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
+    confirmed: int = 0  #: the slot's confirmed_flush_lsn
 
 
 def target_session(

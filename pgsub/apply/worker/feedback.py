@@ -8,6 +8,10 @@ reached. An event of a prepared transaction shows late, with an older id, and is
 
 ``remote_lsn`` in ``state.db`` is no event. The apply position waits for the launcher's answer that it shows the last
 transaction; the flush position, on which a publisher's shutdown and its WAL depend, does not.
+
+What the ledger says was reported is named again only once the stream has come that far. The files of a publisher may
+have been put back to a time before that was reported: then transactions of its new history end before this position,
+and are still to be applied.
 """
 
 from __future__ import annotations
@@ -114,6 +118,7 @@ class Feedback:
             self._read_events(position)
             self.applied(position, remote_lsn)
         reported, reportable = self._progress.reported_lsn, self.reportable(position)
+        self._repeat(position)
         due = min(remote_lsn, reportable) > reported or (reportable > reported and self._wanted(clock))
         if due:
             self._report(reportable)
@@ -146,8 +151,18 @@ class Feedback:
                 break
             time.sleep(0.05 if self._ledger_commit.recorded else 0.0)
         self._receiver.progress(applied=self.reportable(position))
+        self._repeat(position)
         if self.reportable(position) > self._progress.reported_lsn:
             self._report(self.reportable(position))
+
+    def _repeat(self, position: int) -> None:
+        """Report again what the ledger says was reported, once the stream has come that far.
+
+        :param position: everything before it is applied.
+        """
+        # guard: what was reported before is named again only when the stream has come that far, always
+        if self._progress.reported_lsn <= position:
+            self._receiver.progress(flushed=self._progress.reported_lsn)
 
     def _read_events(self, position: int) -> None:
         """Read which events are left.

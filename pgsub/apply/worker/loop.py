@@ -102,7 +102,7 @@ class ApplyLoop:
         self._receiver = Receiver(
             streams.walsender,
             self._progress.remote_lsn,
-            self._progress.reported_lsn,
+            min(self._progress.reported_lsn, max(self._progress.remote_lsn, streams.confirmed)),
             streams.timing,
             lambda: (self.position, self._committer.changes, [one.changes for one in self._leader.busy]),
         )

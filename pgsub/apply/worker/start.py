@@ -141,6 +141,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         writers=sub.apply_workers if spec.applies else 1,
         pending=pending,
         set_based=spec.set_based,
+        confirmed=(slot and slot.confirmed_flush_lsn) or 0,
     )
 
 
