@@ -467,7 +467,8 @@ def test_a_table_whose_copy_waits_for_a_lock_is_shown_with_its_holder_and_is_no_
     row = WorkerRow("table synchronization", None, relid=101, silent_since=ago(60), waits_for=lock)
     store.put_workers(5, [_apply_worker(0x20, 0x20), row])
     checked = pgsub("status", "orders", "--check")
-    assert checked.returncode == 8 and f'table "public.b" has waited for 60 s for {lock}' in checked.stderr
+    assert checked.returncode == 8
+    assert re.search(rf'table "public.b" has waited for [0-9]+ s for {re.escape(lock)}', checked.stderr)
     assert re.search(r"table\twaits_since\twaits_for\npublic.b\t[-0-9]+ [:0-9]+ UTC\ta lock that PID 7", checked.stdout)
     [waits] = orders()["table_waits"]
     assert (waits["relname"], waits["for"]) == ("b", lock)

@@ -61,11 +61,11 @@ def test_no_word_of_a_publisher_controls_the_screen() -> None:
         lag=None,
         relations=[],
         slot={"wal_status": _EVIL, "retained_bytes": 0},
+        slot_as_of=None,
         stats={},
         held=[],
         copies=[{**copy, "schemaname": "s", "relname": _EVIL}],
-        task=None,
-        waits={"for": _EVIL},
+        waits_for=_EVIL,
         errors=[ErrorRow("apply", "ApplyError", _EVIL)],
         next=_EVIL,
     )
