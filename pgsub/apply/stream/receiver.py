@@ -64,7 +64,7 @@ class Receiver(SupervisedThread):
 
     :param walsender: a started stream.
     :param position: where it started; the first write position.
-    :param flushed: what the ledger says was reported before; the first flush and apply positions.
+    :param flushed: the first flush and apply positions; at most what the ledger says was reported.
     :param applies: differs where anything was applied since it was called last.
     """
 
