@@ -74,6 +74,7 @@ def test_a_lost_subtest_a_failed_test_and_a_stage_that_counts_nothing_fail_the_c
     failed = "echo 'FAILED a.py::b'; echo '=== 2 failed, 20 passed, 1 error in 9.10s ==='; exit 1"
     for targets, last in (
         ({"test": _GOOD, "compat": lost, "oldest": _OLDEST}, "3532 passed, 3 failed"),
+        ({"test": _GOOD, "compat": "kill -9 $$PPID", "oldest": _OLDEST}, "3012 passed, 1 failed"),
         ({"test": failed, "again": failed, "oldest": _OLDEST}, "62 passed, 3 failed"),
         ({"test": failed, "again": "exit 1", "oldest": _OLDEST}, "42 passed, 1 failed"),
         ({"test": "echo '=== 11 failed, 20 passed in 9.10s ==='; exit 1", "oldest": _OLDEST}, "42 passed, 11 failed"),
@@ -103,6 +104,15 @@ def test_a_check_runs_a_twelfth_of_the_long_tests_or_the_part_that_is_named(
     for part in ("2/12", ""):
         monkeypatch.setenv("PART", part)
         assert f"\nthese: {part}\n" in check(shows).stdout
+
+
+def test_the_foreign_suite_runs_beside_the_long_tests_and_its_output_is_whole(check: Check) -> None:
+    meet = "n=0; until [ -e $$there ]; do n=$$((n + 1)); [ $$n -lt 600 ] || exit 1; sleep 0.1; done"
+    long = f"there=begun; {meet}; touch met; echo '=== 2 passed in 9.10s ==='"
+    foreign = f"echo first; touch begun; there=met; {meet}; echo 'tap: 1/1 scripts, 4/4 subtests'"
+    ended = check({"test": _GOOD, "long": long, "compat": foreign, "oldest": _OLDEST})
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3018 passed, 0 failed")
+    assert "first\ntap: 1/1 scripts, 4/4 subtests\nci: compat: 4 passed" in ended.stdout
 
 
 def test_a_check_without_the_foreign_suite_says_so(check: Check) -> None:
