@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -589,3 +590,39 @@ def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
     subdb.execute("ALTER TABLE r RENAME TO q; CREATE TABLE r (id int)")
     executor.begin(lambda *_: None)
     assert cache.known(1) is None and cache.oid(1) is None
+
+
+def test_the_look_for_ddl_takes_no_larger_share_of_the_time_with_more_tables(
+    subdb: Database, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks = [1000.0], list[int]()
+    monkeypatch.setattr(relations, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(relations, "CHECKED_TABLES", 2)
+    subdb.execute("; ".join(f"CREATE TABLE t{relid} (id int)" for relid in range(6)))
+    cache = RelationCache(bench.session, Subscription(1, "s", "", "", (), None), replica=True)
+
+    def looked(seconds: float) -> int:
+        """How often it looked, asked ten times a second."""
+        before = len(looks)
+        for _ in range(round(seconds * 10)):
+            clock[0] += 0.1
+            cache.notice_ddl()
+        return len(looks) - before
+
+    read = relations.ddl_watch.definition_versions
+
+    def counted(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, tuple[int, str]]:
+        looks.append(len(oids))
+        return read(connection, oids)
+
+    for relid in range(6):
+        cache.learn(Relation(relid, "public", f"t{relid}", "d", (Column(0, "id", 23, -1),)))
+        cache.make(relid, subdb.value("SELECT %s::regclass::oid::bigint", f"public.t{relid}"))
+        if relid == 1:
+            with monkeypatch.context() as counting:
+                counting.setattr(relations.ddl_watch, "definition_versions", counted)
+                assert 10 <= looked(12) <= 12
+    monkeypatch.setattr(relations.ddl_watch, "definition_versions", counted)
+    assert 3 <= looked(12) <= 4 and looks[-1] == 6
+    subdb.execute("ALTER TABLE t3 ADD x int")
+    assert looked(3.2) == 1 and cache.known(3) is None and cache.known(4) is not None
