@@ -9,7 +9,7 @@ from pgsub.common.errors import Log, log_text
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.launcher import error_rows
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 
 #: Seconds that a turn of the launcher waits for Spark, or for the disk with its log.
 PATIENCE = 0.1

@@ -24,7 +24,7 @@ from pgsub.launcher.runner import Runner
 from pgsub.launcher.served import Served
 from pgsub.launcher.service import Shared
 from pgsub.launcher.service_manager import ServiceManager
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 
 TICK = 0.1
 #: Seconds after which an unbounded run restarts a runner that failed for good.

@@ -5,7 +5,7 @@ A stop is seen at once in every phase. While the session connects there are no w
 Until the ledger is first read nothing is lost by hanging up, so the session is cut at once. From then on workers
 may run: they are asked through the ledger, and a session whose target does not answer is cut after SILENCE_SECONDS.
 Spark's start is never awaited in this thread, or a stop would have to wait for it, too
-(:mod:`pgsub.launcher.spark_driver`).
+(:mod:`pgsub.launcher.spark.driver`).
 
 The subscription belongs to the session that holds its advisory lock. When that session is lost, the workers are
 canceled without a message, and those that still run are fenced off by the next take-over, on whatever host.

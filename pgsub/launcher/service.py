@@ -34,7 +34,7 @@ from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import take_over_seconds
 from pgsub.launcher.run_until import GoalCheck, Outcome
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
 from pgsub.launcher.workers.slot_wait import SlotWait

@@ -8,7 +8,7 @@ import pytest
 from fix_faults import Site, until
 from spark.seen import status, stored
 
-from pgsub.launcher.spark_slots import more_slots
+from pgsub.launcher.spark.task_slots import more_slots
 
 _MASTER = "spark://h:7077"
 

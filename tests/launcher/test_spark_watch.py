@@ -17,7 +17,7 @@ from spark.seen import begins, status, stored
 import pgsub
 from pgsub.common.errors import UsageError
 from pgsub.launcher.retry import take_over_seconds
-from pgsub.launcher.spark_watch import SparkWatch
+from pgsub.launcher.spark.driver_watch import SparkWatch
 from pgsub.spark.java import find_java
 
 

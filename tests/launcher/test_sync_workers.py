@@ -19,7 +19,7 @@ from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.service import Shared
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 from pgsub.launcher.workers import sync_workers
 from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext

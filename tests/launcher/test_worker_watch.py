@@ -18,7 +18,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.cli.general_options import Settings, current
 from pgsub.cli.main import run
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 
 ROOT = Path(__file__).parents[2]
 

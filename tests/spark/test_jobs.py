@@ -21,10 +21,10 @@ from spark import task_functions as tasks
 
 from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import spark_check, spark_watch
-from pgsub.launcher.spark_check import ExecutorCheck
-from pgsub.launcher.spark_driver import Engine
-from pgsub.launcher.spark_watch import Hang, SparkWatch
+from pgsub.launcher.spark import driver_watch, executor_check
+from pgsub.launcher.spark.driver import Engine
+from pgsub.launcher.spark.driver_watch import Hang, SparkWatch
+from pgsub.launcher.spark.executor_check import ExecutorCheck
 from pgsub.protocol.messages import Relation
 from pgsub.spark import contexts, executors, session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
@@ -205,7 +205,7 @@ def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at
     with pytest.raises(SparkUnusable) as failure:
         check._ask(submitter, tasks.die, 0)
     assert not isinstance(failure.value, WorkerDied)  # a bounded run does not try for ever
-    monkeypatch.setattr(spark_check, "_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(executor_check, "_CHECK_SECONDS", 0.2)
     assert check._ask(submitter, tasks.interval, 600.0) is None
     assert [text.partition(",")[0] for text in said] == ["WARNING: the look at an executor was left out"]
 
@@ -256,7 +256,7 @@ def test_a_wait_for_executors_keeps_nobody_from_opening_or_closing_another_conte
 
 def test_a_java_process_that_hangs_holds_nobody_up_and_only_one_of_its_own_is_killed(context, tmp_path, monkeypatch):
     """The last test here: it ends the Java process of all."""
-    monkeypatch.setattr(spark_watch, "HANGING_SECONDS", 0.3)
+    monkeypatch.setattr(driver_watch, "HANGING_SECONDS", 0.3)
     said: list[str] = []
     watch = SparkWatch(tmp_path, lambda level, text: said.append(f"{level}: {text}"))
 

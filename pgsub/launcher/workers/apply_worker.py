@@ -16,7 +16,7 @@ from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
-from pgsub.launcher.spark_driver import Engine
+from pgsub.launcher.spark.driver import Engine
 from pgsub.launcher.workers.worker_watch import WorkerWatch
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.target.ledger import subscriptions, worker_takeover

@@ -19,7 +19,7 @@ from pgsub.common.errors import Log, log_text
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.retry import WAITING_SECONDS
-from pgsub.launcher.spark_slots import Slots
+from pgsub.launcher.spark.task_slots import Slots
 from pgsub.tablesync.context import Job, Submit
 
 

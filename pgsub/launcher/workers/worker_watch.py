@@ -27,8 +27,8 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import WAITING_SECONDS, take_over_seconds
-from pgsub.launcher.spark_slots import Slots
-from pgsub.launcher.spark_watch import Hang
+from pgsub.launcher.spark.driver_watch import Hang
+from pgsub.launcher.spark.task_slots import Slots
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
 

@@ -26,10 +26,10 @@ from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher.spark_check import ExecutorCheck
-from pgsub.launcher.spark_settings import SparkSettings
-from pgsub.launcher.spark_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
-from pgsub.launcher.spark_watch import Hang, SparkWatch
+from pgsub.launcher.spark.driver_settings import SparkSettings
+from pgsub.launcher.spark.driver_watch import Hang, SparkWatch
+from pgsub.launcher.spark.executor_check import ExecutorCheck
+from pgsub.launcher.spark.task_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
 from pgsub.spark import contexts, executors, jobs, jvm_process, session
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
@@ -247,7 +247,7 @@ class Engine:
     def watch(self, *, stopping: bool = False) -> None:
         """See whether the Java process answers, and kill one of its own that does not; this never hangs with it.
 
-        :param stopping: see :meth:`pgsub.launcher.spark_watch.SparkWatch.look`.
+        :param stopping: see :meth:`pgsub.launcher.spark.driver_watch.SparkWatch.look`.
         """
         self._watch.look(stopping=stopping)
 
