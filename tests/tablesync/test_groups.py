@@ -243,6 +243,22 @@ def test_a_table_that_somebody_locks_leaves_the_others_and_waits_by_itself(pair:
     _ends_well(p)
 
 
+def test_a_table_to_adopt_that_somebody_locks_for_good_leaves_the_others(pair: MakePair) -> None:
+    p = pair(TABLES, pub=ROWS, sub=ROWS, state="i")
+    p.session.execute("UPDATE pgsub.subscription_rel SET adopt = true")
+    with closing(p.subdb.connect()) as holder:
+        holder.execute("BEGIN; LOCK TABLE b")
+        task = p.submit("sync", lambda _: _together(p), [None])
+        p.until("SELECT count(*) = 3 FROM pgsub.subscription_rel WHERE srsubstate IN ('s', 'r')", task=task)
+        [errors] = task.result()
+        assert {name: error.sqlstate for name, error in errors.items()} == {"b": "55P03"}
+        holder.execute("ROLLBACK")
+    p.sync("b")
+    p.apply()
+    p.same(*NAMES)
+    assert _states(p) == "rrrr" and _slots(p) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["sync.before_slot", "sync.after_slot", "copy.before_commit", "sync.after_f"])
 def test_an_attempt_that_failed_for_all_leaves_nothing(

@@ -22,7 +22,7 @@ from pgsub.tablesync.copy.adoption import Adoption
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.resume import Resumption
 from pgsub.tablesync.copy.row_by_row import CopiedTable
-from pgsub.tablesync.copy.task import Piece
+from pgsub.tablesync.copy.task import PATIENCE, Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.catalog.relation_map import check_replicable, column_faults, missing
@@ -94,7 +94,7 @@ def prepare(
     :param resume: those whose copy may go on with what it has brought.
     :param application_name: of the session on the publisher.
     """
-    prepared = Prepared()
+    prepared, together = Prepared(), len(targets) > 1
     with contextlib.closing(verified_publisher.connect(session, sub, application_name)) as source:
         names = [(relation.schema, relation.name) for relation in targets.values()]
         described = describe_tables(source, names, sub.publications)
@@ -115,15 +115,31 @@ def prepare(
                     prepared.chunked.append(relid)
                     prepared.resumed = table
                     continue
-                if relid in adopt and not plan.is_empty(session, relation):
+                if relid in adopt and not _is_empty(session, relation, together=together):
                     prepared.pieces.append(_adopted(session, sub, table, unpublished.get(name, ())))
                     continue
-                _prepare(session, sub, table, prepared, together=len(targets) > 1)
+                _prepare(session, sub, table, prepared, together=together)
             except SchemaFault as fault:
                 prepared.errors[relid] = fault
+            except psycopg.errors.LockNotAvailable as error:
+                prepared.errors[relid] = target.translate(error, f'look for rows in table "{".".join(name)}"')
         if prepared.pieces:
             _plan(session, prepared.pieces, "chunked" if prepared.chunked else "atomic")
     return prepared
+
+
+def _is_empty(session: psycopg.Connection, relation: TargetRelation, *, together: bool) -> bool:
+    """Return whether a table has no row.
+
+    :raises psycopg.errors.LockNotAvailable: somebody locks it, and it is to hold up no other.
+    """
+    if not together:
+        return plan.is_empty(session, relation)
+    session.execute(PATIENCE)
+    try:
+        return plan.is_empty(session, relation)
+    finally:
+        session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
 
 
 def _plan(session: psycopg.Connection, pieces: Sequence[Piece], mode: str) -> None:
