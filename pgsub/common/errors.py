@@ -283,7 +283,8 @@ class Fenced(PgsubError):
 class StreamsMustRestart(PgsubError):
     """The ledger is not where this worker thought: publisher stream and target session restart from it.
 
-    Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1).
+    Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1), and where a
+    connection has been told of so many tables that another one is to begin with none.
     """
 
     directive = Directive.RETRY

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from fix_pair import MakePair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
@@ -20,7 +21,7 @@ from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.batch import Batch, Item, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation, StreamsMustRestart
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import (
@@ -262,10 +263,27 @@ def test_names_of_one_relation_and_types_are_remembered_only_to_a_bound(
     with pytest.raises(ProtocolViolation, match="more than 10 relations"):
         transaction.described()
     cache = RelationCache(None, Subscription(1, "s", "", "", (), None), replica=True)  # type: ignore[arg-type]
-    for oid in range(1, 11):
+    for oid in range(1, 12):
         cache.learn(TypeName(oid, "public", f"t{oid}"))
-    with pytest.raises(ProtocolViolation, match="more than 10 types"):
-        cache.learn(TypeName(11, "public", "t11"))
+    assert list(cache._types) == list(range(2, 12))
+
+
+def test_tables_that_come_and_go_for_months_are_no_error(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembler, "MAX_RELATIONS", 8)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    task, connections = p.start(), 1
+    for number in range(20):
+        p.ddl(f"CREATE TABLE come{number} (id int)")
+        p.pubdb.execute(f"INSERT INTO come{number} VALUES (1)")
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+        while not p.subdb.value("SELECT count(*) > 0 FROM t WHERE id = %s", number):
+            if task.ends_within(0.02):
+                with pytest.raises(StreamsMustRestart, match="described tables enough"):
+                    task.result()
+                task, connections = p.start(), connections + 1
+        p.ddl(f"DROP TABLE come{number}")
+    assert 3 <= connections <= 10
+    p.same("t")
 
 
 def test_a_change_of_a_stream_block_without_room_for_its_xid_is_a_protocol_violation(spool: Spool) -> None:

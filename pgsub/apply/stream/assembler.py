@@ -79,6 +79,11 @@ class Assembler:
         self.watch = StreamWatch()
         self.on_message: Callable[[LogicalMessage], object] = lambda message: None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether half of the relations that are remembered at most are: those of dropped tables stay for good."""
+        return len(self._described) > MAX_RELATIONS // 2 or self._described_bytes > MAX_DESCRIBED_BYTES // 2
+
     def pause(self) -> None:
         """Publish the open stream block: nothing more has come in for now."""
         if self._stream is not None:

@@ -28,6 +28,7 @@ from pgsub.apply.worker.policy import WorkerPolicy
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
+from pgsub.common.errors import StreamsMustRestart
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import covered
@@ -117,6 +118,7 @@ class ApplyLoop:
         hears = spec.heartbeat is not None and claim.worker == worker_takeover.APPLY
         shown_lsn = partial(self._sender.shown_lsn, self._heartbeat) if hears else None
         self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit, shown_lsn)
+        self._began_at = self._progress.remote_lsn
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
 
@@ -287,6 +289,9 @@ class ApplyLoop:
             self._feedback.applied(self.position, self.remote_lsn)
         if self._policy.boundary(control):
             return "done"
+        # another connection is told of those alone that change; without progress it would come to the same
+        if self._streams.assembler.crowded and not self._batch and self.remote_lsn > self._began_at:
+            raise StreamsMustRestart("the publisher has described tables enough for one connection")
         # a batch that was given up lies before the transaction that was
         reached = not self._ending if self._done else self._until and self.position >= self._until
         if reached and not self._policy.unfinished():
