@@ -97,13 +97,13 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
     oids = [oid for oid, *_ in relations.values()]
     columns = _by_table(connection.execute(_COLUMNS, (oids,)).fetchall())
     leaves = _by_table(connection.execute(_LEAVES, {"oids": oids}).fetchall())
-    restrictions, published_else = _published(connection, oids, publications)
+    restrictions = _restrictions(connection, oids, publications)
     for key in names:
         if key not in relations:
             found.faults[key] = _fault(key, "not found on publisher")
             continue
         oid = relations[key][0]
-        if oid not in restrictions and oid not in published_else:
+        if oid not in restrictions:
             # names of tables to copy come from the target, which is not to decide what it may read here
             found.faults[key] = _fault(
                 key,
@@ -113,22 +113,35 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
             continue
         try:
             found.tables[key] = _table(
-                key, relations[key], columns.get(oid, []), leaves.get(oid, []), restrictions.get(oid, [])
+                key, relations[key], columns.get(oid, []), leaves.get(oid, []), restrictions[oid]
             )
         except StateForbids as fault:
             found.faults[key] = fault
     return found
 
 
-def _published(
+def _restrictions(
     connection: Connection, oids: Sequence[int], publications: Sequence[str] | None
-) -> tuple[dict[int, list[Sequence[Any]]], set[int]]:
-    """Read column lists and row filters by table, and which others are published as part of another."""
+) -> dict[int, list[Sequence[Any]]]:
+    """Read column lists (attribute numbers) and row filters by table, None where there is none.
+
+    A table that is published only as part of another has those of the other.
+
+    :param publications: None for whole tables.
+    :return: without tables that are not published, or not as a whole.
+    """
     if publications is None:
-        return {}, set(oids)
-    restrictions = _by_table(_restrictions(connection, oids, publications))
-    unnamed = [oid for oid in oids if oid not in restrictions]
-    return restrictions, _otherwise_published(connection, unnamed, publications) if unnamed else set()
+        return {oid: [(None, None)] for oid in oids}
+    found = _by_table(_listed(connection, _OWN, oids, publications))
+    unnamed = [oid for oid in oids if oid not in found]
+    return {**found, **_by_table(_listed(connection, _RELATED, unnamed, publications))} if unnamed else found
+
+
+def _listed(
+    connection: Connection, query: sql.SQL, oids: Sequence[int], publications: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    text = query.format(published(connection))
+    return connection.execute(text, {"publications": list(publications), "oids": list(oids)}).fetchall()
 
 
 def _fault(key: Name, what: str, hint: str | None = None) -> SchemaFault:
@@ -156,8 +169,8 @@ def _table(
     oid, replica_identity, relkind = relation
     everything = [RemoteColumn(*column) for column in columns]
     plain = tuple(column.attnum for column in everything if not column.generated)
-    # Without a row it is published as part of another. From 16 a missing list comes as a list of all columns.
-    lists = {plain if attrs is None else tuple(attrs) for attrs, _ in restrictions} or {plain}
+    # From 16 a missing list comes as a list of all columns.
+    lists = {plain if attrs is None else tuple(attrs) for attrs, _ in restrictions}
     if len(lists) > 1:
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
     (sent,) = lists
@@ -218,30 +231,32 @@ _LEAVES = """
         JOIN pg_catalog.pg_class c ON c.oid = l.leaf JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     ORDER BY 1, 6 DESC, 2"""
 
+_OWN = sql.SQL("""
+    SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
+    WHERE gpt.relid = ANY(%(oids)s::oid[])""")
 
-def _restrictions(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Read per table and publication column list (attribute numbers) and row filter, None where there is none."""
-    query = sql.SQL("""
-        SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
-        WHERE gpt.relid = ANY(%(oids)s::oid[])""").format(published(connection))
-    return connection.execute(query, {"publications": list(publications), "oids": list(oids)}).fetchall()
-
-
-def _otherwise_published(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> set[int]:
-    """Find tables whose rows are published, but as those of a partitioned table or of partitions."""
-    rows = connection.execute(
-        """
-        WITH published AS MATERIALIZED (
-            SELECT g.relid::oid FROM pg_catalog.pg_publication p,
-                LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) g
-            WHERE p.pubname = ANY(%(publications)s::name[])),
-        family AS (
-            SELECT w.oid, a.relid::oid FROM unnest(%(oids)s::oid[]) AS w (oid),
-                LATERAL pg_catalog.pg_partition_ancestors(w.oid) a
-            UNION ALL
-            SELECT w.oid, t.relid::oid FROM unnest(%(oids)s::oid[]) AS w (oid),
-                LATERAL pg_catalog.pg_partition_tree(w.oid) t)
-        SELECT DISTINCT f.oid FROM family f JOIN published p USING (relid)""",
-        {"publications": list(publications), "oids": list(oids)},
-    )
-    return {oid for (oid,) in rows}
+# Of a partition the rows are published that its root publishes, with its columns, which may have other numbers. Of a
+# partitioned table all rows are published only if all its partitions are, whole.
+_RELATED = sql.SQL("""
+    WITH wanted AS (SELECT w.oid FROM unnest(%(oids)s::oid[]) AS w (oid)),
+    listed AS MATERIALIZED (
+        SELECT gpt.relid::oid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) AS qual FROM {}),
+    above AS MATERIALIZED (
+        SELECT w.oid, CASE WHEN l.attrs IS NOT NULL THEN ARRAY(
+                SELECT m.attnum FROM pg_catalog.pg_attribute a
+                    JOIN pg_catalog.pg_attribute m ON m.attrelid = w.oid AND m.attname = a.attname
+                WHERE a.attrelid = l.relid AND a.attnum = ANY(l.attrs) ORDER BY m.attnum) END AS attrs, l.qual
+        FROM wanted w CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(w.oid) a JOIN listed l USING (relid)),
+    whole AS MATERIALIZED (
+        SELECT l.relid FROM listed l WHERE l.qual IS NULL AND (l.attrs IS NULL OR NOT EXISTS (
+            SELECT FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = l.relid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+                AND a.attnum <> ALL(l.attrs)))),
+    leaf AS MATERIALIZED (
+        SELECT w.oid, EXISTS (
+                SELECT FROM pg_catalog.pg_partition_ancestors(t.relid) a JOIN whole USING (relid)) AS published
+        FROM wanted w CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
+        WHERE t.isleaf AND w.oid NOT IN (SELECT oid FROM above))
+    SELECT oid, attrs, qual FROM above
+    UNION ALL
+    SELECT oid, NULL, NULL FROM leaf GROUP BY oid HAVING pg_catalog.bool_and(published)""")

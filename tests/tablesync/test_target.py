@@ -58,6 +58,48 @@ def test_a_partition_of_a_published_root_is_copied_by_itself_where_the_ledger_ha
     assert p.subdb.rows("SELECT * FROM r1") == [(1,)]
 
 
+_OWN_PARTS = """
+CREATE TABLE r (id int, mine bool, secret text) PARTITION BY LIST (id);
+CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1);
+CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2)
+"""
+#: A partition whose columns have other numbers than those of the root.
+_OTHER_NUMBERS = """
+DROP TABLE r2; CREATE TABLE r2 (secret text, gone int, mine bool, id int);
+ALTER TABLE r2 DROP gone; ALTER TABLE r ATTACH PARTITION r2 FOR VALUES IN (2)
+"""
+_ROWS = "INSERT INTO r VALUES (1, true, 'x'), (1, false, 'x'), (2, true, 'x'), (2, false, 'x')"
+
+
+@pytest.mark.since(15)  # row filters and column lists
+def test_a_partition_is_copied_with_no_more_rows_and_columns_than_its_root_publishes(pair: MakePair) -> None:
+    p = pair(
+        _OWN_PARTS,
+        pub=f"{_OTHER_NUMBERS}; {_ROWS};"
+        " CREATE PUBLICATION p FOR TABLE r (id, mine) WHERE (mine) WITH (publish = insert, publish_via_partition_root)",
+        names=[],
+    )
+    _copied(p, "public.r2")
+    assert p.subdb.rows("SELECT * FROM r") == [(2, True, None)]
+
+
+@pytest.mark.since(15)
+@pytest.mark.parametrize(
+    "published", ["r1", "r1, r2 WHERE (mine)", "r1, r2 (id, mine)"], ids=["rows", "filtered", "columns"]
+)
+def test_a_root_is_not_read_because_a_part_of_it_is_published(pair: MakePair, published: str) -> None:
+    p = pair(_OWN_PARTS, pub=f"{_ROWS}; CREATE PUBLICATION p FOR TABLE {published} WITH (publish = insert)", names=[])
+    with pytest.raises(SchemaFault, match=r'"public\.r" is not published by the publications of the subscription'):
+        _copied(p, "public.r")
+    assert p.subdb.rows("SELECT * FROM r") == []
+
+
+def test_a_root_is_copied_where_all_of_its_partitions_are_published(pair: MakePair) -> None:
+    p = pair(_OWN_PARTS, pub=f"{_ROWS}; CREATE PUBLICATION p FOR TABLE r1, r2", names=[])
+    _copied(p, "public.r")
+    assert p.subdb.value("SELECT count(*) FROM r") == 4
+
+
 @pytest.mark.parametrize("table", ["pg_catalog.pg_default_acl", "information_schema.sql_features"])
 def test_catalogs_are_never_copied(pair: MakePair, table: str) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY)", pub="CREATE PUBLICATION p FOR TABLE t")
