@@ -127,3 +127,38 @@ def test_columns_of_a_key_are_named_only_where_they_find_one_row(
     p.subdb.execute("INSERT INTO t VALUES (1, %s, 'active')", value)
     error = _stopped(p, f"INSERT INTO t VALUES (1, '{value}', 'new')")
     assert [one["key_columns"] for one in error.record.local_conflicts] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("interval", None),
+        ("spans", None),
+        ("span[]", None),
+        ("priced", None),
+        ("timestamptz", ["k"]),
+        ("tstzrange", ["k"]),
+        ("named", ["k"]),
+    ],
+)
+def test_columns_whose_text_another_session_reads_as_another_value_are_not_named(
+    pair: MakePair, kind: str, expected: list[str] | None
+) -> None:
+    kinds = (
+        "CREATE DOMAIN span AS interval; CREATE TYPE spans AS RANGE (subtype = span);"
+        "CREATE TYPE priced AS (name text, price money); CREATE TYPE named AS (name text, at date)"
+    )
+    values = {
+        "interval": "-1 days +02:03:04",
+        "spans": '["-1 days +02:03:04",)',
+        "span[]": '{"-1 days +02:03:04"}',
+        "priced": '(a,"$1,234.56")',
+        "timestamptz": "2026-03-02 01:00+00",
+        "tstzrange": '["2026-03-02 01:00+00",)',
+        "named": "(a,2026-03-02)",
+    }
+    p = pair(f"{kinds}; CREATE TABLE t (k {kind} PRIMARY KEY, v text)")
+    p.subdb.execute("INSERT INTO t VALUES (%s, 'here')", values[kind])
+    error = _stopped(p, f"INSERT INTO t VALUES ('{values[kind]}', 'there')")
+    assert [one["key_columns"] for one in error.record.local_conflicts] == [expected]
+    assert error.record.local_conflicts[0]["row"]["v"] == "here"

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -34,6 +35,21 @@ SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.
   FROM pg_catalog.pg_attribute a
   LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
  WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND (d.oid IS NOT NULL OR a.attidentity <> '')
+"""
+
+# Of interval and money, in whatever they are: other sessions, with their own IntervalStyle or lc_monetary, read the same
+# text as another value. Dates are written as ISO, which all read alike.
+_READ_OTHERWISE = """
+WITH RECURSIVE kind AS (
+     SELECT a.attname, a.atttypid AS oid FROM pg_catalog.pg_attribute a WHERE a.attrelid = %s::oid AND a.attnum > 0
+      UNION
+     SELECT k.attname, b.oid
+       FROM kind k JOIN pg_catalog.pg_type t ON t.oid = k.oid
+       LEFT JOIN pg_catalog.pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid)
+       LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0
+      CROSS JOIN LATERAL (VALUES (t.typbasetype), (t.typelem), (r.rngsubtype), (a.atttypid)) AS b (oid)
+      WHERE b.oid <> 0)
+SELECT DISTINCT attname::text FROM kind WHERE oid IN (790, 1186)
 """
 
 _WRITTEN = """
@@ -159,7 +175,10 @@ class TableSearch:
     def _key_columns(
         self, index: UniqueIndex, row: dict[str, str | None], key: Sequence[str | None]
     ) -> list[str] | None:
-        """Return the columns of an index, where a comparison with ``=`` of all of them finds this row alone."""
+        """Return the columns of an index, where a comparison with ``=`` of all of them finds this row alone.
+
+        It is made with the text of their values, in whatever session.
+        """
         by_name = {column.quoted: column for column in self.table.columns}
         columns = [by_name.get(text) for text in index.keys]
         if index.predicate is not None:
@@ -171,7 +190,12 @@ class TableSearch:
             if value is None or row.get(column.name) != value:  # what is large is only told of
                 return None
             names.append(column.name)
-        return names
+        return None if self._read_otherwise.intersection(names) else names
+
+    @cached_property
+    def _read_otherwise(self) -> set[str]:
+        """Columns whose values the sessions of others may read from their text as other values."""
+        return {name for (name,) in self._connection.execute(_READ_OTHERWISE.encode(), (self.table.oid,))}
 
     def _row(self, values: str | None) -> dict[str, str | None]:
         read = dict(zip((c.name for c in stored(self.table)), json.loads(values or "[]"), strict=True))
