@@ -37,7 +37,7 @@ SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.
  WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND (d.oid IS NOT NULL OR a.attidentity <> '')
 """
 
-# Of interval and money, in whatever they are: other sessions, with their own IntervalStyle or lc_monetary, read the same
+# Of interval and money, in whatever they are: another session, with its own IntervalStyle or lc_monetary, may read the
 # text as another value. Dates are written as ISO, which all read alike.
 _READ_OTHERWISE = """
 WITH RECURSIVE kind AS (
