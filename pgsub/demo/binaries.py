@@ -10,12 +10,14 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pgsub.common.errors import PgsubError
+from pgsub.common.interpreter import importing_environment
 
 _NEEDED = ("initdb", "postgres")
 
@@ -76,6 +78,12 @@ def identity() -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """Return a server's environment: nothing of ours (PGDATA, PGPORT, LD_PRELOAD, locale) reaches it."""
     return {"PATH": f"{os.defpath}:{os.environ.get('PATH', '')}", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def own_program(*words: str) -> dict[str, Any]:
+    """Return arguments that make a subprocess run a command of this program, whatever the current folder has."""
+    environment = {**os.environ, **importing_environment()}
+    return {"args": [sys.executable, "-m", "pgsub", *words], "env": environment, "stdin": subprocess.DEVNULL}
 
 
 def _runs(binaries: Path) -> bool:

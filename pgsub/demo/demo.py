@@ -29,7 +29,7 @@ from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.demo import schema
-from pgsub.demo.binaries import find_binaries
+from pgsub.demo.binaries import find_binaries, own_program
 from pgsub.demo.stage import Stage
 from pgsub.demo.workload import Workload
 
@@ -200,7 +200,7 @@ class _Show:
         stage = self._stage
         command = ["status", NAME, "--state-dir", str(stage.state_dir)]
         self.step(f"{program()} {' '.join(command)}")
-        subprocess.run([sys.executable, "-m", "pgsub", *command], check=False, stdin=subprocess.DEVNULL)
+        subprocess.run(**own_program(*command), check=False)
         self.step(f"{program()} verify {NAME} --state-dir {stage.state_dir}")
         began = time.monotonic()
         found = verify(VerifyOptions(NAME, stage.state_dir), reporter=self._reporter)

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,7 +21,15 @@ from psycopg import sql
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.common.errors import PgsubError
-from pgsub.demo.binaries import dismiss, environment, find_binaries, identity, server_uid, start_watcher
+from pgsub.demo.binaries import (
+    dismiss,
+    environment,
+    find_binaries,
+    identity,
+    own_program,
+    server_uid,
+    start_watcher,
+)
 from pgsub.demo.servers import Server, Setting
 
 DATABASE = "demo"
@@ -145,11 +152,10 @@ class Stage:
 
     def start_launcher(self) -> None:
         """Start ``pgsub run``; it warms up while others work."""
-        command = [sys.executable, "-m", "pgsub", "run", "--state-dir", str(self.state_dir), "--log-file"]
+        command = own_program("run", "--state-dir", str(self.state_dir), "--log-file", str(self.log))
         with (self.folder / "launcher").open("wb") as errors:
             self._launcher = subprocess.Popen(
-                [*command, str(self.log)],
-                stdin=subprocess.DEVNULL,
+                **command,
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,  # an interrupt from the terminal is ours: the launcher is stopped in its turn

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import site
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import SparkUnusable
+from pgsub.common.interpreter import importing_environment
 from pgsub.spark import jvm_start, settings
 from pgsub.spark.java import Java, write_atomically
 
@@ -214,18 +214,6 @@ def _environment(
         wanted["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
         wanted.update(importing_environment())
     return wanted
-
-
-def importing_environment() -> dict[str, str]:
-    """Return variables with which another process of this interpreter imports the same pgsub.
-
-    PYTHONSAFEPATH keeps modules of the current folder from shadowing the library's.
-    """
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if package not in [*site.getsitepackages(), site.getusersitepackages(), *paths]:
-        paths.append(package)
-    return {"PYTHONSAFEPATH": "1", **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
 
 
 def silence_py4j() -> None:

@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError, SparkUnusable, WorkerDied
+from pgsub.common.interpreter import importing_environment
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
 from pgsub.spark.executors import Awaiting
@@ -208,7 +209,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         started.pid_file.unlink(missing_ok=True)
         jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
-            class_archive.train_in_background(started.archive, {**os.environ, **jvm_process.importing_environment()})
+            class_archive.train_in_background(started.archive, {**os.environ, **importing_environment()})
 
 
 def _stop(context: SparkContext) -> None:

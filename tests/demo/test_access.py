@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.demo import stage
-from pgsub.demo.binaries import identity, server_uid
+from pgsub.demo.binaries import identity, own_program, server_uid
 from pgsub.demo.servers import Server
 
 
@@ -31,6 +31,21 @@ def test_nobody_connects_to_a_server_of_the_demo_without_the_password(tmp_path: 
         assert "password" not in words
         secret = passfile.read_text().strip().rpartition(":")[2]
         assert [str(file) for file in server.folder.iterdir() if file.is_file() and secret in file.read_text()] == []
+
+
+def test_the_demo_runs_nothing_that_others_left_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "pgsub").mkdir()
+    for name in ("pgsub/__init__.py", "pgsub/__main__.py", "psycopg.py", "typer.py"):
+        (tmp_path / name).write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    with stage.Stage() as one:
+        one.start_launcher()
+        one.await_launcher()
+    done = subprocess.run(**own_program("version"), capture_output=True, text=True)
+    assert done.stdout.startswith("pgsub") and not mark.exists()
 
 
 @pytest.mark.long
