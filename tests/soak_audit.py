@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 from fix_faults import until
 from fix_servers import Database
 from soak_ground import COMMON, LIMIT, NAME, Ground
+from workload import Table
 from workload_compare import rows, unlike_publisher
 
 _SUM = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM {} t"
@@ -33,7 +35,7 @@ def differences(ground: Ground, tables: tuple[str, ...] = COMMON) -> list[str]:
 
     :param tables: besides those of the random workload.
     """
-    found = [f"{t.name.as_string()} on both targets" for t in ground.tables if _unlike(ground, t)]
+    found = [f"{t.name.as_string()} on both targets: {rest}" for t in ground.tables if (rest := _unlike(ground, t))]
     for target in (ground.subdb, ground.native):
         found += unlike_publisher(ground.pubdb, target, ground.tables)
         found += [f"{name} on {target.name}" for name in tables if not _same(ground.pubdb, target, name)]
@@ -42,8 +44,11 @@ def differences(ground: Ground, tables: tuple[str, ...] = COMMON) -> list[str]:
     return found
 
 
-def _unlike(ground: Ground, table: object) -> bool:
-    return rows(ground.subdb, table) != rows(ground.native, table)  # type: ignore[arg-type]
+def _unlike(ground: Ground, table: Table) -> list[tuple[str, str]]:
+    """Some of the rows that only one target has, and which."""
+    ours, native = Counter(rows(ground.subdb, table)), Counter(rows(ground.native, table))
+    found = [("pgsub", str(row)) for row in ours - native] + [("native", str(row)) for row in native - ours]
+    return [(side, row[:300]) for side, row in found[:6]]
 
 
 def _same(one: Database, other: Database, table: str) -> bool:
@@ -76,7 +81,7 @@ def end(ground: Ground) -> Iterator[str]:
         yield f"the launcher ended with {code}:\n{ground.site.said()}"
     yield from _processes(ground)
     yield from _sessions(ground)
-    yield from _ledger(ground)
+    yield from _ledger(ground.subdb)
     yield from _files(ground)
     ground.ok("drop", NAME, "--yes")
     ground.native.execute("DROP SUBSCRIPTION native")
@@ -106,15 +111,15 @@ def _sessions(ground: Ground) -> Iterator[str]:
             yield f"prepared transactions are left on {database.name}: {prepared}"
 
 
-def _ledger(ground: Ground) -> Iterator[str]:
+def _ledger(target: Database) -> Iterator[str]:
     for table in _LEDGER:
-        if found := ground.subdb.rows(f"SELECT * FROM pgsub.{table} LIMIT 5"):
+        if found := target.rows(f"SELECT * FROM pgsub.{table} LIMIT 5"):
             yield f"rows are left in pgsub.{table}: {found}"
     for table in ("control", "progress"):
-        if found := ground.subdb.rows(f"SELECT * FROM pgsub.{table} WHERE worker <> 0"):
+        if found := target.rows(f"SELECT * FROM pgsub.{table} WHERE worker <> 0"):
             yield f"rows of workers are left in pgsub.{table}: {found}"
     query = "SELECT * FROM pgsub.subscription_rel WHERE srsubstate <> 'r' OR sync_slot <> '' OR spare_slot <> ''"
-    if found := ground.subdb.rows(query):
+    if found := target.rows(query):
         yield f"tables are not ready: {found}"
 
 
@@ -123,14 +128,19 @@ def _files(ground: Ground) -> Iterator[str]:
         yield f"temporary files are left: {found}"
 
 
+def dropped(target: Database) -> Iterator[str]:
+    """What is left in a ledger once its only subscription was dropped, but for what was skipped or replaced."""
+    for table in (*set(_LEDGER) - {"skipped_change"}, *_OF_A_SUBSCRIPTION):
+        if found := target.rows(f"SELECT * FROM pgsub.{table}"):
+            yield f"rows are left in pgsub.{table} of {target.name} after drop: {found}"
+
+
 def _after_drop(ground: Ground) -> Iterator[str]:
     for database in (ground.pubdb, ground.subdb):
         if found := database.rows("SELECT slot_name::text FROM pg_replication_slots"):
             yield f"slots are left on {database.server.port}: {found}"
         if found := database.rows("SELECT roname FROM pg_replication_origin"):
             yield f"replication origins are left on {database.server.port}: {found}"
-    for table in _OF_A_SUBSCRIPTION:
-        if found := ground.subdb.rows(f"SELECT * FROM pgsub.{table}"):
-            yield f"rows are left in pgsub.{table} after drop: {found}"
+    yield from dropped(ground.subdb)
     if found := ground.site.sqlite("SELECT subname FROM pg_subscription"):
         yield f"subscriptions are left in the state store: {found}"

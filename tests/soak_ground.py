@@ -19,6 +19,7 @@ from fix_proxy import Proxy
 from fix_servers import Database
 from forked import Started
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from soak_lag import TABLE, Lag
 from workload import ENCODINGS, TYPES, Workload, grow_table, published
 from workload_run import Run
@@ -77,7 +78,7 @@ class Ground:
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
-        self.origins = chance.choice([100, 10])
+        self.origins = chance.choice([100, 12])
         self.encodings = chance.choice([ENCODINGS[0], *ENCODINGS])
         self.publisher = Server(fast=True)
         self.target = Server(fast=True, settings={**_TARGET, "max_active_replication_origins": self.origins})
@@ -173,18 +174,28 @@ class Ground:
 
     # the program
 
-    def create(self, name: str, publication: str, *options: str) -> None:
-        """``create`` for the launcher to serve, by way of the proxies."""
-        first, second = (proxy.conninfo for proxy in self.proxies)
+    def create(self, name: str, publication: str, *options: str, database: str = "app") -> None:
+        """``create`` for the launcher to serve, by way of the proxies.
+
+        :param database: of both servers.
+        """
+        first, second = (make_conninfo(proxy.conninfo, dbname=database) for proxy in self.proxies)
         ends = ("--connection", first, "--target", second, "--publication", publication)
         self.ok("create", name, *ends, "--no-wait", *options)
 
-    def command(self, *words: str) -> int:
-        """The exit code of a command."""
-        started = self.site.start(*words)
+    def start(self, *words: str, printed: Path | None = None) -> Started:
+        """Start a command.
+
+        :param printed: a file of its own for what it prints on standard output.
+        """
+        started = self.site.start(*words, printed=printed)
         if hasattr(self, "launcher"):  # who a failpoint is to kill
             self.site.launcher_pid.write_text(str(self.launcher.pid))
-        return started.wait(LIMIT)
+        return started
+
+    def command(self, *words: str) -> int:
+        """The exit code of a command."""
+        return self.start(*words).wait(LIMIT)
 
     def ok(self, *words: str) -> None:
         """A command that ends well."""

@@ -33,3 +33,15 @@ def unlike_publisher(publisher: Database, target: Database, tables: Sequence[Tab
     for table in tables:
         if table.alike and rows(target, table, wide(table)) != rows(publisher, table, wide(table)):
             yield f"{table.name.as_string()} on {target.name}"
+
+
+def members(publisher: Database, names: Sequence[str]) -> set[tuple[str, str]]:
+    """Return schema and name of tables, and of all partitions below them.
+
+    :param names: as SQL has them.
+    """
+    query = """
+        SELECT relnamespace::regnamespace::text, relname FROM unnest(%s::text[]) t,
+               LATERAL (SELECT t::regclass::oid UNION SELECT relid FROM pg_partition_tree(t::regclass)) m (oid)
+          JOIN pg_class USING (oid)"""
+    return set(publisher.rows(query, names))

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.sql import Identifier, Literal
 from workload import ENCODINGS, TYPES, Workload, grow_table, published
-from workload_compare import rows
+from workload_compare import members, rows
 from workload_run import Run
 
 from pgsub.apply.conflicts.conflict import RowConflict
@@ -214,12 +214,8 @@ class Subscribers:
     def _unlike_publisher(self) -> Iterator[str]:
         """What verify finds at one point, while apply runs, in tables that are meant to have the publisher's rows."""
         alike = [table.name.as_string() for table in self.tables if table.alike]
-        query = """
-            SELECT relnamespace::regnamespace::text, relname FROM unnest(%s::text[]) t,
-                   LATERAL (SELECT t::regclass::oid UNION SELECT relid FROM pg_partition_tree(t::regclass)) m (oid)
-              JOIN pg_class USING (oid)"""
-        members = set(self.pubdb.rows(query, alike))
-        names = [name for name in self.pgsub.published_names() if name in members]
+        below = members(self.pubdb, alike)
+        names = [name for name in self.pgsub.published_names() if name in below]
         assert len(names) >= len(alike)
         self._run()
         for result in verified.results(self.pgsub, names):

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from soak import Soak
+from soak_course import Soak
 from thorough import only_thorough
 
 _MINUTES = float(os.environ.get("PGSUB_SOAK_MINUTES", "0.33"))
