@@ -18,7 +18,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.common import query, session_role
-from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.errors import ProtocolViolation, StateForbids, UsageError
 from pgsub.common.subscription import SECRETS
 
 _ENVIRONMENT = {
@@ -168,6 +168,7 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
     :param side: ``publisher`` or ``target``, for the error.
     :return: oid of the session's database.
     :raises StateForbids: behind a pooler, whose keys do not name the backend that answers.
+    :raises ProtocolViolation: the answer is none that a server gives.
     """
     version = connection.info.server_version
     settings = {**PINNED, **{name: "0" for name, since in _PINNED_SINCE.items() if version >= since}, **more}
@@ -178,7 +179,7 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
     )
     role, pid = session_role.pinned(connection.info.options), sql.Literal(connection.pgconn.backend_pid)
     statement = sql.SQL("SELECT {}, {}, ({}) WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
-    found = connection.execute(statement.format(calls, role, sql.SQL(_DATABASE), pid)).fetchone()
+    found = _answer(connection, statement.format(calls, role, sql.SQL(_DATABASE), pid), side)
     # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
     if found is None:
         raise StateForbids(
@@ -186,7 +187,32 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
             detail="pgsub needs sessions of its own: streams, locks and settings live as long as they do.",
             hint="Give the address and port of the server itself.",
         )
+    if len(found) != len(settings) + 2:
+        raise _no_server(side)
     return query.number(found[-1], "OID of the database")
+
+
+def _answer(connection: psycopg.Connection[Any], statement: sql.Composed, side: str) -> tuple[Any, ...] | None:
+    """Return the row that a query gives, None where it gives none.
+
+    :raises ProtocolViolation: the answer is none that a query has.
+    """
+    try:
+        return query.row(connection, statement)
+    except (psycopg.OperationalError, psycopg.InterfaceError):
+        raise
+    except psycopg.Error as error:
+        if error.sqlstate is not None:
+            raise
+        raise _no_server(side) from None
+
+
+def _no_server(side: str) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"the {side} does not answer as a PostgreSQL server does",
+        detail="What came for the query that sets up the session is no answer to it.",
+        hint="Check that host and port are those of the server itself.",
+    )
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
