@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pgsub.common import failpoints
+from pgsub.common.out_of_resources import NO_THREAD
+from pgsub.common.threads import SupervisedThread
 
 At = Callable[[str], None]
+WithoutThreads = Callable[..., contextlib.AbstractContextManager[list[str]]]
+
+
+@pytest.fixture
+def without_threads() -> WithoutThreads:
+    """``with without_threads("writer") as refused``: none of these kinds can be started, as under RLIMIT_NPROC."""
+
+    @contextlib.contextmanager
+    def refusing(*kinds: str) -> Iterator[list[str]]:
+        refused: list[str] = []
+
+        def start(thread: SupervisedThread) -> None:
+            if thread.kind in kinds:
+                refused.append(thread.kind)
+                raise RuntimeError(NO_THREAD)
+            before(thread)
+
+        with pytest.MonkeyPatch.context() as patched:
+            before = SupervisedThread.start
+            patched.setattr(SupervisedThread, "start", start)
+            yield refused
+
+    return refusing
 
 
 @pytest.fixture

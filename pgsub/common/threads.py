@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, ThreadDied
-from pgsub.common.out_of_resources import NO_THREAD
+from pgsub.common.out_of_resources import NO_THREAD, out_of_resources
 
 Result = TypeVar("Result")
 
@@ -68,6 +68,25 @@ class SupervisedThread(threading.Thread):
         # guard: the wait for a thread to start is limited
         if not self._begun.is_set() and self._claim.acquire(blocking=False):
             raise RuntimeError(NO_THREAD)
+
+    def try_start(self) -> bool:
+        """Start the thread if the machine has one to spare; if not, it counts as ended by what is lacking.
+
+        :return: whether it was started.
+        """
+        try:
+            self.start()
+        except (RuntimeError, MemoryError) as error:
+            self._death = out_of_resources(error)
+            if self._death is None:
+                raise
+            return False
+        return True
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end, as of :class:`threading.Thread`; one that could not be started has ended."""
+        if self._death is None or self._begun.is_set():
+            super().join(timeout)
 
     def run(self) -> None:
         """Run the thread, unless it was given up."""

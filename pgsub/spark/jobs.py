@@ -84,7 +84,7 @@ class Job(Generic[Item, Result]):
             for number in range(min(slots, len(self._items)))
         ]
         for thread in self._threads:
-            thread.start()
+            thread.try_start()
 
     def _work(self) -> None:
         """Run item after item, until there is none or one has failed."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import patience
 import psycopg
 import pytest
+from fix_failpoints import WithoutThreads
 from fix_pair import MakePair, Pair
 from fix_parallel import OPEN, TABLE, Parallel, Replays, publishing, wait_open
 from protocol.encoding import encode, text_tuple
@@ -49,6 +50,16 @@ def test_a_prepare_that_fails_is_reported_and_done_whole_by_the_next_try(paralle
     p.apply()
     assert p.subdb.value(_PREPARED) == 1
     p.apply("COMMIT PREPARED 'x'")
+    p.same("t")
+
+
+def test_a_transaction_for_which_there_is_no_thread_waits_in_its_file(
+    parallel: Parallel, without_threads: WithoutThreads
+) -> None:
+    p = parallel()
+    with without_threads("parallel_worker") as refused:
+        p.apply("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 100) g", "DELETE FROM t WHERE id > 90")
+    assert refused
     p.same("t")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import patience
 import psycopg
 import pytest
-from fix_failpoints import At
+from fix_failpoints import At, WithoutThreads
 from fix_pair import MakePair, Pair
 from fix_writers import Log
 from thorough import long
@@ -104,6 +104,18 @@ def test_readers_see_only_states_that_the_publisher_had(pair: MakePair, said: Lo
         catch_up(p)
     reader.close()
     assert said("units of")
+    p.same("account", "log")
+
+
+def test_where_no_thread_can_be_started_one_session_applies(pair: MakePair, without_threads: WithoutThreads) -> None:
+    p = pair(ACCOUNTS, apply_workers=4)
+    fill(p)
+    work(p, 100, seed=3)
+    with without_threads("writer") as refused:
+        p.apply()
+    assert refused
+    work(p, 100, seed=4, first=101)
+    p.apply()
     p.same("account", "log")
 
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fix_failpoints import WithoutThreads
 from fix_program import Cli, until
 from fix_servers import Database
 
+from pgsub.catalog.store import StateStore
 from pgsub.common.errors import Directive
 from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import SupervisedThread
+from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.error_rows import internal_error
+from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
+from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.workers.sequence_worker import SequenceWorker
+from pgsub.launcher.workers.sync_workers import SyncWorkers
+from pgsub.tablesync.context import SyncContext
+from pgsub.target.ledger.subscriptions import RelationState
 
 _NO_MEMORY = """
 import resource, sys
@@ -114,6 +127,47 @@ def test_a_launcher_without_memory_goes_on_once_it_has_some(
     tables[1].wait("SELECT t FROM a WHERE id = 1000", value="later")
     assert cli.stop(running) == 0
     assert "was ended by" not in log.read_text()
+
+
+def test_a_thread_that_cannot_be_started_has_ended_by_that(without_threads: WithoutThreads) -> None:
+    done: list[int] = []
+    thread = SupervisedThread("test", "test", lambda: done.append(1))
+    with without_threads("test"):
+        assert not thread.try_start()
+    thread.join()
+    lack = thread.fatal_error
+    assert lack is not None and (lack.sqlstate, lack.directive) == ("53000", Directive.RETRY)
+    assert not thread.is_alive() and done == []
+    other = SupervisedThread("test", "test", lambda: done.append(2))
+    assert other.try_start()
+    other.join()
+    assert other.fatal_error is None and done == [2]
+    with pytest.raises(RuntimeError, match="only be started once"):
+        other.try_start()
+
+
+def test_tables_and_sequences_without_a_thread_are_tried_again_and_end_no_launcher(
+    state_dir: Path, without_threads: WithoutThreads
+) -> None:
+    sub = Subscription(5, "orders", "host=p", "host=t", ("pub",), "orders", sequences=True)
+    with StateStore.open(state_dir) as store, closing(HeartbeatReceiver()) as heartbeats:
+        store.add_subscription(sub)
+        recorder = Recorder(store, lambda level, text: None)
+        errors = ErrorReporter(store, sub, lambda level, text: None, recorder)
+        stopping = threading.Event()
+        context = SyncContext(sub, "0", lambda *_: None, stopping, heartbeats.address)  # type: ignore[arg-type]
+        tables = SyncWorkers(context, heartbeats, errors, 5.0, lambda: True)
+        sequences = SequenceWorker(sub, store, errors, recorder.run, lambda: sub, stopping)
+        relations = [RelationState(1, "public", "a", "i")]
+        with without_threads("sync", "sequences") as refused:
+            for _ in range(2):
+                tables.tick(relations, tables.alive)
+                sequences.tick()
+            sequences.close()
+        assert refused == ["sync", "sequences"]
+        assert "could not start a thread" in store.errors(sub.subid)[0].message
+        assert sequences.error is not None and sequences.error.directive is Directive.RETRY
+        recorder.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from fix_failpoints import At
+from fix_failpoints import At, WithoutThreads
 from fix_pair import MakePair, Pair
 from fix_program import until
 from fix_servers import Database
@@ -87,6 +87,28 @@ def test_a_slot_that_is_not_seen_any_more_is_an_error_with_the_reason_and_since_
     slot = [text for text in log if "slot" in text]
     assert len(slot) == 2 and slot[0].startswith(f'ERROR: replication slot "{p.sub.slot_name}" has not been seen since')
     assert slot[1] == f'LOG: the publisher says again where the slot of "{p.sub.name}" is'
+
+
+def test_a_watch_that_gets_no_thread_ends_nothing_and_is_an_error_as_long_as_it_lasts(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch, without_threads: WithoutThreads
+) -> None:
+    """The launcher stopped all workers of the subscription, and began them anew again and again."""
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    monkeypatch.setattr(slot_watch, "SLOT_SECONDS", 0.5)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    with _watch(p, state_dir, lambda level, text: None) as (store, _, watch):
+
+        def ticked(condition: Callable[[], object]) -> object:
+            watch.tick()
+            return condition()
+
+        with without_threads("slot_watch"):
+            until(lambda: ticked(lambda: store.errors(p.subid)))
+            [row] = store.errors(p.subid)
+            assert row.worker == SLOT and ": could not start a thread: too many processes" in row.message
+            assert row.hint is not None and "ulimit -u" in row.hint
+            watch.close()
+        until(lambda: ticked(lambda: store.slot(p.subid) and not store.errors(p.subid)))
 
 
 @pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])

@@ -69,7 +69,8 @@ class ParallelLeader(StreamWatch):
             return None
         if worker is None:
             worker = ParallelWorker(len(self._workers) + 1, self._open_session, set_based=self._set_based)
-            worker.start()
+            if not worker.try_start():
+                return None
             self._workers.append(worker)
         self._busy[xid] = worker
         spooled.follow()

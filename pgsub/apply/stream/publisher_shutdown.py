@@ -55,7 +55,7 @@ class PublisherShutdown:
         if clock >= self._next_check and (self._check_thread is None or not self._check_thread.is_alive()):
             self._next_check = clock + _CHECK_SECONDS
             self._check_thread = SupervisedThread("publisher_state", "publisher's state", self._check)
-            self._check_thread.start()
+            self._check_thread.try_start()
         return self._refused
 
     def _check(self) -> None:

@@ -40,7 +40,7 @@ class StandbyNames:
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = clock + CHECK_SECONDS
             self._thread = SupervisedThread("standby_names", "standby names", self._check)
-            self._thread.start()
+            self._thread.try_start()
         return self._waits
 
     @property

@@ -190,7 +190,11 @@ class Writers:
             self._writers.remove(dead)
         while len(self._writers) < count:
             writer = Writer(len(self._writers) + 1, self._queue, self._open_session, set_based=self._set_based)
-            writer.start()
+            if not writer.try_start():
+                if (lack := writer.fatal_error) is None or self._writers:
+                    return  # those that there are do it
+                self._failed(NoSession(lack.message))
+                raise lack
             self._writers.append(writer)
 
     def finish(self, units: Units) -> tuple[int, int]:

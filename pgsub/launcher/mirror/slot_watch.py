@@ -70,7 +70,7 @@ class SlotWatch:
             return
         self._next = clock + SECONDS
         self._thread = SupervisedThread("slot_watch", "slot watch", self._read)
-        self._thread.start()
+        self._thread.try_start()
 
     def _say_unseen(self, clock: float) -> None:
         """Report that the slot has not been seen for long, or that it is seen again."""

@@ -100,7 +100,7 @@ class SequenceWorker:
             self._begun += 1
             self._outcomes = self._failure = None
             self._thread = SupervisedThread("sequences", "sequences", self._attempt)
-            self._thread.start()
+            self._thread.try_start()
 
     def settled(self, *, well: bool) -> bool:
         """Return whether an attempt has ended that began after the first call: a run that is to end waits for it.

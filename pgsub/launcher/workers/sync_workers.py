@@ -117,7 +117,7 @@ class SyncWorkers:
 
         sync = _Sync(relids, SupervisedThread("sync", f"sync {relids[0]}", body))
         self._running.append(sync)
-        sync.thread.start()
+        sync.thread.try_start()
 
     def _ended(self, sync: _Sync) -> None:
         self._running.remove(sync)
