@@ -7,22 +7,17 @@ the environment. A table with the name of a command has defaults of its options.
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import shlex
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pgsub.common.errors import StateForbids
-
-_MOST_LINKS = 40  #: as many as Linux follows
-#: Whom folders belong to whose owner a container does not know; that is root outside it, of /home for example.
-_UNKNOWN_USER = 65534
+from pgsub.common.path_safety import exchangeable
 
 
 @dataclass(frozen=True)
@@ -128,51 +123,9 @@ def _check(path: Path, status: os.stat_result) -> None:
     elif status.st_mode & 0o022 and not stat.S_ISCHR(status.st_mode):  # /dev/null
         problem, hint = "Group or others may write to it.", f"chmod go-w {shlex.quote(str(path))}"
     else:
-        for name in _names(path):
-            problem, hint = _exchangeable(name)
-            if problem is not None:
-                break
+        problem, hint = exchangeable(path)
     if problem is not None:
         raise StateForbids(f'configuration file "{path}" is not safe', detail=problem, hint=hint)
-
-
-def _names(path: Path) -> Iterator[Path]:
-    """Yield the name of a file, and of a symbolic link all that lead to the file."""
-    name = path.absolute()
-    yield name
-    for _ in range(_MOST_LINKS):
-        if not name.is_symlink():
-            return
-        name = name.parent / name.readlink()
-        yield name
-
-
-def _exchangeable(name: Path) -> tuple[str | None, str | None]:
-    """Return how another user could have a name lead to another file, and what keeps it from that."""
-    link = name.lstat()
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        return f'Symbolic link "{name}" belongs to user id {link.st_uid}, who could exchange it.', None
-    within = name.parent.resolve()
-    for folder in (within, *within.parents):
-        found = folder.stat()
-        trusted = (0, os.geteuid()) if folder == within else (0, os.geteuid(), _UNKNOWN_USER)
-        if found.st_uid not in trusted:
-            return f'Folder "{folder}" belongs to user id {found.st_uid}, who could exchange the file.', None
-        if not found.st_mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
-            if found.st_mode & 0o002:
-                return f'Others may write to folder "{folder}".', f"chmod o-w {shlex.quote(str(folder))}"
-            if found.st_mode & 0o020 and not _is_private(found.st_gid):
-                return f'Its group may write to folder "{folder}".', f"chmod g-w {shlex.quote(str(folder))}"
-    return None, None
-
-
-def _is_private(gid: int) -> bool:
-    """Return whether a group is the user's own, as systems make one for each user: of that name, without others."""
-    try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.path_safety import exchangeable
 
 #: What Spark 4 needs.
 OLDEST = 17
@@ -56,14 +57,15 @@ class Java:
 def cache_folder(otherwise: Path) -> Path:
     """Make the private cache folder ``$XDG_CACHE_HOME/pgsub``.
 
-    :param otherwise: used if that one cannot be made or belongs to another user, since programs are run from it.
+    :param otherwise: used if that one cannot be made, or others could write to it or have its name lead elsewhere,
+        since programs are run from it.
     :raises StateForbids: that one is not private either.
     """
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "pgsub"
+    root = os.environ.get("XDG_CACHE_HOME", "")
     try:
+        folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "pgsub"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(folder):
+        if _is_private(folder) and exchangeable(folder)[0] is None:
             return folder
     except (OSError, RuntimeError):
         pass

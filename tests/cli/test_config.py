@@ -4,6 +4,7 @@ import grp
 import json
 import os
 import tomllib
+from pathlib import Path
 
 import pytest
 from fix_program import ROOT, one_error
@@ -156,12 +157,13 @@ def test_a_link_of_another_user_is_refused_in_a_folder_that_keeps_files_apart(fi
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    link = shared / "link.toml"
-    link.symlink_to(file(""))
-    os.environ["PGSUB_CONFIG"] = str(link)
-    assert pgsub("status").returncode == 0
-    os.chown(link, 12345, -1, follow_symlinks=False)
-    assert "belongs to user id 12345" in one_error(pgsub("status"), 3, "is not safe", hint=False)
+    own = Path(file(""))
+    for link, leads_to, path in (("link.toml", own, "link.toml"), ("folder", own.parent, f"folder/{own.name}")):
+        (shared / link).symlink_to(leads_to)
+        os.environ["PGSUB_CONFIG"] = str(shared / path)
+        assert pgsub("status").returncode == 0
+        os.chown(shared / link, 12345, -1, follow_symlinks=False)
+        assert "belongs to user id 12345" in one_error(pgsub("status"), 3, "is not safe", hint=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

@@ -96,6 +96,34 @@ def test_programs_are_never_run_from_a_cache_folder_that_others_can_write(monkey
         java.cache_folder(tmp_path / "other")
 
 
+def test_programs_are_never_run_from_a_cache_folder_whose_name_others_can_have_lead_elsewhere(monkeypatch, tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    shared.mkdir()
+    (own / "pgsub").mkdir(parents=True, mode=0o700)
+    (shared / "pgsub").symlink_to(own / "pgsub")
+    assert java.cache_folder(tmp_path / "other") == shared / "pgsub"
+    shared.chmod(0o777)
+    assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+    (shared / "pgsub").unlink()
+    assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+    (shared / "link").symlink_to(own)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "link"))
+    assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+    shared.chmod(0o1777)  # others cannot take the link away there, and a link of others is refused
+    assert java.cache_folder(tmp_path / "other") == shared / "link" / "pgsub"
+    if os.geteuid() == 0:
+        os.chown(shared / "link", 65534, -1, follow_symlinks=False)
+        assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+
+
+def test_a_cache_folder_that_is_named_relative_to_nothing_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert java.cache_folder(tmp_path / "other") == tmp_path / ".cache" / "pgsub"
+
+
 def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):
     made = Archive(tmp_path / "spark-1.jsa", None)
     made.file.touch()
