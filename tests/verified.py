@@ -22,8 +22,8 @@ from pgsub.reconcile.expressions import compared
 from pgsub.reconcile.point import one_point, while_standing
 from pgsub.reconcile.point_attempt import Point, Standing
 from pgsub.reconcile.ranges import RangeComparison
+from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.repair import Repair, RepairedRows, unfit
-from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from psycopg import sql
 
-from pgsub.reconcile.source import chosen, prefix
+from pgsub.reconcile.reading.source import chosen, prefix
 
 #: Bits of the hash that one pass adds at most.
 BITS = 12

@@ -17,10 +17,10 @@ from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.equality import Equality
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import PROBE, hashes
+from pgsub.reconcile.reading.sessions import Progress, Reading, Session, Sessions
+from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.source import HASH_BITS, Named, Piece, Source
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
-from pgsub.reconcile.sessions import Progress, Reading, Session, Sessions
-from pgsub.reconcile.side import Side
-from pgsub.reconcile.source import HASH_BITS, Named, Piece, Source
 
 #: Rows that are asked for one by one at most, where the buckets that differ have many more.
 MOST_HASHES = 500_000
@@ -78,7 +78,7 @@ class _Addresses:
 
 
 class Comparison(Sessions):
-    """A comparison of one table after the other; parameters as of :class:`~pgsub.reconcile.sessions.Sessions`.
+    """A comparison of one table after the other; parameters as of :class:`~pgsub.reconcile.reading.sessions.Sessions`.
 
     :param sample: percent of the keys; None for all.
     """

@@ -31,8 +31,8 @@ from pgsub.reconcile.buckets import Selection, Totals
 from pgsub.reconcile.comparison import Comparison, relation_of, row_filters
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Side
-from pgsub.reconcile.source import Named, Piece, Source
+from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.source import Named, Piece, Source
 
 #: Rows of a part that are brought or removed one by one; if they are more it is copied again.
 MOST_ROWS = 50_000

@@ -20,9 +20,9 @@ from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError
 from pgsub.reconcile.comparison import Comparison, Explain, Pieces, Sources, TableResult
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.sessions import Progress, Reading
-from pgsub.reconcile.side import MEMBERS
-from pgsub.reconcile.source import KeyRange, Piece
+from pgsub.reconcile.reading.sessions import Progress, Reading
+from pgsub.reconcile.reading.side import MEMBERS
+from pgsub.reconcile.reading.source import KeyRange, Piece
 
 #: Ranges of a table: each is what one statement reads, and more of a table that is larger still.
 LEAST_RANGES, MOST_RANGES = 16, 4000

@@ -38,8 +38,8 @@ from pgsub.protocol.messages import Relation
 from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point_attempt import Standing
-from pgsub.reconcile.side import Side
-from pgsub.reconcile.source import Source
+from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.source import Source
 from pgsub.target.ledger import barrier, events
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 from pgsub.target.ledger.tables import held_tables

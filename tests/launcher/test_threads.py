@@ -50,7 +50,7 @@ OTHERS = (
 
 
 #: Their threads hand whatever ends them to the one that waits for the result.
-POOLS = {"reconcile/sessions.py", "demo/workload.py"}
+POOLS = {"reconcile/reading/sessions.py", "demo/workload.py"}
 
 
 def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:

@@ -17,11 +17,12 @@ from verified import compare, exported
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
-from pgsub.reconcile import buckets, comparison, explained_differences, expressions, read_rate, rows
+from pgsub.reconcile import buckets, comparison, explained_differences, expressions, rows
 from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.side import Side
-from pgsub.reconcile.source import Piece, Source
+from pgsub.reconcile.reading import read_rate
+from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.source import Piece, Source
 from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 

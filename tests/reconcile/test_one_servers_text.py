@@ -20,7 +20,7 @@ from pgsub.reconcile import built_in_types, expressions
 from pgsub.reconcile.comparison import relation_of, sources
 from pgsub.reconcile.expressions import ComparedTable, compared
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.source import Piece
+from pgsub.reconcile.reading.source import Piece
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation, describe
 
 _POISON = "x\"'); DROP TABLE secret; --"

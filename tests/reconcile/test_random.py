@@ -20,7 +20,8 @@ from psycopg import sql
 from thorough import long
 from verified import compare
 
-from pgsub.reconcile import buckets, comparison, hashes, read_rate, rows
+from pgsub.reconcile import buckets, comparison, hashes, rows
+from pgsub.reconcile.reading import read_rate
 
 _FIRST = int(os.environ.get("PGSUB_FIRST_SEED", "0"))
 _SEEDS = range(_FIRST, _FIRST + int(os.environ.get("PGSUB_SEEDS", "12")))

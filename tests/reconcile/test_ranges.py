@@ -10,9 +10,9 @@ from fix_servers import Database
 from verified import compare
 
 from pgsub.common.errors import TableRewritten
-from pgsub.reconcile import read_rate
 from pgsub.reconcile.comparison import TableResult
 from pgsub.reconcile.ranges import EqualRanges, Ranges
+from pgsub.reconcile.reading import read_rate
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING
 
 #: Compares ``t``, and gives its ranges too.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, Reporter, TableProgress
-from pgsub.reconcile.read_rate import BLOCK
+from pgsub.reconcile.reading.read_rate import BLOCK
 from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds before the first report, and between others.

@@ -26,9 +26,9 @@ from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
 from pgsub.reconcile.point_attempt import Point
 from pgsub.reconcile.ranges import EqualRanges, RangeComparison, Ranges, first_column
+from pgsub.reconcile.reading.sessions import Progress
+from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
-from pgsub.reconcile.sessions import Progress
-from pgsub.reconcile.side import Side, date_order
 from pgsub.target.catalog.relation import describe
 from pgsub.target.catalog.table_names import name_of, names_below
 from pgsub.target.ledger.subscriptions import RelationState

@@ -23,8 +23,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.rows import Differences
-from pgsub.reconcile.side import Side, date_order
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import advisory_locks

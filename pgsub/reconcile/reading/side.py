@@ -20,8 +20,8 @@ from psycopg import sql
 from pgsub.common import server_words, table_lock
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableReplaced, TableRewritten, TargetUnavailable
 from pgsub.common.query import scalar
-from pgsub.reconcile.read_rate import MOST_BLOCKS
-from pgsub.reconcile.source import Named, Piece, Source
+from pgsub.reconcile.reading.read_rate import MOST_BLOCKS
+from pgsub.reconcile.reading.source import Named, Piece, Source
 
 _MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
 

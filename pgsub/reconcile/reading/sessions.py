@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
-from pgsub.reconcile.read_rate import RateLimit
-from pgsub.reconcile.side import Side
-from pgsub.reconcile.source import Piece
+from pgsub.reconcile.reading.read_rate import RateLimit
+from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.source import Piece
 
 Result = TypeVar("Result")
 #: A session, and on which side it is.
