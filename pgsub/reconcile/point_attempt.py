@@ -40,7 +40,7 @@ from pgsub.publisher.faults import translating
 from pgsub.publisher.position import flushed_position
 from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.target.ledger import barrier
+from pgsub.target.ledger.maintenance import barrier
 
 #: Bytes of WAL that apply may be behind when the slot is created: until then it is only followed.
 NEAR_BYTES = 16 << 20
@@ -85,7 +85,7 @@ class Standing:
 
     :ivar lsn: the target has what finished before, and nothing else.
     :ivar publisher: name of the publisher's snapshot of it.
-    :ivar barrier: its token, for :func:`pgsub.target.ledger.barrier.take`.
+    :ivar barrier: its token, for :func:`pgsub.target.ledger.maintenance.barrier.take`.
     """
 
     lsn: int

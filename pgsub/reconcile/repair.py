@@ -40,7 +40,8 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import Source
-from pgsub.target.ledger import barrier, events
+from pgsub.target.ledger import events
+from pgsub.target.ledger.maintenance import barrier
 from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.sql import resync_truncate

@@ -25,7 +25,7 @@ from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
 from pgsub.reconcile import point_attempt
 from pgsub.reconcile.point_attempt import Point
-from pgsub.target.ledger import barrier
+from pgsub.target.ledger.maintenance import barrier
 from pgsub.target.ledger.tables import held_tables, states
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"

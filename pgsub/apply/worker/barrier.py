@@ -1,6 +1,6 @@
 """The apply worker at a barrier: which transactions it may still commit, and how long it stands there.
 
-The server has nothing like it. The ledger's side is :mod:`pgsub.target.ledger.barrier`.
+The server has nothing like it. The ledger's side is :mod:`pgsub.target.ledger.maintenance.barrier`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.batch import Batch
 from pgsub.common import failpoints
 from pgsub.protocol.lsn import covered
-from pgsub.target.ledger import barrier
-from pgsub.target.ledger.barrier import Barrier
+from pgsub.target.ledger.maintenance import barrier
+from pgsub.target.ledger.maintenance.barrier import Barrier
 from pgsub.target.ledger.worker_takeover import Claim
 
 

@@ -27,15 +27,8 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.faults import translate
 from pgsub.publisher.stream import walsender
-from pgsub.target.ledger import (
-    definitions,
-    events,
-    reconciliation,
-    right_to_write,
-    subscriptions,
-    two_phase,
-    worker_takeover,
-)
+from pgsub.target.ledger import definitions, events, right_to_write, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger.maintenance import reconciliation
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target

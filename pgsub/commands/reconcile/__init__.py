@@ -2,5 +2,5 @@
 
 The server has nothing like it. Entry points: :mod:`~pgsub.commands.reconcile.reconcile`,
 :mod:`~pgsub.commands.reconcile.diagnosis` (what is wrong, and what is in the way). What moves the position is
-:mod:`pgsub.target.ledger.reconciliation`.
+:mod:`pgsub.target.ledger.maintenance.reconciliation`.
 """

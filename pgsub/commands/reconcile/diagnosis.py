@@ -20,8 +20,9 @@ from pgsub.publisher.faults import translating
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.slots import SlotState
 from pgsub.switchover import journal
-from pgsub.target.ledger import origin_advance, subscriptions
-from pgsub.target.ledger.origin_advance import Position
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.maintenance import origin_advance
+from pgsub.target.ledger.maintenance.origin_advance import Position
 from pgsub.target.ledger.subscriptions import Identity
 
 #: Seconds for which a worker that is refused may hold the slot.

@@ -2,8 +2,8 @@
 
 NOTES
 A command that is killed is repeated. Until the one commit that moves apply's position and all tables, the ledger says
-that a slot is being made (:mod:`pgsub.target.ledger.reconciliation`): apply does not start, and the next command drops
-what this one may have made, and makes it again. After that commit the launcher has all that it needs.
+that a slot is being made (:mod:`pgsub.target.ledger.maintenance.reconciliation`): apply does not start, and the next
+command drops what this one may have made, and makes it again. After that commit the launcher has all that it needs.
 
 Prepared transactions on the target are rolled back: the publisher does not send their ends any more, and what it
 committed comes by comparison. Creating a slot waits until those that are prepared on the publisher have ended, so none
@@ -37,7 +37,8 @@ from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import slots
-from pgsub.target.ledger import reconciliation, skip, two_phase, worker_takeover
+from pgsub.target.ledger import skip, two_phase, worker_takeover
+from pgsub.target.ledger.maintenance import reconciliation
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.session import origins
 from pgsub.target.session.connect import must_use_password

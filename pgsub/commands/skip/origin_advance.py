@@ -32,7 +32,7 @@ from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from pgsub.target.ledger import subscriptions, two_phase
-from pgsub.target.ledger.origin_advance import Position, advance, position
+from pgsub.target.ledger.maintenance.origin_advance import Position, advance, position
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import origins

@@ -29,7 +29,7 @@ CREATE TABLE pgsub.ledger_version (version integer PRIMARY KEY, installed_at tim
 
 -- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned.
 -- new_slot: a reconciliation is under way, which makes the slot of this name; apply does not start
--- (target/ledger/reconciliation.py). two_phase: d disabled, p pending, e the slot may be two-phase
+-- (maintenance/reconciliation.py). two_phase: d disabled, p pending, e the slot may be two-phase
 CREATE TABLE pgsub.subscription (
     subid integer PRIMARY KEY,
     subname text NOT NULL,
@@ -75,7 +75,7 @@ CREATE TABLE pgsub.control (
     PRIMARY KEY (subid, worker));
 
 -- apply stops where it has applied all that lsn covers, and nothing else, and says so in reached_lsn. token names the
--- request; apply takes it away once it has stood for so many seconds (target/ledger/barrier.py). stood: seconds that it
+-- request; apply takes it away once it has stood for so many seconds (maintenance/barrier.py). stood: seconds that it
 -- has stood at where the barrier was before
 CREATE TABLE pgsub.barrier (
     subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
