@@ -37,7 +37,7 @@ class Settings:
 
     def take_environment(self) -> None:
         """Take libpq's variables out of the process's environment, before anything connects."""
-        from pgsub.common.conninfo import take_environment
+        from pgsub.common.connections.conninfo import take_environment
 
         self.environment = take_environment()
 

@@ -1,4 +1,4 @@
-"""What a server said, as much of it as is kept: the one place where texts are taken out of psycopg's errors.
+"""What a server said, as much of it as is kept, and what an SQLSTATE means: no other module takes texts out of errors.
 
 The server sets no limit to the fields of an error, and pgsub keeps them in memory, log and state store. Mirrors
 ``pqGetErrorNotice3`` (fe-protocol3.c), which reads these fields.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: Characters of a message, detail, hint or context that are kept.
 KEPT_OF_SERVER = 8192
 _Text = TypeVar("_Text", str, str | None)
+_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", "40P01", "55P03"})
 
 
 class ServerWords(NamedTuple):
@@ -57,3 +58,20 @@ def server_hint(text: str | None) -> str | None:
 def shortened(text: _Text) -> _Text:
     """Return what is kept of a field that a server wrote: its first :data:`KEPT_OF_SERVER` characters."""
     return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"
+
+
+def is_transient(sqlstate: str | None) -> bool:
+    """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
+
+    :param sqlstate: five characters, or None (the connection was lost without a message: transient).
+    """
+    if sqlstate is None:
+        return True
+    if sqlstate == "08P01":
+        return False
+    return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
+
+
+def is_unreachable(sqlstate: str | None) -> bool:
+    """Return whether a transient error means that a server cannot be reached: no transaction is to blame."""
+    return sqlstate is None or sqlstate[:2] in ("08", "57")

@@ -9,7 +9,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import StateForbids
 from pgsub.publisher.faults import refused, translating
 

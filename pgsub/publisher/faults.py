@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsub.common import conninfo_check, quoting, server_words
+from pgsub.common import quoting, server_words
+from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
@@ -26,8 +27,7 @@ from pgsub.common.errors import (
     StateForbids,
 )
 from pgsub.common.out_of_resources import no_descriptor
-from pgsub.common.server_words import server_hint, shortened
-from pgsub.common.sqlstate import is_transient
+from pgsub.common.server_words import is_transient, server_hint, shortened
 
 _REPLICATION_ROLE = re.compile(
     r"permission denied to start WAL sender|must be superuser or replication role|permission denied to use replication"

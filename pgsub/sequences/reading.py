@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
 from pgsub.common.query import number
 from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier

@@ -14,7 +14,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgsub.common import session_role
+from pgsub.common.connections import session_role
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import scalar
 

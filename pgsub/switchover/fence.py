@@ -24,8 +24,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from pgsub.common import conninfo as ci
 from pgsub.common import server_words
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
 from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import SECRETS

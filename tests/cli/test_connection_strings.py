@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fix_program import one_error
 
-from pgsub.common import conninfo, conninfo_check
+from pgsub.common.connections import conninfo, conninfo_check
 from pgsub.common.errors import PublisherUnavailable, UsageError
 from pgsub.publisher import connect as publisher
 

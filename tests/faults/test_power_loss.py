@@ -19,7 +19,7 @@ from fix_servers import Database
 from thorough import only_thorough
 
 from pgsub.catalog.store import StateStore
-from pgsub.common import conninfo
+from pgsub.common.connections import conninfo
 from pgsub.common.subscription import Subscription
 
 pytestmark = pytest.mark.skipif(

@@ -21,7 +21,7 @@ from spark.seen import begins, status, stored
 from thorough import only_thorough
 
 import pgsub
-from pgsub.common import conninfo
+from pgsub.common.connections import conninfo
 from pgsub.demo.servers import free_port
 
 pytestmark = [only_thorough, pytest.mark.timeout(900)]

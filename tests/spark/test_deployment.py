@@ -17,7 +17,7 @@ from psycopg import pq
 import pgsub
 from pgsub.apply.worker import executor_requirements, worker
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.common import conninfo
+from pgsub.common.connections import conninfo
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender

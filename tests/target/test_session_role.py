@@ -11,7 +11,7 @@ from fix_servers import Database
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from pgsub.common import session_role
+from pgsub.common.connections import session_role
 from pgsub.publisher import connect as publisher
 from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target

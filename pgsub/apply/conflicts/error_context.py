@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pgsub.apply.conflicts import conflict_record, conflict_text
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError, Directive, PgsubError
-from pgsub.common.sqlstate import is_unreachable
+from pgsub.common.server_words import is_unreachable
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED

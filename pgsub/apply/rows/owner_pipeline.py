@@ -8,7 +8,7 @@ from __future__ import annotations
 import psycopg
 
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.common import session_role
+from pgsub.common.connections import session_role
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import copy_from, statements

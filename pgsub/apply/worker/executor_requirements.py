@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import pgsub
 from pgsub.apply.stream.spool import Spool
-from pgsub.common import conninfo as ci
-from pgsub.common import conninfo_check
+from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import PgsubError, PublisherUnavailable, SparkUnusable, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender

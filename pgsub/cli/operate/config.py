@@ -69,7 +69,7 @@ def _options() -> Iterator[dict[str, Any]]:
 
 def _concealed(value: str) -> str:
     """Conceal secrets: those of a connection string as libpq reads it, else those that look like some."""
-    from pgsub.common import conninfo
+    from pgsub.common.connections import conninfo
 
     name, equals, _ = value.partition("=")
     if equals and name.strip().startswith("spark."):

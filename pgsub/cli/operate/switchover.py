@@ -164,7 +164,7 @@ def _say_which(options: SwitchoverOptions) -> None:
     """Say which server is called the publisher on the way back: it is not the one that was it before."""
     from pgsub.catalog.store import StateStore
     from pgsub.commands.switchover.parties import found
-    from pgsub.common import conninfo
+    from pgsub.common.connections import conninfo
 
     with StateStore.open(options.state_dir, create=False) as store:
         sub = found(store, options.names[0])

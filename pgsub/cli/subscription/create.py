@@ -92,7 +92,7 @@ class CreateCommand(Command):
 
     def needs(self, param: Any) -> bool:
         """Return whether nothing can be created without a parameter."""
-        from pgsub.common.conninfo import in_environment
+        from pgsub.common.connections.conninfo import in_environment
 
         return super().needs(param) or param.name == "connection" or (param.name == "target" and not in_environment())
 

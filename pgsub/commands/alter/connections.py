@@ -15,7 +15,7 @@ from pgsub.commands.preflight import databases, findings, servers
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
 from pgsub.commands.subscription import definition, password_required
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import PgsubError, StateForbids, WrongSystem
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.preflight.tables import several_in_one
 from pgsub.commands.subscription import definition
 from pgsub.common import quoting
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import Subscription
-
-if TYPE_CHECKING:
-    from pgsub.commands.alter.options import AlterOptions
 
 _DUPLICATE, _UNDEFINED = "42710", "42704"
 

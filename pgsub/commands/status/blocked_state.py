@@ -13,7 +13,7 @@ from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.common import errors
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SparkUnusable, TargetUnavailable
 from pgsub.common.quoting import word
-from pgsub.common.sqlstate import is_unreachable
+from pgsub.common.server_words import is_unreachable
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.commands.serve.synchronize import ServiceOptions
-from pgsub.common import conflict_rules, conninfo_check
-from pgsub.common import conninfo as ci
+from pgsub.common import conflict_rules
+from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import KEEP, SECRETS, Subscription
 from pgsub.publisher.slot_names import valid_slot_name as valid_slot_name

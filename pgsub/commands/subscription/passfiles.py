@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pgsub.commands.subscription.definition import Definition
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 
 
 @contextlib.contextmanager

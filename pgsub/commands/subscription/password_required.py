@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.commands.sessions import MUST_PROVIDE
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher

@@ -25,8 +25,8 @@ from pgsub.commands.sessions import connect_target, verified_publisher
 from pgsub.commands.subscription import definition, ledger_definition, passfiles, password_required
 from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
-from pgsub.common import conninfo as ci
 from pgsub.common import failpoints, quoting
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import SlotLost, StateForbids, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word

@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 
-from pgsub.common import conninfo as ci
-from pgsub.common import conninfo_check, quoting, server_words
+from pgsub.common import quoting, server_words
+from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import (
     ApplyError,
     InternalError,
@@ -22,10 +23,10 @@ from pgsub.common.errors import (
 )
 from pgsub.common.out_of_resources import no_descriptor
 from pgsub.common.query import scalar
-from pgsub.common.sqlstate import is_transient
+from pgsub.common.server_words import is_transient
 from pgsub.common.subscription import Subscription
 
-#: Beside :data:`pgsub.common.conninfo.PINNED`.
+#: Beside :data:`pgsub.common.connections.conninfo.PINNED`.
 _SETTINGS = {
     "xmloption": "content",
     "client_min_messages": "warning",
@@ -33,7 +34,7 @@ _SETTINGS = {
 }
 #: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
 #: and a backend that waits for a lock reads nothing. Others have
-#: :data:`pgsub.common.conninfo.KEEPALIVES`.
+#: :data:`pgsub.common.connections.conninfo.KEEPALIVES`.
 _PATIENCE = {"tcp_user_timeout": "300000"}
 _DENIED = re.compile(r"^permission denied for (table|schema) (.+)$")
 _PASSWORD_STATES = ("28P01", "28000")

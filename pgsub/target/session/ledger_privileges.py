@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from pgsub.common import quoting, session_role
+from pgsub.common import quoting
+from pgsub.common.connections import session_role
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.query import scalar
 from pgsub.target.session import advisory_locks, ledger_code

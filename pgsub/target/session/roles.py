@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import psycopg
 
-from pgsub.common import quoting, session_role, table_lock
+from pgsub.common import quoting, table_lock
+from pgsub.common.connections import session_role
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation

@@ -15,7 +15,8 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from pgsub.common import session_role, table_lock
+from pgsub.common import table_lock
+from pgsub.common.connections import session_role
 from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation

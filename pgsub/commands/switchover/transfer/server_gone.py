@@ -22,8 +22,8 @@ from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.parties import TARGET, SwitchoverOptions, giving_session
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command, way_back_of
-from pgsub.common import conninfo as ci
 from pgsub.common import failpoints
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

@@ -13,7 +13,7 @@ from pathlib import Path
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from pgsub.common import conninfo as ci
+from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import UsageError
 from pgsub.common.subscription import SECRETS
 
@@ -28,7 +28,7 @@ _TRIED = ".s.PGSQL."
 def check(params: Mapping[str, str], side: str, *, uri: bool = False) -> None:
     """Refuse values that libpq would refuse, whatever server they lead to. No connection is opened.
 
-    :param params: from :func:`pgsub.common.conninfo.parse`; of a service only the name is looked at, if at all.
+    :param params: as of :func:`conninfo.parse`; of a service only the name is looked at, if at all.
     :param side: ``publisher`` or ``target``, for the error.
     :param uri: whether they stood in a URI, where an unescaped ``/`` makes the rest of a password the port.
     :raises UsageError: without that value then.

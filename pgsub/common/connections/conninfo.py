@@ -17,7 +17,8 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.common import query, session_role
+from pgsub.common import query
+from pgsub.common.connections import session_role
 from pgsub.common.errors import ProtocolViolation, StateForbids, UsageError
 from pgsub.common.subscription import SECRETS
 

@@ -1,0 +1,100 @@
+"""From the words of ``alter`` to the fields that change. Mirrors AlterSubscription's checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pgsub.commands.alter import publication_list, upgraded_publisher
+from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.subscription import definition
+from pgsub.commands.subscription.enable_disable import require_disabled
+from pgsub.common import conflict_rules
+from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.subscription import Subscription
+
+_STATE = "55000"
+
+
+def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
+    """Return the fields that get another value, except those that a server must be asked about.
+
+    :raises UsageError: words that contradict each other or are no names.
+    :raises StateForbids: in the server's words.
+    """
+    _check_words(options)
+    fields = dict(options.settings)
+    if options.rename_to is not None:
+        definition.check_name(options.rename_to)
+        fields["name"] = options.rename_to
+    if options.slot_name is not None:
+        none = options.slot_name.lower() == "none"
+        if none:
+            require_disabled(sub, "cannot set slot_name = NONE for enabled subscription")
+        fields["slot_name"] = None if none else definition.valid_slot_name(options.slot_name)
+    if options.publications:
+        fields["publications"] = publication_list.merged(options, sub)
+        if options.refreshes and not sub.enabled:
+            raise StateForbids(
+                "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
+                hint="Add --no-refresh, and refresh when the subscription is enabled.",
+                sqlstate=_STATE,
+            )
+    if options.on_conflict:
+        fields["on_conflict"] = conflict_rules.merged(sub.on_conflict, options.on_conflict)
+    if "password_required" in fields:
+        fields["password_enforced"] = fields["password_required"]
+    changed = {name: value for name, value in fields.items() if getattr(sub, name) != value}
+    if "failover" in changed:
+        _check_failover(options, sub)
+    if asks_two_phase(options, sub):
+        _check_two_phase(options, sub)
+    if options.publisher_upgraded:
+        upgraded_publisher.check_allowed(sub)
+    return changed
+
+
+def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
+    """Return whether two_phase changes, or may: the state store of a disabled subscription can lag the ledger."""
+    if options.two_phase is None:
+        return False
+    return not sub.enabled or options.two_phase != (sub.two_phase != "d")
+
+
+def _check_words(options: AlterOptions) -> None:
+    publication_list.check(options)
+    single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
+    other = options.publications or options.settings or options.on_conflict or options.publisher_upgraded
+    given = bool(other) or any(value is not None for value in single)
+    if options.holds and given:
+        raise UsageError(
+            "--hold and --release cannot be used together with other changes", hint="Alter the subscription twice."
+        )
+    if not (options.holds or given):
+        raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
+
+
+def _check_failover(options: AlterOptions, sub: Subscription) -> None:
+    require_disabled(sub, 'cannot set option "failover" for enabled subscription')
+    _check_slot("failover", sub)
+    _check_same_slot(options, "slot_name and failover cannot be altered at the same time", _STATE)
+
+
+def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
+    """Check that two_phase may change: the slot follows at its next start, or must be altered to disable it."""
+    require_disabled(sub, 'cannot set option "two_phase" for enabled subscription')
+    if not options.two_phase:
+        if sub.two_phase != "d":
+            _check_slot("two_phase", sub)
+        _check_same_slot(options, '"slot_name" and "two_phase" cannot be altered at the same time', "42601")
+
+
+def _check_same_slot(options: AlterOptions, message: str, sqlstate: str) -> None:
+    if options.slot_name is not None:
+        raise StateForbids(message, hint="Alter the subscription twice.", sqlstate=sqlstate)
+
+
+def _check_slot(option: str, sub: Subscription) -> None:
+    if sub.slot_name is None:
+        raise StateForbids(
+            f'cannot set option "{option}" for a subscription that does not have a slot name', sqlstate=_STATE
+        )
