@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from pgsub.common.errors import StateStoreError
+from pgsub.common.path_safety import exchangeable
 
 _MOUNTS = Path("/proc/self/mounts")
 #: Beginnings of the types of file systems that several machines may share; ``fuse.`` is what mount(8) shows of FUSE.
@@ -46,10 +47,12 @@ def prepare_folder(folder: Path) -> None:
         if not os.path.lexists(folder):
             _create(folder)
         _check_folder(folder)
-        _check_parent(folder.parent.resolve())
+        problem, hint = exchangeable(folder)
         network = network_file_system(folder.resolve(), _MOUNTS.read_text() if _MOUNTS.exists() else "")
     except OSError as error:
         raise StateStoreError(f'could not open state folder "{folder}": {error.strerror}') from None
+    if problem:
+        raise StateStoreError(f'state folder "{folder}" could be exchanged by another user', detail=problem, hint=hint)
     if network:
         raise StateStoreError(
             f'state folder "{folder}" is on a network file system ({network})',
@@ -138,21 +141,6 @@ def _check_folder(folder: Path) -> None:
                 hint=f"chmod 700 {shlex.quote(str(folder))}",
             )
         folder.chmod(0o700)
-
-
-def _check_parent(parent: Path) -> None:
-    status = parent.stat()
-    if status.st_uid not in (0, os.geteuid()):
-        raise StateStoreError(
-            f'parent folder "{parent}" of the state folder has wrong ownership',
-            detail=f"It belongs to user id {status.st_uid}, who could exchange the state folder.",
-        )
-    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-        raise StateStoreError(
-            f'parent folder "{parent}" of the state folder is writable by others',
-            detail="Another user could exchange the state folder.",
-            hint=f"chmod go-w {shlex.quote(str(parent))}",
-        )
 
 
 def _unopened(path: Path, error: OSError) -> StateStoreError:

@@ -89,15 +89,46 @@ def test_a_file_in_place_of_the_folder_is_refused(folder: Path) -> None:
         StateStore.open(folder)
 
 
-def test_a_parent_that_others_may_write_is_refused_unless_it_is_sticky(tmp_path: Path) -> None:
-    parent = tmp_path / "open"
-    parent.mkdir()
-    parent.chmod(0o770)
-    with pytest.raises(StateStoreError, match="writable by others") as error:
-        StateStore.open(parent / "state")
-    assert error.value.hint == f"chmod go-w {parent}"
-    parent.chmod(0o1777)
-    StateStore.open(parent / "state").close()
+@pytest.mark.parametrize("above", ["", "between", "further/between"])
+def test_a_folder_that_others_could_exchange_is_refused_unless_they_write_to_a_sticky_one(
+    tmp_path: Path, above: str
+) -> None:
+    shared = tmp_path / "open"
+    folder = shared / above / "state"
+    folder.parent.mkdir(parents=True)
+    shared.chmod(0o707)
+    with pytest.raises(StateStoreError, match="could be exchanged by another user") as error:
+        StateStore.open(folder)
+    assert error.value.hint == f"chmod o-w {shared}"
+    assert error.value.detail == f'Others may write to folder "{shared}".'
+    shared.chmod(0o1777)
+    StateStore.open(folder).close()
+
+
+@needs_root
+def test_a_folder_below_a_group_that_others_are_in_is_refused_and_below_the_users_own_is_not(tmp_path: Path) -> None:
+    shared = tmp_path / "open"
+    (shared / "between").mkdir(parents=True)
+    shared.chmod(0o775)
+    StateStore.open(shared / "between" / "state").close()
+    os.chown(shared, -1, 12345)
+    shared.chmod(0o775)
+    with pytest.raises(StateStoreError, match="could be exchanged by another user") as error:
+        StateStore.open(shared / "between" / "state")
+    assert error.value.hint == f"chmod g-w {shared}"
+
+
+@needs_root
+def test_a_link_of_somebody_else_on_the_way_to_the_folder_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (tmp_path / "own").mkdir()
+    (shared / "link").symlink_to(tmp_path / "own")
+    StateStore.open(shared / "link" / "state").close()
+    os.chown(shared / "link", 12345, -1, follow_symlinks=False)
+    with pytest.raises(StateStoreError, match="could be exchanged by another user"):
+        StateStore.open(shared / "link" / "state")
 
 
 @needs_root
@@ -105,7 +136,7 @@ def test_a_folder_file_or_parent_of_somebody_else_is_refused_even_to_root(folder
     StateStore.open(folder).close()
     for path in (folder, folder / "state.db", folder.parent):
         os.chown(path, 65534, -1)
-        with pytest.raises(StateStoreError, match=r"wrong ownership|is not private"):
+        with pytest.raises(StateStoreError, match=r"wrong ownership|is not private|could be exchanged"):
             StateStore.open(folder)
         os.chown(path, 0, -1)
     StateStore.open(folder).close()
