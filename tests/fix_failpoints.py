@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgsub.common import failpoints
-from pgsub.common.out_of_resources import NO_THREAD
+from pgsub.common.machine.out_of_resources import NO_THREAD
 from pgsub.common.threads import SupervisedThread
 
 At = Callable[[str], None]

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from pgsub.common.errors import StateStoreError
-from pgsub.common.path_safety import exchangeable
+from pgsub.common.machine.path_safety import exchangeable
 
 _MOUNTS = Path("/proc/self/mounts")
 #: Beginnings of the types of file systems that several machines may share; ``fuse.`` is what mount(8) shows of FUSE.

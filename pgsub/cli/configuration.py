@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.common.errors import StateForbids
-from pgsub.common.path_safety import exchangeable
+from pgsub.common.machine.path_safety import exchangeable
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pgsub.cli.general_options import current
 from pgsub.cli.output import console, documents
 from pgsub.cli.pages import PAGES
 from pgsub.common.errors import InternalError, PgsubError, UsageError
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 
 _LIKE = re.compile(r": (--?\S+) \((?:Possible options: |Did you mean )(.*?)\??\)")
 _ONE_OF = re.compile(r"'([^']*)' is not one of (.*)")

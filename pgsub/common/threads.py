@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, ThreadDied
-from pgsub.common.out_of_resources import NO_THREAD, out_of_resources
+from pgsub.common.machine.out_of_resources import NO_THREAD, out_of_resources
 
 Result = TypeVar("Result")
 

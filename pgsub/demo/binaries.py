@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.common.errors import PgsubError
-from pgsub.common.interpreter import importing_environment
+from pgsub.common.machine.interpreter import importing_environment
 
 _NEEDED = ("initdb", "postgres")
 

@@ -11,7 +11,7 @@ from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
 from pgsub.common.errors import ApplyError, InternalError, PgsubError
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.server_words import shortened
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn

@@ -13,7 +13,7 @@ from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver

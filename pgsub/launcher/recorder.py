@@ -16,7 +16,7 @@ from pgsub.catalog.locks import UNRECORDED, TroubleFlag
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, log_text
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 

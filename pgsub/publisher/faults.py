@@ -26,7 +26,7 @@ from pgsub.common.errors import (
     SlotLost,
     StateForbids,
 )
-from pgsub.common.out_of_resources import no_descriptor
+from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.server_words import is_transient, server_hint, shortened
 
 _REPLICATION_ROLE = re.compile(

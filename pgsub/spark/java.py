@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.common.errors import StateForbids
-from pgsub.common.path_safety import exchangeable
+from pgsub.common.machine.path_safety import exchangeable
 
 #: What Spark 4 needs.
 OLDEST = 17

@@ -23,7 +23,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
 from pgsub.spark.contexts import ended, is_guest, present

@@ -25,7 +25,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import SparkUnusable
-from pgsub.common.interpreter import importing_environment
+from pgsub.common.machine.interpreter import importing_environment
 from pgsub.spark import jvm_start, settings
 from pgsub.spark.java import Java, write_atomically
 

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError, SparkUnusable, WorkerDied
-from pgsub.common.interpreter import importing_environment
+from pgsub.common.machine.interpreter import importing_environment
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
 from pgsub.spark.executors import Awaiting

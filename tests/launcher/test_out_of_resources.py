@@ -17,7 +17,7 @@ from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import Directive
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.error_reporting import ErrorReporter
@@ -32,7 +32,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 _NO_MEMORY = """
 import resource, sys
 from pgsub.common import threads
-from pgsub.common.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import out_of_resources
 
 threads.BEGIN_SECONDS = 0.5
 first = threads.SupervisedThread("test", "first")  # whose stack the next one gets

@@ -21,7 +21,7 @@ from pgsub.common.errors import (
     TargetReplaced,
     TargetUnavailable,
 )
-from pgsub.common.out_of_resources import no_descriptor
+from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.query import scalar
 from pgsub.common.server_words import is_transient
 from pgsub.common.subscription import Subscription

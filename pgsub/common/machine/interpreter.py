@@ -12,7 +12,7 @@ def importing_environment() -> dict[str, str]:
 
     PYTHONSAFEPATH keeps modules of the current folder, where others may write, from being imported instead.
     """
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if package not in [*site.getsitepackages(), site.getusersitepackages(), *paths]:
         paths.append(package)
