@@ -15,6 +15,9 @@ Mirrors ``src/backend/replication/logical/worker.c``. Its rooms, each of which d
 - ``worker``: the loop and the task around all of it.
 - ``preview``: what a transaction would do, without doing it.
 
+Beside them :mod:`~pgsub.apply.verified_publisher` verifies for every room, and for who connects elsewhere, that the
+publisher is the one of the ledger.
+
 No module here opens the state store or prints. An error of a change is located: it names what is known of the relation,
 the column and the remote transaction in question. Entry points: :func:`pgsub.apply.worker.worker.run`,
 :class:`pgsub.apply.execute.executor.Executor`.

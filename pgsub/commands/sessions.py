@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database, verify
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LockHeld, PublisherUnavailable
 from pgsub.common.subscription import Subscription
@@ -21,7 +22,6 @@ from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
-from pgsub.verified_publisher import recorded_database, verify
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
 #: What launchers write, and commands that do not wait for each other because each writes one field.

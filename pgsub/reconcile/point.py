@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common.errors import TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

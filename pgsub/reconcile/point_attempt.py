@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.query import scalar

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text

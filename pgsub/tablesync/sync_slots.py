@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription

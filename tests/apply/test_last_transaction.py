@@ -14,7 +14,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.apply.worker import feedback, start
 from pgsub.common.errors import PgsubError, TargetUnavailable, WrongSystem
 from pgsub.protocol.lsn import format_lsn

@@ -131,7 +131,7 @@ _AS_THEY_COME = {
 
 
 def test_what_is_made_of_rows_as_they_come_makes_no_line_to_paste() -> None:
-    rooms = ("publisher", "commands", "switchover", "sequences", "reconcile", "tablesync", "launcher")
+    rooms = ("publisher", "commands", "switchover", "reconcile", "tablesync", "launcher")
     texts = [text for module, text in sources.modules().items() if any(f"{room}/" in module for room in rooms)]
     found = set(re.findall(r"\b([A-Z]\w+)\([^()]*\*\w+\)", "\n".join(texts)))
     assert "FreeSlots" in found

@@ -9,7 +9,7 @@ import pytest
 from fix_pair import Pair
 from fix_servers import Database
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import TargetUnavailable, WrongSystem
 

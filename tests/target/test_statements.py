@@ -16,7 +16,7 @@ from psycopg import sql
 from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.messages import Column, Insert, Relation
-from pgsub.sequences import reading
+from pgsub.tablesync.sequences import reading
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
 from pgsub.target.sql import copy_from

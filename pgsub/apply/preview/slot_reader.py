@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pgsub.apply.stream.receiver import now
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
+from pgsub.apply.verified_publisher import recorded
 from pgsub.common.subscription import Subscription
 from pgsub.protocol import walsender_messages
 from pgsub.protocol.decoder import Decoder
@@ -26,7 +27,6 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger.subscriptions import Identity
-from pgsub.verified_publisher import recorded
 
 #: Seconds between requests for the position, and between answers that keep the walsender patient.
 _ASK, _ANSWER = 0.2, 5.0

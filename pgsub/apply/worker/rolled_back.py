@@ -12,7 +12,7 @@ import contextlib
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common.errors import ApplyError, log_text
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription

@@ -12,7 +12,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.preflight import databases, findings, servers
 from pgsub.commands.reporter import Reporter
@@ -23,7 +24,6 @@ from pgsub.publisher import slots
 from pgsub.publisher.faults import PROMOTE_HINT
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session import ledger_privileges
-from pgsub.verified_publisher import recorded_database
 
 _WHERE = """
 SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_privilege(d.oid, 'CREATE')

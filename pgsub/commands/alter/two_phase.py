@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.locks import subscription_lock
 from pgsub.commands.preflight import findings, servers
 from pgsub.commands.reporter import Reporter
@@ -26,7 +27,6 @@ from pgsub.publisher import slots
 from pgsub.target.ledger import two_phase, worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
-from pgsub.verified_publisher import recorded_database
 
 #: How long the workers of a subscription that was just disabled may take to end.
 LET_GO_SECONDS = 45.0

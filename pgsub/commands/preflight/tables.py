@@ -19,9 +19,9 @@ from pgsub.publisher import publication
 from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.publication import PublishedTable
 from pgsub.publisher.tables import Name, RemoteColumn, describe_tables
-from pgsub.sequences.comparison import compare
 from pgsub.tablesync.copy import plan
 from pgsub.tablesync.copy.preparation import types_here
+from pgsub.tablesync.sequences.comparison import compare
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription

@@ -14,9 +14,9 @@ from pgsub.commands.subscription.enable_disable import require_enabled
 from pgsub.common.errors import TargetSchemaError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.sequences.comparison import Compared
-from pgsub.sequences.reading import prepare
-from pgsub.sequences.synchronization import Outcome, failure, look
+from pgsub.tablesync.sequences.comparison import Compared
+from pgsub.tablesync.sequences.reading import prepare
+from pgsub.tablesync.sequences.synchronization import Outcome, failure, look
 
 
 @dataclass(frozen=True, slots=True)

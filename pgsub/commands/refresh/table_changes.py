@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.subscriptions import options
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
@@ -33,7 +34,6 @@ from pgsub.target.ledger.tables import states, subscription_tables
 from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.sql import resync_truncate
-from pgsub.verified_publisher import recorded_database
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
 PATIENCE_SECONDS = 60.0

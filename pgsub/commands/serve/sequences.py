@@ -10,9 +10,9 @@ from pgsub.commands.sessions import ledger_session, maintenance, verified_publis
 from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.sequence_rows import rows
-from pgsub.sequences.reading import prepare
-from pgsub.sequences.synchronization import Outcome, bring, failure, look
 from pgsub.switchover import journal
+from pgsub.tablesync.sequences.reading import prepare
+from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, look
 
 
 def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = False) -> list[Outcome]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common import quoting
@@ -17,7 +18,6 @@ from pgsub.publisher import slots
 from pgsub.publisher.database import Database
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.verified_publisher import recorded_database
 
 
 def drop_slots(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
 from pgsub.commands.subscription import passfiles
@@ -23,7 +24,6 @@ from pgsub.switchover import fence
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import must_use_password
-from pgsub.verified_publisher import recorded_database
 
 #: The lock of a database that takes part in a switchover: "pgsw". Its fence is one, whatever subscriptions there are.
 DATABASE_LOCK = (0x70677377, 0)

@@ -27,8 +27,8 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.faults import translating
 from pgsub.publisher.position import committed_position, flushed_position
-from pgsub.sequences import reading, synchronization
 from pgsub.switchover import drain, fence
+from pgsub.tablesync.sequences import reading, synchronization
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, EarlierRange, TableVerdict, no_difference

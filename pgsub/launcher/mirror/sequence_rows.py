@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from pgsub.catalog.rows import SequenceRow
 from pgsub.catalog.times import utc_now
-from pgsub.sequences.definition import Position
-from pgsub.sequences.synchronization import Outcome
+from pgsub.tablesync.sequences.definition import Position
+from pgsub.tablesync.sequences.synchronization import Outcome
 
 _MOST = 2**63 - 1  #: what a column holds
 

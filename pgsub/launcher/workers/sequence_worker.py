@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import (
     Directive,
@@ -32,8 +32,8 @@ from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
 from pgsub.publisher.faults import translating
-from pgsub.sequences import reading
-from pgsub.sequences.synchronization import Outcome, bring, failure, kept, look
+from pgsub.tablesync.sequences import reading
+from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.apply.conflicts import conflict_record
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import quoting

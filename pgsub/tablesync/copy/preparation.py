@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription

@@ -13,7 +13,7 @@ from typing import LiteralString
 
 import psycopg
 
-from pgsub import verified_publisher
+from pgsub.apply import verified_publisher
 from pgsub.common import failpoints, server_words, table_lock
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription

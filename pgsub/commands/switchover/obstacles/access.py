@@ -16,7 +16,7 @@ from pgsub.commands.switchover.obstacles.given_power import (
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, named, paste, rows, several
 from pgsub.common import quoting
 from pgsub.publisher.tables import Name
-from pgsub.sequences.reading import of_tables
+from pgsub.tablesync.sequences.reading import of_tables
 
 _MAINTAIN_SINCE = 170000
 _KINDS = ("SCHEMA", "TABLE", "SEQUENCE")  #: in the order in which they are granted

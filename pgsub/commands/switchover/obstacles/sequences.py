@@ -25,7 +25,7 @@ from pgsub.common.quoting import dumping, word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
 from pgsub.publisher.tables import Name
-from pgsub.sequences import comparison, reading
+from pgsub.tablesync.sequences import comparison, reading
 
 _CONSEQUENCE = "Its value would not be brought to the other server."
 _ALL = """

@@ -10,6 +10,7 @@ import contextlib
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, connect_target
 from pgsub.commands.switchover.parties import SwitchoverOptions
@@ -21,7 +22,6 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
 from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
-from pgsub.verified_publisher import recorded_database
 
 _SNAPSHOT = "SELECT pg_catalog.pg_export_snapshot()"
 

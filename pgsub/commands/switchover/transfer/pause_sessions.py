@@ -12,9 +12,9 @@ from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.switchover.parties import giving_source
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
-from pgsub.sequences import reading, synchronization
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
+from pgsub.tablesync.sequences import reading, synchronization
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.transactions import durable

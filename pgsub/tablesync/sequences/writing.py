@@ -16,9 +16,9 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import failpoints
-from pgsub.sequences import reading
-from pgsub.sequences.comparison import Wanted, acts_as_owner
-from pgsub.sequences.definition import Position, identifier
+from pgsub.tablesync.sequences import reading
+from pgsub.tablesync.sequences.comparison import Wanted, acts_as_owner
+from pgsub.tablesync.sequences.definition import Position, identifier
 from pgsub.target.session import roles
 
 #: How long sessions that drew a value in an open transaction are waited for; new ones wait behind this one so long.

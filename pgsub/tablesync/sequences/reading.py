@@ -15,7 +15,7 @@ from psycopg import sql
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
 from pgsub.common.query import number
-from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
+from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
 #: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
 BATCH = 100

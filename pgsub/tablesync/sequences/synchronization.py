@@ -16,9 +16,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
-from pgsub.sequences import reading, writing
-from pgsub.sequences.comparison import Compared, Obstacle, Wanted, compare
-from pgsub.sequences.definition import Name, Position
+from pgsub.tablesync.sequences import reading, writing
+from pgsub.tablesync.sequences.comparison import Compared, Obstacle, Wanted, compare
+from pgsub.tablesync.sequences.definition import Name, Position
 from pgsub.target.ledger import subscriptions
 from pgsub.target.session import connect as target
 

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 
 from pgsub.common import quoting
-from pgsub.sequences import reading
-from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, create
+from pgsub.tablesync.sequences import reading
+from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name, Position, create
 
 
 @dataclass(frozen=True, slots=True)
