@@ -42,6 +42,7 @@ _AT_ONCE = 16
 _ROWS_A_SUM = 16
 #: Bytes of a hash with an address on the line.
 _LINE = 32
+_PUBLISHER, _TARGET = 0, 1
 #: A statement of rows, and the pieces that it reads.
 _Rows = tuple[sql.Composable, Sequence[Piece]]
 _XMIN, _TABLE, _CTID = (sql.SQL(f"{name}::pg_catalog.text") for name in ("xmin", "tableoid", "ctid"))
@@ -242,9 +243,9 @@ def _of_xids(xids: Sequence[int]) -> sql.Composed:
     return sql.SQL("xmin::pg_catalog.text::pg_catalog.int8 = ANY ({}::pg_catalog.int8[])").format(array)
 
 
-def _take(result: PartResult, rows: Iterator[tuple[str, ...]]) -> None:
-    for row in rows:
-        if len(row) == 1:
+def _take(result: PartResult, rows: Iterator[tuple[int, Sequence[str]]]) -> None:
+    for side, row in rows:
+        if side == _PUBLISHER:
             result.missing.append(row[0])
         else:
             xid, table, ctid = row
@@ -254,19 +255,20 @@ def _take(result: PartResult, rows: Iterator[tuple[str, ...]]) -> None:
             return
 
 
-def _alone(publisher: Iterator[tuple[str, ...]], target: Iterator[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Yield addresses of rows that one side has oftener than the other.
+def _alone(publisher: Iterator[Sequence[str]], target: Iterator[Sequence[str]]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield addresses of rows that one side has oftener than the other, and which one.
 
     :param publisher: hash and address of rows in the order of hashes; ``target`` likewise.
     """
     tagged = heapq.merge(
-        ((int(hashed), row) for hashed, *row in publisher),
-        ((int(hashed), row) for hashed, *row in target),
+        ((int(hashed), _PUBLISHER, row) for hashed, *row in publisher),
+        ((int(hashed), _TARGET, row) for hashed, *row in target),
         key=itemgetter(0),
     )
     for _, rows in itertools.groupby(tagged, key=itemgetter(0)):
-        sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
-        for _, row in rows:
-            sides[len(row) > 1].append(tuple(row))
+        sides: tuple[list[Sequence[str]], list[Sequence[str]]] = ([], [])
+        for _, side, row in rows:
+            sides[side].append(row)
         same = min(map(len, sides))
-        yield from (*sides[0][same:], *sides[1][same:])
+        for side, several in enumerate(sides):
+            yield from ((side, row) for row in several[same:])

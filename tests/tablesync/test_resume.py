@@ -324,3 +324,9 @@ def test_a_small_part_of_the_bytes_crosses_the_line_again(
     assert "11 parts of 14 as they were, 3 rows removed" in _said(p)
     p.apply()
     p.same("t")
+
+
+def test_a_row_of_the_publisher_is_never_taken_for_one_of_the_target_whatever_columns_it_sends() -> None:
+    found = parts.PartResult(parts.Part(None, 0, 1, (), 1, 1))
+    parts._take(found, parts._alone(iter([("1", "(0,1)", "16384", "(0,2)")]), iter([("2", "7", "16384", "(0,3)")])))
+    assert (found.missing, found.surplus) == (["(0,1)"], [(7, 16384, "(0,3)")])
