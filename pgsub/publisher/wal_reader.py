@@ -22,6 +22,8 @@ _SECONDS = 10.0
 #: Pages that are read before the one with the position: a record is seldom longer than some pages.
 _PAGES_BEFORE = 3
 _FIRST_RECORD = 64  #: bytes of a segment that have the header of its first record
+_LARGEST_PAGE = 1 << 16  #: XLOG_BLCKSZ at most
+_POWERS = {str(1 << n): 1 << n for n in range(10, 31)}  #: up to WalSegMaxSize
 _SIZES = """
 SELECT max(setting) FILTER (WHERE name = 'wal_block_size'), max(setting) FILTER (WHERE name = 'wal_segment_size')
   FROM pg_catalog.pg_settings
@@ -63,10 +65,11 @@ def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) ->
 
 def _sizes(connection: Connection) -> tuple[int, int]:
     """Return the bytes of a page and of a segment."""
-    found = row(connection, _SIZES)
-    if found is None or not all(text and text.isdecimal() and int(text) >= _FIRST_RECORD for text in found):
+    first, second, *_ = (*(row(connection, _SIZES) or ()), None, None)
+    page, segment = _POWERS.get(str(first), 0), _POWERS.get(str(second), 0)
+    # what the server says decides how much is read
+    if not 0 < page <= _LARGEST_PAGE < segment:
         raise Unreadable("the server does not say how its WAL is divided")
-    page, segment = map(int, found)
     return page, segment
 
 

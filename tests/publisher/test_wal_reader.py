@@ -9,6 +9,8 @@ import pytest
 from fix_clusters import program
 from fix_servers import Database
 
+from pgsub.protocol.wal_records import Unreadable
+from pgsub.publisher import wal_reader
 from pgsub.publisher.connect import connect
 from pgsub.publisher.wal_reader import has_transaction, same_server
 
@@ -45,6 +47,16 @@ def test_transactions_across_the_borders_of_segments_of_any_size_are_found(make_
         with closing(connect(database.conninfo, application_name="x", replication=True)) as one:
             assert not has_transaction(one, lsn, time + 1, lsn)
     database.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, (), ("8192",), (8192, None), ("8192", "9" * 5000), ("1048576", "16777216"), ("8191", "16777216"), ({}, [])],
+)
+def test_a_server_that_does_not_say_how_its_wal_is_divided_is_not_read(monkeypatch, said):
+    monkeypatch.setattr(wal_reader, "row", lambda *_: said)
+    with pytest.raises(Unreadable, match="how its WAL is divided"):
+        has_transaction(None, 1 << 40, 0, 0)
 
 
 def test_a_server_that_was_restarted_is_not_the_same(make_server):
