@@ -24,6 +24,7 @@ from pgsub.reconcile.point_attempt import Point, Standing
 from pgsub.reconcile.ranges import RangeComparison
 from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.repair import Repair, RepairedRows, unfit
+from pgsub.reconcile.rows import EXTRA
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
 
@@ -78,8 +79,9 @@ def repaired(p: Pair, found: Sequence[TableResult]) -> dict[str, RepairedRows]:
             if unfit(both) is not None or not listed:
                 continue
             rows = [one.publisher or one.target or () for one in listed]
-            keys = list(dict.fromkeys(tuple(row[position] for position in both.key) for row in rows))
-            repair = Repair(p.sub, both, sources(both, in_utf8=False), keys)
+            keys = [tuple(row[position] for position in both.key) for row in rows]
+            extra = frozenset(key for key, one in zip(keys, listed, strict=True) if one.kind == EXTRA)
+            repair = Repair(p.sub, both, sources(both, in_utf8=False), list(dict.fromkeys(keys)), extra)
 
             def work(standing: Standing, repair: Repair = repair) -> RepairedRows | None:
                 return repair.run(standing, publisher_side(session, p.sub, standing.publisher))

@@ -597,6 +597,27 @@ def test_a_collation_that_ignores_case_takes_such_values_for_equal(versions: Any
     assert result.differences.listed[0].publisher == ("2", "Bob")
 
 
+@pytest.mark.parametrize("version", {"17"} & set(other_servers()))
+@pytest.mark.parametrize(("one", "other"), [("de", '"C"'), ('"C"', "de"), ("ci", '"C"')])
+def test_keys_that_the_servers_order_otherwise_are_compared_all_the_same(
+    versions: Any, version: str, one: str, other: str
+) -> None:
+    run = versions(version, "UTF8", version, "UTF8")
+    pubdb, subdb = versions.made
+    words = (
+        "SELECT w || g FROM unnest('{Zebra,apfel,Äpfel,-x,_x,straße,Strasse,ｚ}'::text[]) w, generate_series(1, 600) g"
+    )
+    for database, collation in ((pubdb, one), (subdb, other)):
+        database.execute(f"""CREATE COLLATION de (provider = icu, locale = 'de');
+            CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+            CREATE TABLE t (k text COLLATE {collation} PRIMARY KEY, v text); INSERT INTO t {words} ORDER BY 1""")
+    pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    assert counts(run()) == (0, 0, 0)
+    subdb.execute("UPDATE t SET v = 'x' WHERE k = 'Äpfel1'; DELETE FROM t WHERE k = 'Zebra1'")
+    subdb.execute("UPDATE t SET k = 'APFEL1' WHERE k = 'apfel1'; INSERT INTO t VALUES ('zebra', 'extra')")
+    assert counts(run()) == (2, 2, 1)
+
+
 EVIL_CAST = """
 CREATE TYPE mood AS ENUM ('good', 'bad');
 CREATE FUNCTION called(mood) RETURNS text LANGUAGE plpgsql AS

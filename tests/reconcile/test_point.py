@@ -478,3 +478,19 @@ def test_no_row_is_repaired_by_what_another_publisher_has(pair: MakePair) -> Non
     repaired(p, found)
     p.same("t")
     p.stop(task)
+
+
+def test_a_row_that_an_index_of_the_publisher_does_not_find_is_not_deleted_from_the_target(pair: MakePair) -> None:
+    p = pair(TABLE)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t SELECT g, 'same' FROM generate_series(1, 3000) g")
+    p.until("SELECT count(*) = 3000 FROM t", task=task)
+    # the index has its keys in another order than they are searched in, as where a system orders texts otherwise by now
+    p.pubdb.execute("UPDATE pg_index SET indoption = '1' WHERE indexrelid = 't_pkey'::regclass")
+    p.subdb.execute("UPDATE t SET v = 'differs' WHERE id IN (5, 2500); INSERT INTO t VALUES (-1, 'extra')")
+    repaired(p, list(results(p, [("public", "t")])))
+    assert p.subdb.rows("SELECT * FROM t WHERE v <> 'same' ORDER BY id") == [(5, "differs"), (2500, "differs")]
+    p.pubdb.execute("UPDATE pg_index SET indoption = '0' WHERE indexrelid = 't_pkey'::regclass")
+    repaired(p, list(results(p, [("public", "t")])))
+    p.same("t")
+    p.stop(task)

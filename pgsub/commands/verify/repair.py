@@ -33,7 +33,7 @@ from pgsub.reconcile.comparison import TableResult, sources
 from pgsub.reconcile.point import while_standing
 from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
-from pgsub.reconcile.rows import MISSING, Difference
+from pgsub.reconcile.rows import EXTRA, MISSING, Difference
 from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.publications import publication_of
@@ -183,10 +183,11 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
 
         for name, (table, keys) in wanted.items():
             assert table.result is not None
-            compared = table.result.table
+            compared, listed = table.result.table, table.result.differences.listed
             both = sources(compared, in_utf8=False)
+            extra = frozenset(_key(table.result, one) for one in listed if one.kind == EXTRA)
             for some in _pieces(keys):
-                work = partial(bring, Repair(sub, compared, both, some))
+                work = partial(bring, Repair(sub, compared, both, some, extra))
                 brought = while_standing(session, sub, work, deadline=deadline, report=reporter.warning, check=check)
                 found.rows[name] = found.rows.get(name, RepairedRows()) + brought
         store.journal_done(attempt)
