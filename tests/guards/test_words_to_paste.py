@@ -212,7 +212,7 @@ def test_statements_to_paste_are_composed_in_one_place() -> None:
 _QUOTED_BY_SERVERS = {
     "commands/switchover/obstacles/table_definitions.py",
     "target/catalog/ddl_hints.py",
-    "target/catalog/relation.py",
+    "target/catalog/relation_queries.py",
     "target/catalog/unique_indexes.py",
 }
 

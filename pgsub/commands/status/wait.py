@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
-from pgsub.commands.status import blocked_state
+from pgsub.commands.status import blocked_state, wait_conditions
 from pgsub.commands.status.subscription_status import error_class, read_status, serving
+from pgsub.commands.status.wait_conditions import Condition
 from pgsub.common.errors import (
     ApplyError,
     Directive,
-    PgsubError,
     PublisherUnavailable,
     StateForbids,
     TimeoutExpired,
@@ -38,14 +36,10 @@ _POLL = 0.1
 _REPEATS = 2
 #: how long an error that apply got past may still be shown, before nobody is going to take it away
 _CLEARED = 2.0
-_NAMED = 10
 #: seconds that a pgsub run may take to begin, or to begin again, before it counts as none
 _STARTING = 5.0
 _ENABLE = "With --even-if-stopped the command waits until it is enabled; this enables it:"
 _START = "With --even-if-stopped the command waits until one is started; this starts it:"
-
-#: says what is still missing, or None when there is nothing left to wait for
-Condition = Callable[[StateStore, Subscription], str | None]
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,8 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
                 raise _recorded(problem)
             if not options.even_if_stopped and options.condition != "disabled":
                 _refuse_stopped(subscription, missing, unserved)
-                _refuse_held(subscription, _held(options, store, subscription))
+                if options.everything and options.condition == "caught-up":
+                    _refuse_held(subscription, wait_conditions.held(store, subscription))
             if expired:
                 raise _timeout(options, store, subscription, missing)
             time.sleep(_POLL)
@@ -101,16 +96,23 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
 
 def _condition(options: WaitOptions, store: StateStore) -> Condition:
     if options.condition == "synced":
-        return _synced(options, store)
+        return wait_conditions.synced(_awaited(options, store))
     if options.condition == "lsn":
         assert options.lsn is not None
-        return _reached(options.lsn)
+        return wait_conditions.reached(options.lsn)
     if options.condition == "caught-up":
-        synced, reached = _synced(options, store), _reached(_present(options, store))
-        return lambda *now: synced(*now) or reached(*now) or _released(*now) or _unfollowed(options, *now)
-    if options.condition == "error":
-        return lambda store, sub: None if store.errors(sub.subid) else "The subscription has no error."
-    return {"disabled": _disabled, "two-phase": _two_phase}[options.condition]
+        every = [wait_conditions.synced(_awaited(options, store)), wait_conditions.reached(_present(options, store))]
+        every += [wait_conditions.released, *([wait_conditions.followed] if options.everything else [])]
+        return lambda *now: next((missing for one in every if (missing := one(*now))), None)
+    others = {"error": wait_conditions.failed, "disabled": wait_conditions.disabled}
+    return {**others, "two-phase": wait_conditions.two_phase}[options.condition]
+
+
+def _awaited(options: WaitOptions, store: StateStore) -> frozenset[int]:
+    """Return the tables that are to be ready, fixed at the start: a refresh meanwhile must not move the goal."""
+    if options.tables is not None:
+        return options.tables
+    return frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
 
 
 def _present(options: WaitOptions, store: StateStore) -> int:
@@ -124,89 +126,6 @@ def _present(options: WaitOptions, store: StateStore) -> int:
         if not options.even_if_stopped:
             _refuse_stopped(sub, "The publisher cannot be reached.", unserved=0)
         raise
-
-
-def _synced(options: WaitOptions, store: StateStore) -> Condition:
-    # the set is fixed at the start: a refresh meanwhile must not move the goal
-    awaited = options.tables
-    if awaited is None:
-        awaited = frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
-
-    def unmet(store: StateStore, subscription: Subscription) -> str | None:
-        shown = store.relations(subscription.subid)
-        rows = [row for row in shown if row.srrelid in awaited and row.srsubstate != "r"]
-        names = [f'"{row.schemaname}.{row.relname}" ({row.srsubstate})' for row in rows[:_NAMED]]
-        if len(rows) > _NAMED:
-            names.append(f"and {len(rows) - _NAMED} more")
-        return f"Not synchronized: {', '.join(names)}." if names else None
-
-    return unmet
-
-
-def _released(store: StateStore, subscription: Subscription) -> str | None:
-    waiting = [row for row in store.held(subscription.subid) if row.releasing and row.kept_changes]
-    names = [f'"{row.schemaname}.{row.relname}"' for row in waiting[:_NAMED]]
-    return f"Kept changes are being applied to {', '.join(names)}." if names else None
-
-
-def _held(options: WaitOptions, store: StateStore, subscription: Subscription) -> list[str]:
-    """Return the tables whose changes are kept until somebody releases them, where everything is awaited."""
-    rows = store.held(subscription.subid) if options.everything and options.condition == "caught-up" else []
-    return [f"{row.schemaname}.{row.relname}" for row in rows if not row.releasing]
-
-
-def _unfollowed(options: WaitOptions, store: StateStore, subscription: Subscription) -> str | None:
-    """Say which part of everything does not follow although apply is where it is awaited."""
-    held = [f'"{name}"' for name in _held(options, store, subscription)]
-    if held:
-        return f"{counted(len(held), 'table')} held: {', '.join(held[:_NAMED])}{', …' if held[_NAMED:] else ''}."
-    errors = store.errors(subscription.subid) if options.everything and subscription.sequences else []
-    return next((f"Sequences do not follow: {row.message}." for row in errors if row.worker == SEQUENCES), None)
-
-
-def _reached(position: int) -> Condition:
-    """Wait for the ledger, which a worker that is idle there writes no sooner than it is asked to."""
-    asked = False
-
-    def unmet(store: StateStore, subscription: Subscription) -> str | None:
-        nonlocal asked
-        origin = store.origin(subscription.subid)
-        done = max((origin.remote_lsn or 0, origin.reported_lsn or 0) if origin else (0,))
-        if done >= position:
-            return None
-        if not asked and store.workers(subscription.subid):
-            asked = True
-            _ask_to_record(subscription, position)
-        return f"Applied up to {format_lsn(done)}, awaited is {format_lsn(position)}."
-
-    return unmet
-
-
-def _ask_to_record(subscription: Subscription, position: int) -> None:
-    """Ask apply not to put off recording a position; where the target cannot be asked it is recorded a little later."""
-    from psycopg import Error
-
-    from pgsub.target.ledger import worker_takeover
-    from pgsub.target.session.connect import SessionName, open_session
-
-    with suppress(PgsubError, Error):
-        name = SessionName(subscription.subid, "wait", 0)
-        with closing(open_session(subscription, name, replica=False)) as session:
-            worker_takeover.ask_to_record(session, subscription.subid, position)
-
-
-def _disabled(store: StateStore, subscription: Subscription) -> str | None:
-    if subscription.enabled:
-        return "The subscription is enabled."
-    if store.workers(subscription.subid) and serving(store, store.path.parent, subscription.subid):
-        return "The subscription is disabled, but its workers have not ended yet."
-    return None
-
-
-def _two_phase(store: StateStore, subscription: Subscription) -> str | None:
-    if subscription.two_phase != "p" or not store.relations(subscription.subid):
-        return None
-    return "two_phase is pending."
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:
