@@ -138,14 +138,16 @@ class Service:
         :return: the end of the run; None if it was stopped.
         """
         recorder = self._shared.recorder
-        watch = self._watch = SlotWatch(self._sub, self._shared.store, backlog, recorder.run, self._errors)
+        watch = self._watch = SlotWatch(
+            self._sub, self._shared.store, backlog, recorder.run, self._errors, self._shared.log
+        )
         self.last_answer = time.monotonic()
         outcome = None
         try:
             while not over() and outcome is None:
                 outcome = self._tick()
                 self.last_answer = time.monotonic()
-                watch.tick()
+                watch.tick(self._mirror.relations)
                 if self._errors.disabling is None:
                     self._sequences.tick()
                 self._hurry(rest())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.rows import dict_row
 
+from pgsub.common import quoting
 from pgsub.common.errors import PgsubError, SlotLost, StateForbids
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
@@ -69,6 +70,15 @@ def sync_slots(connection: Connection, subid: int) -> list[str]:
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
     with translating(connection, "list replication slots of table synchronization"):
         return [name for (name,) in connection.execute(query, (str(subid),))]
+
+
+def of_no_table(name: str) -> tuple[str, str]:
+    """Word DETAIL and HINT for a slot that is named like these, and that the ledger does not name."""
+    return (
+        "It is named as those that synchronize tables of this subscription, but the ledger does not name it. It keeps"
+        " WAL.",
+        f"If nobody uses it, run this on the publisher:\nSELECT pg_drop_replication_slot({quoting.literal(name)});",
+    )
 
 
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def _watch(p: Pair, folder: Path, tell: Log) -> Iterator[tuple[StateStore, Error
         recorder = Recorder(store, tell)
         errors = ErrorReporter(store, p.sub, tell, recorder)
         backlog = Backlog(p.sub, store, subscriptions.identity(p.session, p.subid), must_use_password=False)
-        watch = SlotWatch(p.sub, store, backlog, recorder.run, errors)
+        watch = SlotWatch(p.sub, store, backlog, recorder.run, errors, tell)
         try:
             yield store, errors, watch
         finally:
@@ -109,6 +109,30 @@ def test_a_watch_that_gets_no_thread_ends_nothing_and_is_an_error_as_long_as_it_
             assert row.hint is not None and "ulimit -u" in row.hint
             watch.close()
         until(lambda: ticked(lambda: store.slot(p.subid) and not store.errors(p.subid)))
+
+
+def test_a_slot_that_synchronizes_no_table_is_told_once(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", state="f")
+    log: list[str] = []
+    named, unnamed, late = (f"pgsub_{p.subid}_sync_{what}_7" for what in ("g1", "g2", "g3"))
+    p.session.execute("UPDATE pgsub.subscription_rel SET sync_slot = %s", (named,))
+    for name in (named, unnamed):
+        p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+    with _watch(p, state_dir, lambda level, text: log.append(f"{level}: {text}")) as (_, _, watch):
+
+        def told(name: str) -> bool:
+            watch.tick(subscriptions.relations(p.session, p.subid))
+            return any(f'replication slot "{name}"' in text for text in log)
+
+        until(lambda: told(unnamed))
+        p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", late)
+        until(lambda: told(late))
+    first, second = log
+    assert first.startswith(f'WARNING: replication slot "{unnamed}" synchronizes no table of')
+    assert f"SELECT pg_drop_replication_slot('{unnamed}');" in first and late in second
 
 
 @pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])

@@ -10,7 +10,6 @@ import psycopg
 from pgsub.apply.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
-from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -75,12 +74,7 @@ def drop_slots(
 def warn_of_unnamed(left: Iterable[str], reporter: Reporter) -> None:
     """Warn of slots that are named as the subscription's, and that a ledger which was put back does not know."""
     for name in left:
-        reporter.warning(
-            f'replication slot "{name}" on the publisher is left as it is',
-            "It is named as those that synchronize tables of this subscription, but the ledger does not name it. It"
-            " keeps WAL.",
-            f"If nobody uses it, run this on the publisher:\nSELECT pg_drop_replication_slot({quoting.literal(name)});",
-        )
+        reporter.warning(f'replication slot "{name}" on the publisher is left as it is', *slots.of_no_table(name))
 
 
 @contextlib.contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal
 
 from pgsub.catalog.rows import SLOT_SECONDS, SlotRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import readable, utc_now, utc_text
-from pgsub.common.errors import PgsubError, PublicationMissing, PublisherUnavailable, StateStoreError
+from pgsub.common.errors import Log, PgsubError, PublicationMissing, PublisherUnavailable, StateStoreError, log_text
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -22,6 +23,7 @@ from pgsub.launcher.mirror.mirror import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication, slots
 from pgsub.publisher.faults import translating
+from pgsub.target.ledger.subscriptions import RelationState
 
 SECONDS = 5.0
 #: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
@@ -35,17 +37,21 @@ class SlotWatch:
     """The reader of pg_replication_slots, in a thread of its own: a publisher that hangs must not block the launcher.
 
     A read that failed, however it ended, is followed by another. Once what is known is old, that is an error, unless
-    apply has one: it meets the same problem then, and tells it.
+    apply has one: it meets the same problem then, and tells it. A slot that synchronizes no table, as one that was made
+    after the backup from which the target was restored, is told once.
 
     :ivar lock_waits: see :func:`~pgsub.launcher.mirror.lock_waits.publisher_locks`.
     """
 
-    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run, errors: ErrorReporter) -> None:
+    def __init__(
+        self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run, errors: ErrorReporter, log: Log
+    ) -> None:
         self._sub = sub
         self._store = store
         self._backlog = backlog
         self._run = run  #: see :class:`~pgsub.launcher.mirror.mirror.Mirror`
         self._errors = errors
+        self._log = log
         self._next = 0.0
         self._thread: SupervisedThread | None = None
         self._missing: PublicationMissing | Literal[False] | None = False  #: what was read; False once reported
@@ -55,10 +61,17 @@ class SlotWatch:
         self._failure: PgsubError | None = None  #: of a read since
         self._told: str | None = None  #: of the slot that is not seen
         self._excused = 0.0  #: when apply had an error last
+        self._sync_slots: list[str] | None = None  #: of the last read; None once looked at
+        self._unnamed: set[str] = set()  #: those of the read before that no table had
+        self._warned: set[str] = set()
         self.lock_waits: dict[str, str] = {}
 
-    def tick(self) -> None:
-        """Report what was read, and read again if it is time."""
+    def tick(self, relations: Sequence[RelationState] = ()) -> None:
+        """Report what was read, and read again if it is time.
+
+        :param relations: the tables, as the ledger has them.
+        """
+        self._warn_of_unnamed(relations)
         missing, self._missing = self._missing, False
         if missing is None:
             self._errors.clear(PUBLICATIONS)
@@ -71,6 +84,21 @@ class SlotWatch:
         self._next = clock + SECONDS
         self._thread = SupervisedThread("slot_watch", "slot watch", self._read)
         self._thread.try_start()
+
+    def _warn_of_unnamed(self, relations: Sequence[RelationState]) -> None:
+        """Warn of slots that no table has had after two reads: one that is made or dropped now is read once."""
+        found, self._sync_slots = self._sync_slots, None
+        if found is None:
+            return
+        unnamed = set(found).difference(*((one.sync_slot, one.spare_slot) for one in relations))
+        for name in sorted(unnamed.intersection(self._unnamed) - self._warned):
+            self._warned.add(name)
+            detail, hint = slots.of_no_table(name)
+            text = (
+                f'replication slot "{name}" on the publisher synchronizes no table of subscription "{self._sub.name}"'
+            )
+            self._log("WARNING", log_text(text, detail=detail, hint=hint))
+        self._unnamed = unnamed
 
     def _say_unseen(self, clock: float) -> None:
         """Report that the slot has not been seen for long, or that it is seen again."""
@@ -95,6 +123,7 @@ class SlotWatch:
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
                 waiting = self._backlog.waiting(connection) if state is not None else None
+                sync_slots = slots.sync_slots(connection, self._sub.subid)
                 with translating(connection, "look at locks of the publisher"):
                     self.lock_waits = lock_waits.publisher_locks(connection, self._sub.subid)
                 self._missing = _missing(connection, self._sub)
@@ -105,7 +134,7 @@ class SlotWatch:
         except PgsubError as error:
             self._failure, self.lock_waits = error, {}
             return
-        self._unseen_since, self._seen, self._failure = began, True, None
+        self._unseen_since, self._seen, self._failure, self._sync_slots = began, True, None, sync_slots
         row = self._row(state, waiting) if state is not None else None
         with contextlib.suppress(StateStoreError):
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
