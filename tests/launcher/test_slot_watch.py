@@ -131,7 +131,7 @@ def test_a_slot_that_synchronizes_no_table_is_told_once(
         p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", late)
         until(lambda: told(late))
     first, second = log
-    assert first.startswith(f'WARNING: replication slot "{unnamed}" synchronizes no table of')
+    assert first.startswith(f'WARNING: replication slot "{unnamed}" on the publisher synchronizes no table of')
     assert f"SELECT pg_drop_replication_slot('{unnamed}');" in first and late in second
 
 
