@@ -33,7 +33,7 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
         write()
         return
     with contextlib.ExitStack() as stack:
-        session, failed = _session(stack, sub)
+        session, failed = _session(stack, sub, reporter)
         write()
         now = store.subscription_by_id(sub.subid)
         if session is not None and now is not None:
@@ -50,7 +50,9 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
 # What loads the driver is imported here and not above: with a launcher nothing needs it.
 
 
-def _session(stack: contextlib.ExitStack, sub: Subscription) -> tuple[psycopg.Connection | None, PgsubError | None]:
+def _session(
+    stack: contextlib.ExitStack, sub: Subscription, reporter: Reporter
+) -> tuple[psycopg.Connection | None, PgsubError | None]:
     """Open a session on the target; return it, or why there is none.
 
     :raises StateForbids: the subscription was moved to another state store.
@@ -58,11 +60,13 @@ def _session(stack: contextlib.ExitStack, sub: Subscription) -> tuple[psycopg.Co
     import psycopg
 
     from pgsub.commands.sessions import connect_target
+    from pgsub.commands.target_wait import TargetWait
     from pgsub.target.ledger import definitions
     from pgsub.target.session import ledger_privileges
 
     try:
         session = stack.enter_context(connect_target(sub, replica=False))
+        stack.enter_context(TargetWait(session, sub, reporter, None))
         ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
     except TargetReplaced as error:  # to be disabled, say, it needs no target

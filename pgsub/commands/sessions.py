@@ -11,6 +11,8 @@ import psycopg
 
 from pgsub.apply.verified_publisher import recorded_database, verify
 from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.target_wait import TargetWait
 from pgsub.common.errors import LockHeld, PublisherUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -38,12 +40,16 @@ def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psyc
 
 
 @contextlib.contextmanager
-def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
+def ledger_session(
+    sub: Subscription, reporter: Reporter | None = None, deadline: float | None = None
+) -> Iterator[psycopg.Connection]:
     """Open a session on the target, its ledger up to date; errors of psycopg become pgsub's own.
 
     A ledger is never created: a target that has none is not this subscription's.
+
+    :param reporter: told what a statement waits for, see :class:`TargetWait`, and for ``deadline``.
     """
-    with connect_target(sub) as session:
+    with connect_target(sub) as session, TargetWait(session, sub, reporter, deadline):
         try:
             if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
                 raise subscriptions.unknown(sub.subid)

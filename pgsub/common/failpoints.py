@@ -55,8 +55,8 @@ _POINTS = {
     "launcher": "turn",
     "thread": (
         "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end jvm_watch notice publisher_state "
-        "heartbeats recorder runner sequences slot_creation slot_watch spark_start standby_names sync verify wait "
-        "writer"
+        "heartbeats recorder runner sequences slot_creation slot_watch spark_start standby_names sync target_wait "
+        "verify wait writer"
     ),
 }
 #: Every point, so that a test can ask whether each was reached.

@@ -46,5 +46,6 @@ def _text(runner: Runner, *, stalled: bool) -> LogText:
     return log_text(
         f"the target of {name} has not answered for {runner.silence:.0f} s",
         detail="Meanwhile its workers are not watched, and what pgsub status shows of it is old.",
-        hint="See whether the target answers, and whether somebody locks a table of the ledger.",
+        hint="See whether the target answers, whether somebody locks a table of the ledger, and whether commits there"
+        " wait for a standby (synchronous_standby_names) that is away.",
     )

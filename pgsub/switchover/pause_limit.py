@@ -8,9 +8,6 @@ canceled (SyncRepWaitForLSN), so what the journal says decides afterwards, as af
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -19,10 +16,7 @@ import psycopg
 
 from pgsub.common.errors import TimeoutExpired
 from pgsub.common.threads import SupervisedThread
-
-_CANCEL_SECONDS = 2.0
-#: Seconds between two cancellations: what was canceled last may have been about to begin.
-_AGAIN_SECONDS = 0.3
+from pgsub.target.session import cancellation
 
 
 class PauseLimit:
@@ -69,13 +63,5 @@ class PauseLimit:
         # a statement that begins behind the deadline is canceled, too
         while not self._over.is_set():
             for session in self._sessions:
-                self._cancel(session)
-            self._over.wait(_AGAIN_SECONDS)
-
-    def _cancel(self, session: psycopg.Connection) -> None:
-        """Cancel what runs there, if anything does; hang up on a server that cannot be told."""
-        try:
-            session.cancel_safe(timeout=_CANCEL_SECONDS)
-        except (psycopg.Error, OSError):
-            with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(session.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+                cancellation.cancel(session)
+            self._over.wait(cancellation.AGAIN_SECONDS)

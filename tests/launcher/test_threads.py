@@ -45,7 +45,7 @@ SERVING = (
 #: What has a test of its own.
 OTHERS = (
     *("barrier", "parallel_worker", "pause_limit", "publisher_state", "runner", "slot_creation", "standby_names"),
-    *("verify", "wait", "writer"),
+    *("target_wait", "verify", "wait", "writer"),
 )
 
 

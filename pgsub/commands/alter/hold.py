@@ -35,7 +35,8 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
     :raises StateForbids: a table is not subscribed, still synchronizes, or is not held.
     :raises TimeoutExpired: apply was in one transaction all the time; nothing was changed.
     """
-    with ledger_session(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
+    opened = ledger_session(sub, reporter, options.deadline)
+    with opened as session, subscription_tables.maintenance(session, sub.subid, sub.name):
         relations = subscriptions.relations(session, sub.subid)
         holds = [named(session, text, relations) for text in dict.fromkeys(options.hold)]
         releases = [named(session, text, relations) for text in dict.fromkeys(options.release)]

@@ -120,7 +120,8 @@ def reconcile(
             table_changes.report_dry_run(found.plan, reporter)
             return found
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-            with ledger_session(sub) as session, maintenance(session, store, sub):
+            opened = ledger_session(sub, reporter, options.deadline)
+            with opened as session, maintenance(session, store, sub):
                 begun = _begun(store, sub)
                 found = _survey(session, sub, options, force=begun is not None)
                 if begun is not None and found.diagnosis.fits:

@@ -61,7 +61,8 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-            with ledger_session(sub) as session, maintenance(session, store, sub):
+            opened = ledger_session(sub, reporter, options.deadline)
+            with opened as session, maintenance(session, store, sub):
                 journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)

@@ -55,7 +55,7 @@ def skip_lsn(
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        with ledger_session(sub) as session:
+        with ledger_session(sub, reporter) as session:
             wanted = None
             if options.lsns is not None:
                 recorded = _recorded(store, sub)

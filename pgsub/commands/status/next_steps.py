@@ -27,8 +27,8 @@ _ON_PUBLISHER = "a lock of the publisher that PID "
 _PREPARED = "a lock that a prepared transaction holds"
 _GIDS = "SELECT gid, prepared, owner FROM pg_prepared_xacts WHERE database = current_database();"
 _WAITING = (
-    "SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity"
-    " WHERE application_name LIKE 'pgsub %' AND wait_event_type = 'Lock';"
+    "SELECT pid, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity"
+    " WHERE application_name LIKE 'pgsub %' AND (wait_event_type = 'Lock' OR wait_event = 'SyncRep');"
 )
 
 
@@ -82,7 +82,9 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
     if one.unheard is not None:
         yield Step(f"{said} What is shown of it is older.")
         yield Step("See whether that process is stopped (T).", (f"ps -o pid,stat,etime,args -p {one.unheard}",))
-        yield Step("See whether the target answers, and whom sessions of pgsub wait for there.", statements=(_WAITING,))
+        text = "See whether the target answers, and whom sessions of pgsub wait for there."
+        standby = "SyncRep is a standby that does not confirm commits (synchronous_standby_names)."
+        yield Step(f"{text} {standby}", statements=(_WAITING,))
     elif task["next"] and task["next"].startswith("kill "):
         yield Step(f"{said} That process is not one of pgsub run: end it, and start both again.", (task["next"],))
     elif task["next"] and task["next"].startswith("pgsub run"):

@@ -18,6 +18,7 @@ from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription import definition, passfiles, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
+from pgsub.commands.target_wait import TargetWait
 from pgsub.common.errors import SubscriptionExists
 from pgsub.common.quoting import word
 from pgsub.publisher import connect as publisher
@@ -88,6 +89,7 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
 def _register(options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter) -> Preflight:
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(connect_target(made.sub))
+        stack.enter_context(TargetWait(session, made.sub, reporter, options.deadline))
         try:
             known = {one.subid for one in store.subscriptions()}
             found, replication, leftovers = _Checks(stack, session, options, made, reporter, known).run()

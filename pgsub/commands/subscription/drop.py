@@ -14,6 +14,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.drop_slots import drop_slots
+from pgsub.commands.target_wait import TargetWait
 from pgsub.common import failpoints
 from pgsub.common.errors import (
     PermissionMissing,
@@ -113,7 +114,7 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
 
 def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     """Remove the subscription from both servers. Slots first: as long as one may be there the ledger names it."""
-    with _target(sub) as session:
+    with _target(sub) as session, TargetWait(session, sub, reporter, None):
         try:
             with maintenance(session, store, sub):
                 _remove(session, sub, reporter, keep_slot=keep_slot, lost=lost)

@@ -169,7 +169,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
-        session = stack.enter_context(ledger_session(sub))
+        session = stack.enter_context(ledger_session(sub, reporter))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}

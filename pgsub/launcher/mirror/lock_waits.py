@@ -46,6 +46,8 @@ _PUBLISHER_LOCKS = _WAITS.format(
    AND l.waitstart < pg_catalog.clock_timestamp() - '{SILENT_SECONDS} s'::pg_catalog.interval""",
     theirs="b.usename = current_user",
 )
+# Workers of the subscription count: apply may hold the row that a command wants.
+_OF_SESSION = _WAITS.format(role="a.application_name", ours="a.pid = %(pid)s", theirs="false")
 _STANDBY = f"""
 SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
        pg_catalog.current_setting('synchronous_standby_names')
@@ -64,9 +66,25 @@ def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
     names = {"own": f"pgsub {subid} ", "workers": f"^pgsub {subid} (apply|copy|sync|table)[ :]"}
     found = _waits(session, _LOCKS, names, "a lock")
     for role, standbys in session.execute(_STANDBY.encode(), (names["own"],)):
-        what = f"synchronous_standby_names = '{standbys}'"
-        found[role] = f"a synchronous standby of the target to confirm a commit ({what})"
+        found[role] = _standby(standbys)
     return found
+
+
+def of_session(session: psycopg.Connection, pid: int) -> str | None:
+    """Find the lock, or standby, that one session of the target waits for.
+
+    :param session: another one.
+    """
+    query = "SELECT pg_catalog.current_setting('synchronous_standby_names') FROM pg_catalog.pg_stat_activity"
+    for (standbys,) in session.execute(f"{query} WHERE pid = %s AND wait_event = 'SyncRep'".encode(), (pid,)):
+        return _standby(standbys)
+    found = _waits(session, _OF_SESSION, {"own": "", "workers": "", "pid": pid}, "a lock")
+    return next(iter(found.values()), None)
+
+
+def _standby(names: str) -> str:
+    what = f"synchronous_standby_names = '{names}'"
+    return f"a synchronous standby of the target to confirm a commit ({what})"
 
 
 def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str, str]:
@@ -78,7 +96,7 @@ def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str
     return _waits(connection, _PUBLISHER_LOCKS, {"own": prefix, "workers": f"^{prefix}"}, "a lock of the publisher")
 
 
-def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, str], lock: str) -> dict[str, str]:
+def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, Any], lock: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for role, table, pid, user, name, state, text in session.execute(query.encode(), names):
         what = "" if table is None else f" on table {table}"
