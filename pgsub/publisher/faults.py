@@ -35,6 +35,9 @@ _REPLICATION_ROLE = re.compile(
 _POOLER = re.compile(r"unsupported startup parameter|unsupported pkt type|FATAL:\s+no such database: ")
 _DENIED = re.compile(r"permission denied for (table|schema|sequence|function|view|relation) (.+)")
 
+#: A name in a message, as the languages of the server write it.
+_QUOTED = re.compile(r"\"[^\"]*\"|«[^»]*»|»[^«]*«|„[^“]*“|“[^”]*”")
+
 #: First match gives the hint for a refused connection.
 _REFUSALS = (
     (r"password authentication failed|no password supplied|authentication failed|empty password",
@@ -171,7 +174,8 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
         return PublisherUnavailable, _FULL_HINT if full else None
     if state == "55000" and "synchronized from the primary" in (said.detail or ""):
         return PublisherUnavailable, PROMOTE_HINT
-    if state in ("42704", "55000", "58P01") and ("slot" in text.lower() or "WAL segment" in text):
+    own = _QUOTED.sub("", text)  # a publication, or whatever is named, may be called slots
+    if state in ("42704", "55000", "58P01") and ("slot" in own.lower() or "WAL segment" in own):
         return SlotLost, RECREATE_HINT
     return _of_settings(state, text)
 

@@ -243,6 +243,8 @@ def test_the_words_of_an_old_pooler_lead_to_the_servers_own_address():
         ("55000", 'logical decoding requires "wal_level" >= "logical"', StateForbids),
         ("42710", 'replication slot "s" already exists', StateForbids),
         ("42704", 'publication "p" does not exist', ReplicationBroken),
+        ("42704", 'publication "timeslots" does not exist', ReplicationBroken),
+        ("42704", "Publikation »timeslots« existiert nicht", ReplicationBroken),
         ("08P01", "invalid message", ReplicationBroken),
         ("0A000", "client sent proto_version=9 but server only supports protocol 4 or lower", ReplicationBroken),
         ("XX000", "something odd", ReplicationBroken),
