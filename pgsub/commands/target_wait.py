@@ -52,12 +52,14 @@ class TargetWait:
         self._thread = SupervisedThread("target_wait", "wait for the target", self._watch, on_death=self._cancel)
 
     def __enter__(self) -> TargetWait:
-        self._thread.try_start()
+        if self._reporter is not None or self._end is not None:
+            self._thread.try_start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._over.set()
-        self._thread.join(_JOIN)
+        if self._thread.is_alive():
+            self._thread.join(_JOIN)
         if not self._canceled or not isinstance(error, PgsubError | psycopg.Error) or isinstance(error, TimeoutExpired):
             return
         if self._thread.fatal_error is not None:
