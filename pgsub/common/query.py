@@ -21,8 +21,13 @@ def row(
 
 
 def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None) -> Any:
-    """Return the first column of the first row of a query; None where there is no row."""
+    """Return the first column of the first row of a query; None where there is no row.
+
+    :raises ProtocolViolation: the row has no column.
+    """
     found = row(connection, query, params)
+    if found == ():
+        raise ProtocolViolation("the row of a query for one value has no column")
     return None if found is None else found[0]
 
 

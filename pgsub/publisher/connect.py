@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -10,7 +11,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import ProtocolViolation, StateForbids
+from pgsub.common.plural import counted
 from pgsub.publisher.faults import refused, translating
 
 Connection = psycopg.Connection[TupleRow]
@@ -84,6 +86,21 @@ def password_missing(detail: str) -> StateForbids:
 def is_replication(connection: Connection) -> bool:
     """Return whether the session is a walsender and takes replication commands."""
     return "replication" in connection.info.get_parameters()
+
+
+def answer(connection: Connection, command: str, fields: int) -> tuple[Any, ...]:
+    """Return the row that a replication command gives, which has so many columns or more, as libpqwalreceiver.c checks.
+
+    :raises ProtocolViolation: it has not.
+    """
+    rows = connection.execute(command.encode()).fetchall()
+    if len(rows) != 1 or len(rows[0]) < fields:
+        found = counted(len(rows), "row") + (f" of {counted(len(rows[0]), 'field')}" if rows else "")
+        raise ProtocolViolation(
+            "invalid response from the publisher",
+            detail=f"{command.partition(' ')[0]} gave {found}, expected 1 row of {fields} or more fields.",
+        )
+    return rows[0]
 
 
 def address(connection: Connection) -> str:

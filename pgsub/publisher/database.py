@@ -10,8 +10,8 @@ import contextlib
 from typing import NamedTuple
 
 from pgsub.common.errors import WrongSystem
-from pgsub.common.query import scalar
-from pgsub.publisher.connect import Connection, connect
+from pgsub.common.query import number, scalar
+from pgsub.publisher.connect import Connection, answer, connect
 from pgsub.publisher.faults import translating
 
 _DATABASE = """
@@ -62,9 +62,8 @@ def database(connection: Connection, *, replication: bool = False) -> Database:
     """
     with translating(connection, "identify the publisher"):
         if replication:
-            system = connection.execute("IDENTIFY_SYSTEM").fetchone()
-            assert system is not None
-            return Database(system[0], int(str(scalar(connection, OID))), system[3])
+            identifier, _, _, name, *_ = answer(connection, "IDENTIFY_SYSTEM", 4)
+            return Database(identifier, number(scalar(connection, OID), "OID of the database"), name)
         row = connection.execute(_DATABASE.encode()).fetchone()
     assert row is not None
     return Database(*row)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
-from pgsub.common.query import scalar
+from pgsub.common.query import number, scalar
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
-from pgsub.publisher.connect import Connection
+from pgsub.publisher.connect import Connection, answer
 from pgsub.publisher.database import OID, Database, check_database
 from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState
@@ -51,11 +51,10 @@ def identify(connection: Connection) -> PublisherIdentity:
     :param connection: a replication connection.
     """
     with translating(connection, "receive database system identifier and timeline ID from the publisher"):
-        system, oid = connection.execute("IDENTIFY_SYSTEM").fetchone(), scalar(connection, OID)
-    assert system is not None
-    identifier, timeline, flush_lsn, dbname = system
+        identifier, timeline, flush_lsn, dbname, *_ = answer(connection, "IDENTIFY_SYSTEM", 4)
+        oid = number(scalar(connection, OID), "OID of the database")
     version = connection.info.server_version
-    return PublisherIdentity(identifier, dbname, int(str(oid)), int(timeline), version, parse_lsn(flush_lsn))
+    return PublisherIdentity(identifier, dbname, oid, number(timeline, "timeline"), version, parse_lsn(flush_lsn))
 
 
 def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwitch]:
@@ -67,8 +66,8 @@ def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwit
     if timeline <= 1:
         return []
     with translating(connection, f"receive timeline history of timeline {timeline} from the publisher"):
-        row = connection.execute(b"TIMELINE_HISTORY %d" % timeline).fetchone()
-    return parse_history(row[1] if row else b"")
+        _, content, *_ = answer(connection, f"TIMELINE_HISTORY {timeline}", 2)
+    return parse_history(content)
 
 
 def parse_history(content: bytes | str) -> list[TimelineSwitch]:

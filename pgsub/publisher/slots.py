@@ -19,7 +19,7 @@ from psycopg.rows import dict_row
 from pgsub.common import quoting
 from pgsub.common.errors import PgsubError, SlotLost, StateForbids
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
-from pgsub.publisher.connect import Connection, is_replication
+from pgsub.publisher.connect import Connection, answer, is_replication
 from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.slot_names import is_sync_slot, valid_slot_name
 from pgsub.publisher.stream.walsender import quote_identifier
@@ -149,9 +149,8 @@ def create_slot(
     kind = " TEMPORARY" if temporary else ""
     command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)}{kind} LOGICAL pgoutput {options}"
     with translating(connection, f'create replication slot "{name}"'):
-        row = connection.execute(command.encode()).fetchone()
-    assert row is not None
-    return parse_lsn(row[1])
+        _, consistent_point, *_ = answer(connection, command, 4)
+    return parse_lsn(consistent_point)
 
 
 def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str) -> str:
