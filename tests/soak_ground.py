@@ -135,8 +135,23 @@ class Ground:
         # the server's own subscriber stops for good at what happens there, see docs/differences.md
         self.pubdb.execute("CREATE PUBLICATION only_here FOR TABLE holes")
         self.run = Run([], self.pubdb.connection, self.tables, SCHEMA, self.chance)
+        self.run.decoded = self._decoded
         self.run.mark = b"INSERT INTO audit VALUES (pg_current_xact_id()::text::bigint, 'random')"
         self.sides = meeting.Sides(self.pubdb, (self.subdb, self.native), self.tables, work)
+
+    def _decoded(self) -> bool:
+        """Wait until the server's own subscriber is sent what is there now: false if it takes long.
+
+        What is rolled back before it is decoded may stop it for good, see docs/differences.md.
+        """
+        [(wanted,)] = self.pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")
+        query = (
+            "SELECT coalesce(bool_or(sent_lsn >= %s), false) FROM pg_stat_replication WHERE application_name = 'native'"
+        )
+        with contextlib.suppress(AssertionError):
+            self.pubdb.wait(query, wanted, seconds=5.0)
+            return True
+        return False
 
     def _subscribe(self) -> None:
         # not parallel: the server's own worker of 18.6 crashed in it, again and again, and its server with it

@@ -110,6 +110,7 @@ class Run:
     :ivar held: prepared and neither committed nor rolled back.
     :ivar done: how often each kind of statement did something.
     :ivar mark: the first statement of every transaction, if any.
+    :ivar decoded: whether what is prepared was decoded; it is committed if not.
     """
 
     sessions: Sequence[psycopg.Connection]
@@ -120,6 +121,7 @@ class Run:
     held: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     mark: bytes | None = None
+    decoded: Callable[[], bool] = lambda: True
     _gids: int = 0
 
     def fill(self) -> None:
@@ -147,6 +149,8 @@ class Run:
         """Decide one of the prepared transactions."""
         gid = self.held.pop(self.chance.randrange(len(self.held)))
         decision = self.chance.choice(["COMMIT", "COMMIT", "ROLLBACK"])
+        if decision == "ROLLBACK" and not self.decoded():
+            decision = "COMMIT"
         self.control.execute(_SQL("{} PREPARED {}").format(_SQL(decision), Literal(gid)))
 
     def finish(self) -> None:
