@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 #: Characters of a message, detail, hint or context that are kept.
 KEPT_OF_SERVER = 8192
 _Text = TypeVar("_Text", str, str | None)
-_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", "40P01", "55P03"})
+#: SQLSTATE deadlock_detected.
+DEADLOCK = "40P01"
+_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", DEADLOCK, "55P03"})
 
 
 class ServerWords(NamedTuple):

@@ -286,16 +286,12 @@ class Launcher:
                 self._signs_of_life()
                 with contextlib.suppress(RuntimeError):
                     self._engine.watch(stopping=True)
-            if served.runner.at_work:
-                self._log(
-                    "WARNING",
-                    log_text(
-                        f'subscription "{served.runner.sub.name}" did not stop in time',
-                        detail="A server does not answer. What is not committed on the target is sent again.",
-                    ),
-                )
-            else:
+            if not served.runner.at_work:
                 self._let_go(served)  # otherwise the end of the process does
+                continue
+            message = f'subscription "{served.runner.sub.name}" did not stop in time'
+            detail = "A server does not answer. What is not committed on the target is sent again."
+            self._log("WARNING", log_text(message, detail=detail))
         self._served.clear()
         self._engine.close()
         self._heartbeats.close()

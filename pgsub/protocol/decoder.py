@@ -31,10 +31,6 @@ MAX_MESSAGE_BYTES = 0x3FFFFFFF
 #: Relations must be remembered as long as the connection lasts; this bounds what a publisher can make us keep.
 MAX_RELATIONS = 100_000
 
-#: Of the newest Relation message of each, in bytes. Decoded they take ten times as much: a column of a short name is 16
-#: bytes, its object 160. 100,000 tables of 25 columns fit.
-MAX_DESCRIBED_BYTES = 64 << 20
-
 #: Where the xid of a change in a stream block ends.
 XID_END = 5
 

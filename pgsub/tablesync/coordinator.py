@@ -13,22 +13,17 @@ from collections.abc import Collection, Sequence
 import psycopg
 
 from pgsub.apply import verified_publisher
-from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
-from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
-from pgsub.common.query import scalar
-from pgsub.common.quoting import word
-from pgsub.protocol.lsn import lsn_or_none
+from pgsub.common.errors import Fenced, PgsubError, log_text
 from pgsub.publisher import slot_names
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.tablesync import sync_slots, sync_worker
-from pgsub.tablesync.context import Job, SyncContext
+from pgsub.tablesync import catch_up, sync_slots
+from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
 from pgsub.tablesync.copy.task import Piece
 from pgsub.tablesync.copy_pool import CopyPool
-from pgsub.tablesync.task_watch import TaskWatch
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
@@ -37,8 +32,6 @@ from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, transactions
 from pgsub.target.session.connect import SessionName, must_use_password
-
-_POLL = 0.02
 
 
 class TableSync:
@@ -242,67 +235,6 @@ class TableSync:
     # hand-over
 
     def _hand_over(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> None:
-        done = self._at_once(session, copied)
+        done = catch_up.hand_over_at_once(session, self._sub.subid, self._claims, copied)
         if len(self._relids) == 1 and not done:
-            self._catch_up(session, self._claims[self._relids[0]], copied[0])
-
-    def _at_once(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> set[int]:
-        """Hand over tables whose slot's consistent point apply has not passed: nothing needs to be streamed."""
-        position = self._position(session, [row.srrelid for row in copied])
-        if position is None:
-            return set()
-        apply_lsn = subscriptions.apply_position(session, self._sub.subid)
-        ready = [row.srrelid for row in copied if handover.may_hand_over(apply_lsn, position, row.handover_lsn)]
-        claims = [self._claims[relid] for relid in ready]
-        if not claims:
-            return set()
-        failpoints.point("sync.before_s")
-        try:
-            return handover.try_syncdone_many(session, claims, position)
-        except psycopg.errors.LockNotAvailable:
-            return set()
-
-    def _position(self, session: psycopg.Connection, relids: Sequence[int]) -> int | None:
-        """Return where the tables' own progress is, if that is one position."""
-        query = """
-            SELECT min(remote_lsn)::text FROM pgsub.progress
-             WHERE subid = %s AND worker = ANY (%s) HAVING min(remote_lsn) = max(remote_lsn)"""
-        return lsn_or_none(scalar(session, query, (self._sub.subid, list(relids))))
-
-    def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-        own = slot_names.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
-        try:
-            if state.sync_slot != own:
-                sync_slots.copy_shared(session, self._sub, claim, state, own)
-            elif state.spare_slot is not None:
-                sync_slots.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
-            spec = WorkerSpec(
-                self._sub,
-                claim,
-                own,
-                own,
-                heartbeat=self._context.heartbeat,
-                spool_dir=self._context.spool_dir,
-                relation=(state.schemaname, state.relname),
-            )
-            self._await(session, claim, self._context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
-        except SlotLost as error:
-            error.hint = (
-                "What changed in the table since its copy cannot be had any more. Compare it, and bring what differs:\n"
-                f"pgsub refresh {word(self._sub.name)} --resync {word(f'{state.schemaname}.{state.relname}')} --adopt"
-            )
-            raise
-
-    def _await(self, session: psycopg.Connection, claim: Claim, job: Job) -> None:
-        """Wait for a job; when asked to stop, only if its task has begun, for that reads the stop itself."""
-        watch = TaskWatch(session, [claim], self._context.patience)
-        try:
-            while not job.done():
-                watch.look()
-                if self._context.stopping.wait(_POLL):
-                    if worker_takeover.withdraw(session, claim):
-                        raise Fenced("asked to stop")
-                    job.result(30)
-            job.result(0)
-        finally:
-            job.cancel()
+            catch_up.catch_up(self._context, session, self._claims[self._relids[0]], copied[0])

@@ -176,9 +176,8 @@ class Executor:
         """Execute the block: as sets what can be, the rest row by row."""
         block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
         block = self._held.split_off(block)
-        left: Sequence[int] | None = None
-        if self._set_based and not self._naming and len(block) >= writer.PAYS_FROM:
-            left = self._sets.apply(block, self.counters)
+        pays = self._set_based and not self._naming and len(block) >= writer.PAYS_FROM
+        left = self._sets.apply(block, self.counters) if pays else None
         if self._resolves:
             self._resolver.run(list(block.rows(left)), self._spill_some)
             return

@@ -14,6 +14,7 @@ import psycopg
 
 from pgsub.apply.commit.skipped_writer import changed
 from pgsub.apply.conflicts import schema_fault
+from pgsub.apply.preview import sent_values
 from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences
 from pgsub.apply.preview.row_versions import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
@@ -23,7 +24,7 @@ from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
 from pgsub.protocol.reader import UNCHANGED
-from pgsub.target.catalog.relation_map import RelationMap, check_updatable
+from pgsub.target.catalog.relation_map import check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
 from pgsub.target.sql.statement_builder import check_equality
@@ -70,7 +71,7 @@ class Simulation:
     def _one(self, message: Message, relid: int) -> Finding:
         remote = self._relations.remote(relid)
         finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), Outcome.ERROR)
-        finding = _as_sent(finding, remote, message)
+        finding = sent_values.with_sent(finding, remote, message)
         try:
             table = self._table(relid, remote)
             if isinstance(table, str):
@@ -108,14 +109,14 @@ class Simulation:
         return made
 
     def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
-        row = table.lookup.read(_sent(table.relation, new, nulls=True))
+        row = table.lookup.read(sent_values.by_column(table.relation, new, nulls=True))
         finding = replace(finding, remote=row, key={name: row.get(name) for name in table.key_columns})
         return self._written(table, finding, new, row, None, None)
 
     def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old or new)
-        sent = table.lookup.read(_sent(table.relation, new))
+        sent = table.lookup.read(sent_values.by_column(table.relation, new))
         finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
             table.done.tainted.add(table.key({**key, **sent}))
@@ -231,7 +232,7 @@ class Simulation:
 
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
-        sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
+        sent = {relation.columns[i].name: sent_values.text(values, i) for i in relation.lookup}
         for i in relation.lookup:
             if values.values[i] is not None:
                 # of a row that this transaction brought, too: apply would find it so
@@ -267,22 +268,6 @@ class Simulation:
         return existing
 
 
-def _as_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
-    """Add the row as the publisher sent it: all that is known of it where the target's table does not fit."""
-    if not isinstance(message, Insert | Update | Delete):
-        return finding
-    new = None if isinstance(message, Delete) else message.new
-    searched = new if isinstance(message, Insert) else message.old or new
-    assert searched is not None
-    sent = [
-        {c.name: _text(one, i) for i, c in enumerate(remote.columns) if one.kinds[i] != UNCHANGED}
-        for one in (searched, new)
-        if one is not None
-    ]
-    key = {c.name: sent[0][c.name] for c in remote.columns if c.is_key and c.name in sent[0]}
-    return replace(finding, key=key, remote=None if new is None else sent[-1])
-
-
 def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
     """Remove the rows in the way; the one with the key of an INSERT becomes the new row, and keeps what only it has."""
     kept: Row = {}
@@ -291,14 +276,3 @@ def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: 
             kept = one.row
         table.gone(table.key(one.row), Version(one.row, one.place))
     return {**kept, **row}
-
-
-def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
-    """Return values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
-    wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != UNCHANGED]
-    return {relation.columns[i].name: _text(values, i) for i in wanted}
-
-
-def _text(values: Tuple, position: int) -> str | None:
-    raw = values.values[position]
-    return None if raw is None else raw.decode("utf-8", "replace")

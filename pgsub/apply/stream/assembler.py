@@ -12,7 +12,7 @@ from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames, walsender_messages
-from pgsub.protocol.decoder import MAX_DESCRIBED_BYTES, MAX_RELATIONS, XID_END, Decoder, decode_change
+from pgsub.protocol.decoder import MAX_RELATIONS, XID_END, Decoder, decode_change
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import (
     Begin,
@@ -38,6 +38,9 @@ _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
+#: Of the newest Relation message of each relation, in bytes. Decoded they take ten times as much: a column of a short
+#: name is 16 bytes, its object 160. 100,000 tables of 25 columns fit.
+MAX_DESCRIBED_BYTES = 64 << 20
 
 #: What comes out of a stream: whole transactions, and how far the publisher has come without one.
 Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive

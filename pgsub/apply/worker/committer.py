@@ -26,13 +26,13 @@ from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StreamsMustRestart
+from pgsub.common.server_words import DEADLOCK
 from pgsub.protocol.messages import LogicalMessage, Relation
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import DEALLOCATED
 
 _log = logging.getLogger(__name__)
 
-_DEADLOCK = "40P01"
 _TRIES = 5
 #: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
 #: for each, and none can be pruned before the commit.
@@ -157,7 +157,7 @@ class Committer:
                     raise
                 if self._was_beside():
                     continue
-                if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._stop_streaming()):
+                if error.sqlstate == DEALLOCATED or (error.sqlstate == DEADLOCK and self._stop_streaming()):
                     continue
                 if not can_be_located(error):
                     raise
@@ -210,8 +210,7 @@ class Committer:
         clock = time.monotonic()
         self._session.progress.open(self.remote_lsn)
         opened = time.monotonic() - clock
-        count = self._policy.admit(batch)
-        if count == 0:
+        if not (count := self._policy.admit(batch)):
             self._session.connection.execute("ROLLBACK")
             return 0
         failpoints.point("apply.batch_open")

@@ -22,6 +22,7 @@ from pgsub.apply.writers.plan import DIVIDED, count_changes, gain, parts, plain
 from pgsub.apply.writers.unit import NoSession, Unit, Units
 from pgsub.apply.writers.writer import CLOSE_SECONDS, Writer
 from pgsub.common.errors import StreamsMustRestart
+from pgsub.common.server_words import DEADLOCK
 from pgsub.common.subscription import AUTO
 from pgsub.target.sql.pipeline import StatementFailed
 
@@ -33,7 +34,6 @@ SINGLE = 256
 PAUSE, LONGEST_PAUSE = 2, 128
 #: Sessions at most where nobody has said how many.
 MOST = 8
-_DEADLOCK = "40P01"
 #: Seconds between looks for units that wait for a stranger.
 STRANGER_SECONDS = 1.0
 #: Seconds after which sessions that were not needed are closed.
@@ -70,8 +70,7 @@ class Writers:
         self._set_based = set_based
         self._queue: queue.SimpleQueue[tuple[Units, Unit] | None] = queue.SimpleQueue()
         self._writers: list[Writer] = []
-        self._turn = 0
-        self._pause = self._paused = 0
+        self._turn = self._pause = self._paused = 0
         self.session_count = AutoSessionCount(MOST, time.monotonic()) if sessions == AUTO else None
         self.gain = ParallelGain(sessions, single=single, session_count=self.session_count)
         self._used = self._began = self._busy = 0.0
@@ -150,15 +149,12 @@ class Writers:
             first, batch = batch.cut(part.end - part.begin)
             new = max(old, first.last.end_lsn)
             self._turn += 1
-            made.append(Unit(number, first, part.after, self._key(), old, new))
+            turn = relations.subid << 32 | self._turn & 0xFFFFFFFF  # of this subscription, as far as anyone can tell
+            made.append(Unit(number, first, part.after, turn, old, new))
             old = new
         divided = gain(found, cut, sessions) >= DIVIDED * sessions
         changes = int(found.changes.sum())
         return Units(made, relations.snapshot(), decided[1], decided[0], sessions, changes, divided)
-
-    def _key(self) -> int:
-        """Return the number of a turn, of this subscription alone as far as anyone can tell."""
-        return self._own.relations.subid << 32 | self._turn & 0xFFFFFFFF
 
     @contextlib.contextmanager
     def beside(self, units: Units) -> Iterator[None]:
@@ -230,7 +226,7 @@ class Writers:
         self._paused = self._pause
         if self.session_count is not None:
             found = error.error if isinstance(error, StatementFailed) else error
-            if getattr(found, "sqlstate", None) == _DEADLOCK:
+            if getattr(found, "sqlstate", None) == DEADLOCK:
                 self.session_count.deadlock(time.monotonic())
             elif isinstance(error, NoSession):
                 self.session_count.refused(time.monotonic(), f"No further session could be opened: {error}.")

@@ -15,9 +15,10 @@ from pgsub.cli.command_tree.command import Command, command, parameters
 from pgsub.cli.command_tree.option_values import flag, parse_duration, parse_seconds, value
 from pgsub.cli.general_options import current
 from pgsub.cli.operate import status_tables
+from pgsub.cli.operate.runbook import print_runbook
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
-from pgsub.cli.pages import PAGES, Page
+from pgsub.cli.pages import Page
 from pgsub.common.errors import StateForbids, UsageError
 
 _EVERY = "2"  #: seconds, for --watch without a value
@@ -172,7 +173,7 @@ def status(
 
         reset(current.state_dir, look.name)
     if runbook:
-        _runbook(look)
+        print_runbook(look.name, as_json=look.as_json)
     elif watch is not None:
         _watch(watch, look)
     elif check:
@@ -241,32 +242,6 @@ def _nothing() -> StateForbids:
         f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
         hint="Is it the right one?\npgsub --state-dir FOLDER status",
     )
-
-
-def _runbook(look: Shown) -> None:
-    """Print numbered steps, without commands that this program does not have."""
-    from pgsub.commands.status import status as states
-    from pgsub.commands.status.next_steps import runbook
-
-    every = states.status(current.state_dir, look.name)
-    if len(every) != 1:
-        raise UsageError("--runbook needs the name of a subscription")
-    [found] = every
-    name = found.definition.name
-    steps = []
-    for step in runbook(found):
-        commands = [line for line in step.commands if not line.startswith("pgsub ") or line.split()[1] in PAGES]
-        if commands or not step.commands:
-            steps.append({"text": step.text, "commands": commands, "statements": list(step.statements)})
-    if look.as_json:
-        emit_document("status", {"subscription": name, "runbook": steps})
-        return
-    for number, one in enumerate(steps, 1):
-        text = " ".join(str(one["text"]).split("\n"))  # servers and names choose line breaks, and every line is a step
-        lines = [f"{number}. {text}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
-        emit(console.pasted("\n".join(map(console.printable, lines))))
-    if not steps:
-        emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')
 
 
 def _check(look: Shown, max_lag: float | None) -> None:

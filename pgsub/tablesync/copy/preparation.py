@@ -147,11 +147,7 @@ def _plan(session: psycopg.Connection, pieces: Sequence[Piece], mode: str) -> No
 
 
 def _goes_on(
-    session: psycopg.Connection,
-    sub: Subscription,
-    described: DescribedTables,
-    relation: TargetRelation,
-    claim: Claim,
+    session: psycopg.Connection, sub: Subscription, described: DescribedTables, relation: TargetRelation, claim: Claim
 ) -> bool:
     """Return whether a table's copy goes on; if not, remove what it has brought."""
     remote = described.tables.get((relation.schema, relation.name))
@@ -209,12 +205,8 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
     piece = CopiedTable(relation, selection, table.target.oid, "", True, False, table.target.acts_as, True, ())
     rows = int(table.remote.reltuples) if table.remote.reltuples >= 0 else None
     left = left_by(unpublished) - {MISSING}  # a copy brings all rows
-    return Piece(
-        ChunkKey(table.claim, table.attempt, 0),
-        Chunk(0, "", table.remote.bytes, rows),
-        piece,
-        Adoption(both, frozenset(left)),
-    )
+    key, chunk = ChunkKey(table.claim, table.attempt, 0), Chunk(0, "", table.remote.bytes, rows)
+    return Piece(key, chunk, piece, Adoption(both, frozenset(left)))
 
 
 @dataclass(frozen=True, slots=True)
