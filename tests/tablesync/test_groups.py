@@ -401,8 +401,8 @@ def test_a_piece_that_a_lost_session_holds_ends_the_attempt(pair: MakePair, monk
     holder = p.subdb.connect(application_name=f"pgsub {p.subid} copy:{p.relid('b')} 1")
     prepare = preparation.prepare
 
-    def held(*arguments: object) -> object:
-        made = prepare(*arguments)  # type: ignore[arg-type]
+    def held(*arguments: object, **options: object) -> object:
+        made = prepare(*arguments, **options)  # type: ignore[arg-type]
         holder.execute("BEGIN")
         holder.execute("SELECT FROM pgsub.copy_chunk WHERE srrelid = %s FOR UPDATE", (p.relid("b"),))
         return made
