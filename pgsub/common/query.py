@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -29,6 +30,12 @@ def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: 
     if found == ():
         raise ProtocolViolation("the row of a query for one value has no column")
     return None if found is None else found[0]
+
+
+def named(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the parameters of a query over relations of these names: ``schemas`` and ``names``."""
+    pairs = list(names)
+    return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
 
 
 def current_role(connection: psycopg.Connection) -> str:

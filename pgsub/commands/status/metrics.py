@@ -21,7 +21,7 @@ from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.commands.status.status import status
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
 from pgsub.common.text import line
-from pgsub.protocol.lsn import parse_lsn
+from pgsub.protocol.lsn import lsn_or_none
 
 STATES = ("running", "waiting", "stopped", "disabled", "error", "blocked")
 #: a value with the labels that follow the subscription's name
@@ -87,17 +87,13 @@ def _slot(column: str) -> Samples:
     return _one(lambda one: _slot_now(one).get(column))
 
 
-def _position(text: str | None) -> int | None:
-    return None if text is None else parse_lsn(text)
-
-
 def _received(one: SubscriptionStatus) -> int | None:
     apply: Row = next((row for row in one.workers if row["worker_type"] == "apply"), {})
-    return _position(apply.get("received_lsn"))
+    return lsn_or_none(apply.get("received_lsn"))
 
 
 def _behind(one: SubscriptionStatus) -> int | None:
-    ends, applied = _position(_slot_now(one).get("current_lsn")), _position(one.applied_lsn)
+    ends, applied = lsn_or_none(_slot_now(one).get("current_lsn")), lsn_or_none(one.applied_lsn)
     return None if ends is None or applied is None else max(ends - applied, 0)
 
 
@@ -166,7 +162,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
         _of_tables("table_waits", "seconds"),
     ),
     ("pgsub_received_lsn_bytes", "Position received, as a number of bytes.", (), _one(_received)),
-    ("pgsub_applied_lsn_bytes", "Position applied.", (), _one(lambda one: _position(one.applied_lsn))),
+    ("pgsub_applied_lsn_bytes", "Position applied.", (), _one(lambda one: lsn_or_none(one.applied_lsn))),
     ("pgsub_slot_active", "1 if the slot is in use.", (), _slot("active")),
     ("pgsub_slot_lost", "1 if replication cannot go on.", (), _one(lambda one: one.lost)),
     ("pgsub_slot_retained_bytes", "WAL that the publisher keeps for the slot.", (), _slot("retained_bytes")),

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
-from pgsub.common.query import number
+from pgsub.common.query import named, number
 from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
 #: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
@@ -89,7 +89,7 @@ def of_tables(connection: psycopg.Connection[Any], tables: Iterable[Name]) -> di
 
     A default that names its sequence as text (``nextval('s'::text)``) depends on nothing and is not seen.
     """
-    rows = connection.execute(_USED.encode(), _named(tables)).fetchall()
+    rows = connection.execute(_USED.encode(), named(tables)).fetchall()
     return {(schema, name): Use((table_schema, table), *rest) for schema, name, table_schema, table, *rest in rows}
 
 
@@ -104,7 +104,7 @@ def published(source: psycopg.Connection[Any], publications: Sequence[str]) -> l
 def describe(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, LocalSequence]:
     """Read the definitions of sequences; those that are not there are missing in the result."""
     may_set = "SET" if connection.info.server_version >= 160000 else "MEMBER"
-    rows = connection.execute(_DESCRIBED.encode(), {**_named(names), "may_set": may_set}).fetchall()
+    rows = connection.execute(_DESCRIBED.encode(), {**named(names), "may_set": may_set}).fetchall()
     found = (_sequence(*row) for row in rows)
     return {one.key: one for one in found}
 
@@ -121,11 +121,6 @@ def positions(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dic
         for place, last, called in connection.execute(rows):
             found[some[_number(place)]] = Position(_number(last), called is True)
     return found
-
-
-def _named(names: Iterable[Name]) -> dict[str, list[str]]:
-    pairs = list(names)
-    return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
 
 
 def _sequence(oid: int, schema: str, name: str, type_name: str | None, *rest: Any) -> LocalSequence:

@@ -11,6 +11,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from pgsub.common import table_lock
+from pgsub.common.query import named
 from pgsub.target.catalog import relation_queries
 
 LEDGER = "pgsub"  #: schema that is never subscribed
@@ -134,18 +135,17 @@ def describe_many(
         return {}
     version = connection.info.server_version
     params = {
-        "schemas": [schema for schema, _ in wanted],
-        "names": [name for _, name in wanted],
+        **named(wanted),
         "firing": ["A", "R"] if replica else ["A", "O"],
         "may_set": "SET" if version >= 160000 else "MEMBER",
         "locking": table_lock.WRITING,
     }
     tables = connection.cursor(row_factory=dict_row).execute(relation_queries.TABLES.encode(), params).fetchall()
     columns: dict[int, list[TargetColumn]] = {table["oid"]: [] for table in tables}
-    named: dict[int, set[tuple[str, int, str]]] = {oid: set() for oid in columns}
+    named_types: dict[int, set[tuple[str, int, str]]] = {oid: set() for oid in columns}
     for oid, names_of_type, *column in connection.execute(relation_queries.COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
-        named[oid].update(map(tuple, names_of_type or ()))
+        named_types[oid].update(map(tuple, names_of_type or ()))
     keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in columns}
     for oid, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
@@ -155,7 +155,7 @@ def describe_many(
             columns=tuple(columns[table["oid"]]),
             identity=tuple(name for name, _, _ in keys[table["oid"]]),
             deferrable=any(not immediate for _, immediate, _ in keys[table["oid"]]),
-            named_types=json.dumps(sorted(named[table["oid"]]), ensure_ascii=False) if named[table["oid"]] else None,
+            named_types=json.dumps(sorted(types), ensure_ascii=False) if (types := named_types[table["oid"]]) else None,
             key_collated=all(by_column for _, _, by_column in keys[table["oid"]]),
             server_version=version,
         )

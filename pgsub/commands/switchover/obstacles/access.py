@@ -13,8 +13,9 @@ from pgsub.commands.switchover.obstacles.given_power import (
     powerful_roles,
     shown,
 )
-from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, named, paste, rows, several
+from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, paste, rows, several
 from pgsub.common import quoting
+from pgsub.common.query import named
 from pgsub.publisher.tables import Name
 from pgsub.tablesync.sequences.reading import of_tables
 

@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
     GIVING,
+    PUBLISH,
     TAKING,
     WARNING,
     Obstacle,
     Sides,
     dotted,
-    named,
     paste,
     rows,
     several,
 )
 from pgsub.common import quoting
+from pgsub.common.query import named
 from pgsub.common.quoting import word
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher.tables import Name
 from pgsub.target.catalog import ddl_hints
 
 _LISTS_SINCE = 150000
-_PUBLISH = "publish = 'insert, update, delete, truncate'"
 # What several publications publish of a table comes together.
-_PUBLISHED = """
+PUBLISHED = """
 SELECT t.schemaname::text, t.tablename::text, bool_and({filtered}),
        NOT (bool_or(p.pubinsert) AND bool_or(p.pubupdate) AND bool_or(p.pubdelete) AND bool_or(p.pubtruncate))
   FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
@@ -94,7 +94,7 @@ def find(sides: Sides) -> Iterator[Obstacle]:
 def _unpublished(sides: Sides) -> Iterator[Obstacle]:
     wanted = {"publications": list(sides.sub.publications)}
     lists = sides.giving.info.server_version >= _LISTS_SINCE
-    found = rows(sides.giving, _PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
+    found = rows(sides.giving, PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
     if lists:
         whole = _whole(sides, rows(sides.giving, _RESTRICTED, wanted))
         yield from _tables(
@@ -113,7 +113,7 @@ def _unpublished(sides: Sides) -> Iterator[Obstacle]:
             severity=ERROR,
         )
     statements = [
-        f"ALTER PUBLICATION {quoting.name(name)} SET ({_PUBLISH});"
+        f"ALTER PUBLICATION {quoting.name(name)} SET ({PUBLISH});"
         for (name,) in rows(sides.giving, _INCOMPLETE, wanted)
     ]
     repair = f"Then bring what was left out:\npgsub verify {word(sides.sub.name)} --repair"

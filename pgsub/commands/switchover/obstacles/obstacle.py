@@ -20,6 +20,8 @@ GIVING, TAKING, BOTH = "giving", "taking", "both"
 ERROR, WARNING = "error", "warning"
 #: What the servers are called in messages, from the subscription that ends.
 SPOKEN = {GIVING: "publisher", TAKING: "target"}
+#: What a publication is to publish.
+PUBLISH = "publish = 'insert, update, delete, truncate'"
 _NAMED, _STATEMENTS = 10, 100  #: at most so many in one obstacle
 _OTHER = {"publisher": "target", "target": "publisher", "subscriber": "publisher"}
 #: Commands, in which it may be the name of a subscription, begin a line or come behind a colon or each other, and have
@@ -90,12 +92,6 @@ class Sides:
 def rows(session: psycopg.Connection, query: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
     """Return the rows of a constant query."""
     return session.execute(query.encode(), params).fetchall()
-
-
-def named(names: Iterable[Name]) -> dict[str, list[str]]:
-    """Return parameters of a query over relations of these names."""
-    pairs = list(names)
-    return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
 
 
 def dotted(name: Iterable[str]) -> str:

@@ -28,12 +28,12 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     Obstacle,
     Sides,
     dotted,
-    named,
     paste,
     rows,
     several,
 )
 from pgsub.common import quoting
+from pgsub.common.query import named
 from pgsub.publisher.tables import Name
 
 _VERSIONS_SINCE = 150000

@@ -12,13 +12,12 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     Obstacle,
     Sides,
     dotted,
-    named,
     paste,
     rows,
     several,
 )
 from pgsub.common import quoting
-from pgsub.common.query import scalar
+from pgsub.common.query import named, scalar
 from pgsub.common.quoting import word
 from pgsub.publisher.tables import Name
 

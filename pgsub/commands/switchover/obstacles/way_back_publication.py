@@ -11,6 +11,7 @@ from typing import Any
 
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
+    PUBLISH,
     TAKING,
     WARNING,
     Obstacle,
@@ -58,7 +59,6 @@ SELECT n.nspname::text, c.relname::text, c.relkind = 'p',
   FROM unnest(%(relids)s::oid[]) AS w (oid) JOIN pg_catalog.pg_class c ON c.oid = w.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY 1, 2
 """
-_PUBLISH = "publish = 'insert, update, delete, truncate'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class _Remedy:
     def statements(self) -> list[str]:
         """Return them, for the database as it is."""
         name, with_roots = quoting.name(self.name), ", publish_via_partition_root = true" if self.roots else ""
-        create = f"CREATE PUBLICATION {name} FOR TABLE {self.tables} WITH ({_PUBLISH}{with_roots});"
+        create = f"CREATE PUBLICATION {name} FOR TABLE {self.tables} WITH ({PUBLISH}{with_roots});"
         if not self.exists:
             return [create]
         if self.fixed:
             return [f"DROP PUBLICATION {name};", create]
         set_tables = f"ALTER PUBLICATION {name} SET TABLE {self.tables};"
-        return [set_tables, f"ALTER PUBLICATION {name} SET ({_PUBLISH}{with_roots});"]
+        return [set_tables, f"ALTER PUBLICATION {name} SET ({PUBLISH}{with_roots});"]
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
