@@ -21,7 +21,6 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options as stored_options
-from pgsub.commands import definition_change
 from pgsub.commands.alter import apply_workers, changed_fields, connections, upgraded_publisher
 from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.alter.connections import NewConnections
@@ -34,7 +33,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import check_unchanged, ledger_session, maintenance, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.commands.subscription import definition, passfiles
+from pgsub.commands.subscription import definition, definition_change, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import (

@@ -10,9 +10,9 @@ from typing import Any
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
-from pgsub.commands import definition_change
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.subscription_status import serving
+from pgsub.commands.subscription import definition_change
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
