@@ -95,7 +95,7 @@ class TargetWait:
         before, self._waits = self._waits, lock_waits.of_session(self._second, self._pid)
         if self._waits is not None and self._waits == before != self._told and self._reporter is not None:
             self._told = self._waits
-            self._reporter.warning(f'the change of subscription "{self._sub.name}" waits for {self._waits}')
+            self._reporter.warning(f'the command for subscription "{self._sub.name}" waits for {self._waits}')
 
     def _cancel(self) -> None:
         self._canceled = True

@@ -17,6 +17,7 @@ from fix_servers import Database
 
 from pgsub.commands import target_wait
 from pgsub.commands.reporter import CallbackReporter
+from pgsub.commands.status import next_steps
 from pgsub.commands.target_wait import TargetWait
 from pgsub.common.errors import ThreadDied, TimeoutExpired
 
@@ -51,7 +52,9 @@ def test_what_is_waited_for_is_said_once_and_the_command_goes_on_when_it_is_ther
         end.join()
         assert watch is not None
     [text] = said
-    assert text.startswith(f'warning: the change of subscription "{p.sub.name}" waits for a lock that PID {pid} holds')
+    assert text.startswith(
+        f'warning: the command for subscription "{p.sub.name}" waits for a lock that PID {pid} holds'
+    )
     assert "on table public.t" in text and "sweeper" in text
     assert p.subdb.rows("SELECT id FROM t") == [(1,)]
 
@@ -97,6 +100,26 @@ def test_the_timeout_of_a_command_holds_while_the_ledger_is_locked(cli: Cli, tab
     assert cli("refresh", "s", "--no-wait", "--timeout", "1m").returncode == 0
 
 
+def _await_nobody(target: Database) -> None:
+    """Have commits of a server wait for a standby that is not there."""
+    target.server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    target.server.reload()
+
+
+@pytest.mark.long
+def test_the_query_of_the_runbook_shows_who_waits_for_a_standby(make_server: MakeServer) -> None:
+    subdb = Database(make_server(), "app")
+    subdb.execute("CREATE TABLE t (id int)")
+    _await_nobody(subdb)
+    query = next_steps._WAITING.removesuffix(";")
+    with closing(subdb.connect(application_name="pgsub 1 apply 1")) as session:
+        commit = threading.Thread(target=lambda: session.execute("INSERT INTO t VALUES (1)"))
+        commit.start()
+        subdb.wait(f"SELECT array_agg(wait_event) = '{{SyncRep}}' FROM ({query}) w")
+        subdb.rows("SELECT pg_cancel_backend(%s)", session.info.backend_pid)
+        commit.join()
+
+
 @pytest.mark.long
 def test_commands_say_that_a_standby_of_the_target_is_waited_for_and_end_in_time(
     pubdb: Database, make_server: MakeServer, make_cli: Any
@@ -110,8 +133,7 @@ def test_commands_say_that_a_standby_of_the_target_is_waited_for_and_end_in_time
     for database in (pubdb, subdb):
         database.execute("CREATE TABLE b (id int PRIMARY KEY)")
     pubdb.execute("ALTER PUBLICATION p ADD TABLE b")
-    subdb.server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    subdb.server.reload()
+    _await_nobody(subdb)
     standby = "waits for a synchronous standby of the target to confirm a commit (synchronous_standby_names = 'nobody')"
     ended = cli("refresh", "s", "--no-wait", "--timeout", "8s")  # each COMMIT is done, and not confirmed
     assert ended.returncode in (0, 8) and standby in ended.stderr, ended.stderr
