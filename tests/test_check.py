@@ -100,8 +100,8 @@ def test_a_check_runs_a_twenty_fourth_of_the_long_tests_or_the_part_that_is_name
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shows = {"test": _GOOD, "long": 'echo "these: $(PART)"', "oldest": _OLDEST}
-    assert "\nthese: 1/24\n" in check(shows).stdout  # outside a checkout no commit decides
-    for part in ("2/24", ""):
+    assert "\nthese: 1/36\n" in check(shows).stdout  # outside a checkout no commit decides
+    for part in ("2/36", ""):
         monkeypatch.setenv("PART", part)
         assert f"\nthese: {part}\n" in check(shows).stdout
 

@@ -204,6 +204,7 @@ def test_a_table_without_a_key_is_compared_as_a_multiset(adopting: Callable[...,
     _same(tables, "heap")
 
 
+@pytest.mark.long
 def test_what_cannot_be_adopted_is_refused_before_anything_is_there(cli: Cli, tables: Tables) -> None:
     one_error(cli.create("s", "--adopt"), 2, "deleting rows (--adopt) needs --yes", "--dry-run")
     ended = cli.create("s", "--adopt", "--yes", "--no-copy-data")

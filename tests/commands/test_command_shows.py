@@ -125,7 +125,7 @@ def stale(tmp_path: Path) -> Stale:
     return Stale(folder, tmp_path / "go")
 
 
-@pytest.fixture(params=[pytest.param(False, id="alone"), pytest.param(True, id="launcher", marks=pytest.mark.long)])
+@pytest.fixture(params=[pytest.param(False, id="alone"), pytest.param(True, id="launcher")])
 def run(request: pytest.FixtureRequest, cli: Cli, stale: Stale) -> Iterator[Callable[[Step], None]]:
     """Runs the command of a step, with or without a launcher, and looks at once."""
     env = {**stale.environment, "PGSUB_RETRY_SECONDS": "0.5"}
@@ -157,6 +157,7 @@ def run(request: pytest.FixtureRequest, cli: Cli, stale: Stale) -> Iterator[Call
         assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 def test_every_command_returns_once_the_state_store_shows_what_it_did(run, tables: Tables) -> None:
     for step in STEPS:
         for database in tables if step.both else ():

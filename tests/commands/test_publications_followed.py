@@ -43,7 +43,8 @@ def _all_there(cli: Cli, tables: Tables) -> None:
         assert tables[0].rows(query) == tables[1].rows(query)
 
 
-@pytest.mark.parametrize("ending", ["refresh", pytest.param("taken back", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["refresh", "taken back"])
 def test_an_alter_that_was_killed_between_definition_and_tables_lets_nothing_pass(
     cli: Cli, tables: Tables, ending: str
 ) -> None:

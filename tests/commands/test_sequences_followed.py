@@ -42,6 +42,7 @@ def _ahead(cli: Cli, name: str) -> tuple[str, int | None]:
     return row["srsubstate"], row["ahead"]
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", "19", long=True)
 def test_sequences_are_at_the_publishers_values_when_create_returns_and_status_says_so(
     cli: Cli, sequences: Tables

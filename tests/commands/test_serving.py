@@ -61,6 +61,7 @@ def test_a_run_without_subscriptions_stays_and_serves_what_is_created_later(serv
     assert f'table synchronization worker for subscription "{name}", table "a" has finished\n' in log
 
 
+@pytest.mark.long
 def test_create_leaves_the_work_to_the_launcher_and_watches(synchronized, tables):
     cli, name = synchronized
     jvm = (cli.state / "run" / "jvm.pid").read_text()

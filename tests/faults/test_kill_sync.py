@@ -96,6 +96,7 @@ def finish_following(case: Site, process: Started) -> None:
     case.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("action", "steps", "env"),
     [

@@ -13,7 +13,6 @@ import pytest
 from embedded import Server, _children
 from fix_program import Cli, until
 from fix_servers import Database, Pair
-from thorough import long
 
 from pgsub.catalog.locks import subscription_lock
 
@@ -50,7 +49,8 @@ def _process(server: Server) -> int:
     return server._process.pid
 
 
-@pytest.mark.parametrize("scene", ["lock", *long(["target", "launcher"])])
+@pytest.mark.long
+@pytest.mark.parametrize("scene", ["lock", "target", "launcher"])
 def test_while_nothing_goes_on_the_status_is_not_green(
     own_pair: Callable[..., Pair], make_cli: Callable[..., Cli], scene: str
 ) -> None:

@@ -14,6 +14,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair, elsewhere
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict
+from thorough import long
 
 from pgsub.apply.worker import worker
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable, WrongSystem
@@ -61,7 +62,7 @@ def _breaks(p: Pair, error: type[PgsubError] = TargetUnavailable) -> None:
         p.sync("t")
 
 
-@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("adopt", [False, *long([True])])
 def test_no_row_of_another_publisher_is_copied_and_no_slot_made_there(pair: MakePair, adopt: bool) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     if adopt:
