@@ -58,9 +58,9 @@ class Subscription:
     #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
     max_parallel_apply_workers: int = 2
     apply_workers: int = AUTO  #: sessions that apply committed transactions at once
-    on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
+    on_conflict: tuple[str, ...] = ()  #: rules, see common/conflict_rules.py
     sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
-    unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
+    unavailable: tuple[str, ...] = ()  #: what the target's role may not use, see commands/preflight/servers.py
     moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
     generation: int = 0  #: how often its publications were changed, see there
     unrefreshed: bool = False  #: a command that changed them has not said yet that the tables follow
