@@ -1,24 +1,24 @@
-"""The apply worker: whole transactions in, one target transaction for one or many of them, feedback out.
+"""The apply worker: receives remote transactions, commits them on the target, and sends feedback to the publisher.
 
-Mirrors ``src/backend/replication/logical/worker.c``. Its rooms, each of which depends only on those before it:
+Mirrors ``src/backend/replication/logical/worker.c``. Each room depends only on those before it:
 
-- ``stream``: from the walsender's bytes to whole transactions.
-- ``conflicts``: what a conflict or fault is called, and its record.
-- ``rows``: one change into one table.
-- ``sets``: many changes of a table as one statement.
-- ``resolve``: rules that decide conflicts.
-- ``commit``: the end of a target transaction, together with the ledger.
-- ``execute``: the changes of a transaction, in order.
-- ``skip``: transactions and rows that are left out, and their replay.
-- ``parallel``: transactions that are applied while they arrive.
-- ``writers``: several sessions that apply at once, and commit in order.
-- ``worker``: the loop and the task around all of it.
-- ``preview``: what a transaction would do, without doing it.
+- ``stream``: assembles the walsender's bytes into whole transactions.
+- ``conflicts``: names conflicts and faults, and makes their records.
+- ``rows``: applies one change to one table.
+- ``sets``: applies many changes of a table as one statement.
+- ``resolve``: decides conflicts by the conflict rules.
+- ``commit``: ends a target transaction together with the ledger.
+- ``execute``: executes the changes of a transaction in order.
+- ``skip``: skips transactions and rows, and replays what was skipped.
+- ``parallel``: applies transactions while they are still being received.
+- ``writers``: applies in several sessions that commit in order.
+- ``worker``: the main loop, and the Spark task around it.
+- ``preview``: shows the effects of a transaction without applying it.
 
-Beside them :mod:`~pgsub.apply.verified_publisher` verifies for every room, and for who connects elsewhere, that the
-publisher is the one of the ledger.
+:mod:`~pgsub.apply.verified_publisher` verifies that the publisher is the one in the ledger. All rooms use it, and so do
+other packages that connect to the publisher.
 
-No module here opens the state store or prints. An error of a change is located: it names what is known of the relation,
-the column and the remote transaction in question. Entry points: :func:`pgsub.apply.worker.worker.run`,
+No module here opens the state store or prints. The error of a change names its relation, column and remote transaction
+as far as they are known. Entry points: :func:`pgsub.apply.worker.worker.run`,
 :class:`pgsub.apply.execute.executor.Executor`.
 """

@@ -1,18 +1,18 @@
-"""Who a server is: verified on the very session that is used, before anything is made, read or dropped there.
+"""Verifies the identity of the publisher, on the session that is used, before anything is created, read or dropped.
 
-The one place where the publisher that answers meets the one of the ledger. Mirrors nothing: the server's own subscriber
-asks nobody, and so loses changes silently after a restore or a fail-over.
+This is the only place that compares the publisher with the one in the ledger. It mirrors nothing: the server's own
+subscriber does not check, and silently loses changes after a restore or a failover.
 
-NOTES
-:func:`connect` compares system and database, which is enough to read under a snapshot or to drop a slot that the ledger
-names. Where a position begins or goes on (START_REPLICATION, CREATE_REPLICATION_SLOT), :func:`verify` compares the
-history, too, and with the furthest position of the whole subscription: that of one worker says nothing of the others.
-A new timeline is recorded before anything is made or read there, so no position of it gets into the ledger before it.
+NOTES :func:`connect` compares system and database. That is enough to read under a snapshot, or to drop a slot that the
+ledger names. Before START_REPLICATION and CREATE_REPLICATION_SLOT, :func:`verify` also compares the history. It uses
+the furthest position of the whole subscription, because one worker's position says nothing about the others. A new
+timeline is recorded before anything is created or read on it, so the ledger never has a position of an unrecorded
+timeline.
 
-Files that were put back (a snapshot of the volume, without recovery from an archive) have the same identifier and
-timeline. Where the WAL has come further since than it was, only its content tells: :func:`check_last_transaction`.
-A slot whose confirmed_flush_lsn has reached a worker's position needs no such look. The files that were put back
-have a slot of their time, so they are not older than that position, and nothing before it is lost.
+Restored files (a volume snapshot without archive recovery) have the same system identifier and timeline. Once their WAL
+has grown past the old position, only its content reveals them: :func:`check_last_transaction`. No such check is needed
+if the slot's confirmed_flush_lsn has reached the worker's position. Restored files have a slot as old as themselves, so
+they cannot be older than that position, and nothing before it is lost.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 def recorded(known: Identity) -> PublisherIdentity:
-    """Return the publisher that the ledger knows, to be compared with the one that answers."""
+    """Return the publisher's identity as the ledger has it."""
     dbname, dboid = known.publisher_dbname or "", known.publisher_dboid or 0
     return PublisherIdentity(known.system_identifier or "", dbname, dboid, known.timeline or 0, 0, 0)
 
 
 def recorded_database(session: psycopg.Connection, subid: int) -> Database | None:
-    """Return the database that the ledger knows as the publisher; None where nobody has answered yet."""
+    """Return the publisher's database as the ledger has it; None if no publisher has answered yet."""
     known = subscriptions.identity(session, subid)
     return None if known.system_identifier is None else recorded(known).database
 
@@ -56,9 +56,9 @@ def recorded_database(session: psycopg.Connection, subid: int) -> Database | Non
 def opener(
     session: psycopg.Connection, sub: Subscription, application_name: str | None = None, *, replication: bool = False
 ) -> Callable[[], Connection]:
-    """Return what opens sessions with the publisher that the ledger knows, for any thread: the target is asked now.
+    """Return a connect function for any thread; the publisher's identity is read from the target now.
 
-    :param application_name: that of the subscription by default.
+    :param application_name: defaults to the name of the subscription.
     """
     expected, must = recorded_database(session, sub.subid), must_use_password(session, sub)
 
@@ -78,7 +78,7 @@ def opener(
 def connect(
     session: psycopg.Connection, sub: Subscription, application_name: str | None = None, *, replication: bool = False
 ) -> Connection:
-    """Open one; parameters as of :func:`opener`.
+    """Connect to the publisher; the parameters are those of :func:`opener`.
 
     :raises WrongSystem: another server, or another database, answers.
     """
@@ -90,9 +90,8 @@ def verify(
 ) -> PublisherIdentity:
     """Verify the publisher and its history.
 
-    :param replication: the replication connection that is to be used.
-    :param claims: of the workers that this is done for. With them a new timeline is recorded, and the first publisher
-        that answers after ``create --no-connect``.
+    :param claims: the workers that are about to use it. If given, a new timeline is recorded, and so is the first
+        publisher that answers after ``create --no-connect``.
     :raises WrongSystem: another system, database or history.
     :raises Fenced: another worker took over.
     """
@@ -112,7 +111,7 @@ def verify(
 
 
 def _compared(session: psycopg.Connection, replication: Connection, known: Identity) -> PublisherIdentity:
-    # read first: who applies meanwhile gets to what the publisher has flushed by then
+    # read first: another worker may meanwhile apply up to a later flush position of the publisher.
     furthest = publisher_record.furthest(session, known.subid)
     with _naming(known.subname):
         return identity.verify_publisher(replication, recorded(known), remote_lsn=furthest)
@@ -126,12 +125,12 @@ def check_last_transaction(
     remote_lsn: int,
     worker: int = worker_takeover.APPLY,
 ) -> None:
-    """Check that the publisher's WAL has the transaction whose end a worker's position is.
+    """Check that the publisher's WAL contains the transaction that ends at a worker's position.
 
-    Only what is certainly not there is an error. WAL that cannot be read proves nothing, and nothing happens.
+    Only a proven absence is an error. WAL that cannot be read proves nothing and is ignored.
 
-    :param replication: the session with the publisher that is to be used; the WAL is read through another one.
-    :param slot: the worker's; None where there is none.
+    :param replication: the session to verify; the WAL is read through a second one.
+    :param slot: the worker's slot; None if there is none.
     :param remote_lsn: the worker's position.
     :raises WrongSystem: the WAL has another history; ``diverged``.
     """
@@ -162,7 +161,7 @@ def _has_transaction(replication: Connection, sub: Subscription, oldest: int, ls
 
 @contextlib.contextmanager
 def _naming(subname: str) -> Iterator[None]:
-    """Let the commands of a hint name the subscription."""
+    """Put the name of the subscription into the commands of a hint."""
     try:
         yield
     except WrongSystem as error:
@@ -171,7 +170,7 @@ def _naming(subname: str) -> Iterator[None]:
 
 
 def _adopt(session: psycopg.Connection, replication: Connection, claim: Claim) -> Identity:
-    """Record the publisher after ``create --no-connect``: the first one that answers is the publisher from now on."""
+    """Record the first publisher that answers after ``create --no-connect``."""
     who = identity.identify(replication)
     known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
     subscriptions.adopt_publisher(session, claim, known)

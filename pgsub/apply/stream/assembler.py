@@ -1,4 +1,4 @@
-"""Assembles messages to whole remote transactions. Mirrors apply_dispatch's bookkeeping in worker.c."""
+"""Assembles messages into whole remote transactions. Mirrors apply_dispatch's bookkeeping in worker.c."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ from pgsub.protocol.walsender_messages import Keepalive
 
 _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
-#: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
+#: Size in bytes above which a transaction is spilled to a file, so that memory stays bounded.
 MEMORY_LIMIT = 16 << 20
-#: Of the newest Relation message of each relation, in bytes. Decoded they take ten times as much: a column of a short
-#: name is 16 bytes, its object 160. 100,000 tables of 25 columns fit.
+#: Limit in bytes for the newest Relation messages of all relations. They take ten times as much memory when decoded.
+#: 100,000 tables of 25 columns fit.
 MAX_DESCRIBED_BYTES = 64 << 20
 
-#: What comes out of a stream: whole transactions, and how far the publisher has come without one.
+#: Output of a stream: whole transactions, and the publisher's progress without one.
 Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive
 
 
 class StreamWatch:
-    """Hears of transactions in progress as their stream blocks come in; this one ignores them."""
+    """Callbacks for transactions whose stream blocks are being received; this base class ignores them."""
 
     def started(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Take note that a stream block begins."""
+        """Handle the start of a stream block."""
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Take note that more of the open block came in."""
+        """Handle further messages of the open stream block."""
 
     def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Take note that a stream block ended: everything of it is in the file."""
+        """Handle the end of a stream block; all of its messages are in the file."""
 
     def aborted(self, xid: int, subxid: int) -> None:
-        """Take note that a subtransaction was rolled back, or with ``subxid == xid`` all of it."""
+        """Handle the rollback of a subtransaction, or of the whole transaction if ``subxid == xid``."""
 
 
 class Assembler:
-    """Feeds on pgoutput messages in the order of arrival and gives whole transactions.
+    """Assembler of pgoutput messages, in the order of arrival, into whole transactions.
 
     :param parallel_streaming: streaming = parallel was negotiated.
-    :ivar spool: where unfinished and large ones wait.
-    :ivar watch: hears of transactions in progress.
-    :ivar on_message: takes messages that are not transactional.
+    :ivar spool: holds unfinished and large transactions.
+    :ivar watch: is told about transactions in progress.
+    :ivar on_message: called with each non-transactional logical message.
     """
 
     def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:

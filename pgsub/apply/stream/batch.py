@@ -1,6 +1,7 @@
-"""Many small transactions of a backlog together, without an object for each.
+"""Many small transactions together, without an object for each.
 
-A run is to many what :class:`~pgsub.apply.stream.transactions.RemoteTransaction` is to one. Each can be had by itself.
+A run stands for many transactions as :class:`~pgsub.apply.stream.transactions.RemoteTransaction` stands for one. Each
+transaction of a run can also be extracted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Origin
 from pgsub.protocol.parse_changes import CHANGES
 
-#: From so many transactions on it pays to read their ends together.
+#: Minimum number of transactions whose COMMIT messages are worth parsing together.
 RUN_FROM = 16
 
 _BEGIN, _COMMIT, _ORIGIN = b"BCO"
@@ -29,9 +30,10 @@ _Numbers = NDArray[np.int64]
 
 
 def _breaks() -> NDArray[np.bool_]:
-    """Return by the types of two messages, 256 times the first plus the second, that they do not follow in a run.
+    """Return a table that is true where a message type cannot follow another one in a run.
 
-    There is nothing but plain transactions in it; keepalives may stand between them, and an origin behind BEGIN.
+    The index is 256 times the first type plus the second. A run has plain transactions only. Keepalives may stand
+    between them, and an Origin message after BEGIN.
     """
     table = np.ones((256, 256), np.bool_)
     for first, second in (b"B", b"O" + CHANGES + b"C"), (b"O" + CHANGES, CHANGES + b"C"), (b"C\0", b"B\0"):
@@ -43,7 +45,7 @@ _BREAKS = _breaks()
 
 
 class RunBounds:
-    """The ends of whole plain transactions one behind the other, by the types of received messages."""
+    """Bounds of runs of whole plain transactions, found by the types of the received messages."""
 
     def __init__(self, codes: bytes) -> None:
         self._codes = codes
@@ -53,7 +55,7 @@ class RunBounds:
         self._ends: list[int] = [*(np.flatnonzero(_BREAKS[pairs]) + 1).tolist(), len(codes)]
 
     def end(self, start: int) -> int:
-        """Find the end of the last COMMIT of those that begin with a message; ``start`` where not one is whole."""
+        """Return the end of the last whole transaction of the run at ``start``; ``start`` if none is whole."""
         stop = self._ends[bisect.bisect_right(self._ends, start)]
         return max(self._codes.rfind(_COMMIT, start, stop) + 1, start)
 
@@ -61,10 +63,10 @@ class RunBounds:
 class TransactionRun:
     """Whole plain transactions in the order of their commits.
 
-    :param segment: all their messages: BEGIN and COMMIT, and keepalives between them, too.
-    :param begins: numbers of the BEGIN messages in the frames.
-    :param commits: of the COMMIT messages.
-    :ivar finish_lsns: commit LSN of each.
+    :param segment: all their messages, including BEGIN, COMMIT and keepalives between them.
+    :param begins: frame numbers of the BEGIN messages.
+    :param commits: frame numbers of the COMMIT messages.
+    :ivar finish_lsns: commit LSN of each transaction.
     """
 
     in_stream = False
@@ -80,9 +82,9 @@ class TransactionRun:
 
     @classmethod
     def of(cls, segment: Segment) -> TransactionRun | None:
-        """Read what :class:`RunBounds` found; None where a message is not as it must be, or is not one of them.
+        """Parse a stretch found by :class:`RunBounds`; return None if it has any malformed or unexpected message.
 
-        Reading them one by one shows which.
+        Parsing its messages one by one then reports the error.
         """
         codes = np.frombuffer(segment.codes, np.uint8)
         begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
@@ -105,16 +107,16 @@ class TransactionRun:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Size on the wire, in bytes."""
         return self.segment.size
 
     @property
     def end_lsn(self) -> int:
-        """End LSN of the last one."""
+        """End LSN of the last transaction."""
         return int(self.end_lsns[-1])
 
     def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
-        """Split it after the first ``count`` transactions; neither part is empty."""
+        """Split the run after the first ``count`` transactions; neither part is empty."""
         found = self.segment.frames
         first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
         rest = found.range(int(self._begins[count]), self.segment.end)
@@ -125,29 +127,29 @@ class TransactionRun:
         return TransactionRun(segment, *(one[some] for one in numbers))
 
     def segments(self) -> Iterator[Segment]:
-        """Return its messages."""
+        """Yield the messages."""
         yield self.segment
 
     def transactions(self) -> list[RemoteTransaction]:
-        """Yield each transaction by itself."""
+        """Return each transaction as an object of its own."""
         return [self.one(number) for number in range(len(self))]
 
     def transaction_of(self, frame: int) -> RemoteTransaction:
-        """Return the transaction of a message.
+        """Return the transaction that contains a message.
 
-        :param frame: its number in the frames.
+        :param frame: frame number of the message.
         """
         if self._starts is None:
             self._starts = self._begins.tolist()
         return self.one(bisect.bisect_left(self._starts, frame) - 1)
 
     def numbers_of(self, frames: _Numbers) -> _Numbers:
-        """Return for messages, by their numbers in the frames, which transaction they are of."""
+        """Map the frame numbers of messages to the numbers of their transactions."""
         found: _Numbers = np.searchsorted(self._begins, frames) - 1
         return found
 
     def one(self, number: int) -> RemoteTransaction:
-        """Return one of them by itself, the same object each time."""
+        """Return one transaction by its number, the same object each time."""
         known = self._single.get(number)
         if known is not None:
             return known
@@ -189,12 +191,12 @@ class Batch:
 
     @property
     def last(self) -> RemoteTransaction:
-        """The one that ends it."""
+        """The last transaction."""
         item = self.items[-1]
         return item.one(len(item) - 1) if isinstance(item, TransactionRun) else item
 
     def transactions(self) -> Iterator[RemoteTransaction]:
-        """Yield each transaction by itself."""
+        """Yield each transaction as an object of its own."""
         for item in self.items:
             if isinstance(item, TransactionRun):
                 yield from item.transactions()
@@ -202,7 +204,7 @@ class Batch:
                 yield item
 
     def cut(self, count: int) -> tuple[Batch, Batch]:
-        """Split it after the first ``count`` transactions; either part may be empty."""
+        """Split the batch after the first ``count`` transactions; either part may be empty."""
         first, left = Batch(), count
         for number, item in enumerate(self.items):
             size = _count(item)
@@ -218,14 +220,14 @@ class Batch:
         return first, Batch()
 
     def release(self) -> None:
-        """Release the files: they are applied."""
+        """Remove the spool files of transactions that were applied."""
         for item in self.items:
             if isinstance(item, RemoteTransaction):
                 item.release()
 
 
 def _alternate(begins: _Numbers, commits: _Numbers, size: int) -> bool:
-    """Return whether each of some messages but keepalives is of one transaction, from its BEGIN to its COMMIT."""
+    """Return whether BEGIN and COMMIT messages alternate and enclose all other messages but keepalives."""
     if not len(begins) or len(begins) != len(commits) or begins[0] != 0 or commits[-1] != size - 1:
         return False
     return bool((begins < commits).all() and (commits[:-1] < begins[1:]).all())
@@ -236,5 +238,5 @@ def _count(item: Item) -> int:
 
 
 def _words(buffer: bytes, offsets: _Numbers) -> _Numbers:
-    """Read eight bytes at each offset as a number; an LSN beyond 2^63 is negative, and no publisher has one."""
+    """Read a big-endian 8-byte integer at each offset. An LSN above 2^63, which no publisher has, becomes negative."""
     return np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))[offsets].astype(np.int64)

@@ -1,7 +1,7 @@
-"""The stream from the publisher in a thread of its own. Mirrors LogicalRepApplyLoop's outer half (worker.c).
+"""Receives the stream from the publisher in a thread. Mirrors LogicalRepApplyLoop's outer half (worker.c).
 
-Receiving and applying overlap; keepalives are answered while a large batch runs on the target; the thread that owns
-the connection is the only one that sends feedback.
+Receiving and applying overlap. Keepalives are answered while a large batch runs on the target. The thread that owns the
+connection is the only one that sends feedback.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from pgsub.protocol.walsender_messages import Keepalive, XLogData
 from pgsub.protocol.wire_time import since_2000
 from pgsub.publisher.stream.walsender import WalSender
 
-QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
-#: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
-#: larger pieces cost less.
+QUEUE_BYTES = 64 << 20  #: limit of the bytes that apply has not taken; beyond it, the socket is not read
+#: While apply is busy, received bytes are held back up to this size and time. Fewer, larger pieces cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
-#: Where so many bytes came at once more will follow, and is left in the socket for a while. To read each of a
-#: walsender's small writes as it comes costs both sides twice the time: a send that is received at once is a packet of
-#: its own, and wakes the reader up; the kernel joins those that wait. Small ones never add up to MUCH_BYTES in that
-#: time; large ones do, and waiting for them would only make them slow.
+#: After a read of FLOW_BYTES or more, the socket is left alone for FLOW_SECONDS, because more will follow. Reading each
+#: of a walsender's small writes at once doubles the cost on both sides: each becomes a packet and wakes up the reader,
+#: while the kernel joins the ones that wait. A read of MUCH_BYTES or more consists of large writes, which waiting would
+#: slow down.
 FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
-#: Seconds between two status updates that say the same: a publisher that shuts down asks again as soon as it is
-#: answered. And after which the write position is reported alone: apply mostly has more to report before.
+#: Minimum seconds between two equal status updates: a publisher that is shutting down asks again as soon as it is
+#: answered. After this time the write position is also reported alone; usually apply has more to report before.
 _SOON_SECONDS = 0.1
 
 
 def now() -> int:
-    """Return microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
+    """Return the microseconds since 2000-01-01 UTC, the clock of the protocol; for display and feedback only."""
     return since_2000(time.time_ns() // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds.
+    """Intervals of a stream, in seconds.
 
-    :ivar status_interval: between unsolicited status updates.
-    :ivar timeout: of silence after which the publisher counts as lost; infinite where it never does.
-    :ivar idle_interval: between writes to the ledger for positions without a transaction that are not requested.
+    :ivar status_interval: time between unsolicited status updates.
+    :ivar timeout: silence after which the publisher counts as lost; infinite for never.
+    :ivar idle_interval: time between writes to the ledger for WAL without a transaction, unless the publisher asks.
     """
 
     status_interval: float = 10.0
@@ -60,12 +59,12 @@ class Timing:
 
 
 class Receiver(SupervisedThread):
-    """A thread that receives until :meth:`close`; errors of the stream come out of :meth:`take`.
+    """A thread that receives until :meth:`close`; :meth:`take` raises the errors of the stream.
 
     :param walsender: a started stream.
-    :param position: where it started; the first write position.
-    :param flushed: the first flush and apply positions; at most what the ledger says was reported.
-    :param applies: differs where anything was applied since it was called last.
+    :param position: start of the stream and first write position.
+    :param flushed: first flush and apply position; at most the one reported according to the ledger.
+    :param applies: returns a value that changes whenever anything is applied.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Receiver(SupervisedThread):
         self._error: Exception | None = None
         self._closing = False
         self._held = 0  #: bytes that were read and not delivered
-        self.flows = False  #: the last bytes were so many that more will follow
-        self._floods = False  #: and much of it
-        self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
+        self.flows = False  #: the last read was large enough that more will follow
+        self._floods = False  #: the last read was very large
+        self._held_since = 0.0  #: receipt of the oldest byte held back, 0.0 for none
         self._due = self._ping = False
-        self._asked = False  #: the publisher wants an answer
-        self._unreported_since = 0.0  #: when the first bytes came that no feedback covers, 0.0 for none
+        self._asked = False  #: the publisher requested a reply
+        self._unreported_since = 0.0  #: receipt of the first byte not covered by feedback, 0.0 for none
         self._applies = applies
         self._standstill = PublisherShutdown(walsender.connection)
         self.received = position
@@ -97,12 +96,12 @@ class Receiver(SupervisedThread):
         self.last_send_ts = 0
         self.last_receipt_ts = 0
 
-    # what the applying thread calls
+    # for the applying thread
 
     def take(self, timeout: float) -> Frames | None:
-        """Take the next burst of CopyData messages, None when none came in time.
+        """Take the next burst of CopyData messages; return None after the timeout.
 
-        :raises PgsubError: the stream ended or broke, after everything received before was taken.
+        :raises PgsubError: the stream ended or broke, and everything received before was taken.
         """
         with self._ready:
             if not self._queue and self._error is None and self.fatal_error is None:
@@ -119,11 +118,11 @@ class Receiver(SupervisedThread):
             return None
 
     def idle(self) -> bool:
-        """Return whether nothing more is at hand."""
+        """Return whether no received message is left."""
         return not self._queue and not self._held_since
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
-        """Set what the next feedback says, and send it soon if that is new."""
+        """Advance the positions of the next feedback, and send it soon if they changed."""
         applied, flushed = max(self.applied, applied or 0), max(self.flushed, flushed or 0)
         if (applied, flushed) != (self.applied, self.flushed):
             self.applied, self.flushed = applied, flushed
@@ -131,7 +130,7 @@ class Receiver(SupervisedThread):
             self._wake()
 
     def ping(self) -> None:
-        """Ask the publisher for a keepalive: an idle one finishes hand-overs too."""
+        """Request a keepalive from the publisher, so that hand-overs finish on an idle publisher too."""
         self._ping = True
         self._wake()
 
@@ -160,7 +159,7 @@ class Receiver(SupervisedThread):
         except Exception as error:
             self._error = error
             self._wake_taker()
-            # what was received may take its time yet, and the publisher is not to wait for it
+            # the received messages may take a while to apply, and the publisher must not wait for that
             with contextlib.suppress(Exception):
                 self._walsender.stop(timeout=1)
             with contextlib.suppress(Exception):
@@ -172,10 +171,10 @@ class Receiver(SupervisedThread):
 
     def _loop(self) -> None:
         last_heard = last_status = time.monotonic()
-        pinged, more = False, True  # the start may have left messages in libpq's hands
+        pinged, more = False, True  # the start may have left messages in libpq's buffer
         while not self._closing:
             self.checkpoint()
-            # bytes of a large message count as well: it may take longer to come than the timeout is long
+            # parts of a large message count as well: receiving it may take longer than the timeout
             if self.flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
             heard = not more and self._wait(self._longest_wait(last_status))
@@ -201,7 +200,7 @@ class Receiver(SupervisedThread):
         return max(0.0, min(longest, last_status + self._status_interval - time.monotonic()))
 
     def _silent(self, seconds: float) -> bool:
-        """Return whether the publisher was silent for so long that it is asked for a sign of life."""
+        """Return whether the publisher was silent for half of the timeout, after which it is asked for a keepalive."""
         # guard: a silent publisher is disconnected
         if seconds > self._timeout:
             raise PublisherUnavailable("terminating logical replication worker due to timeout")
@@ -223,7 +222,7 @@ class Receiver(SupervisedThread):
         )
 
     def _holds(self) -> bool:
-        """Read the socket; return whether to hold the bytes back for more."""
+        """Read the socket, and return whether to hold the bytes back until more are received."""
         before, held = self._held, self._walsender.fill()
         self._held, self.flows = held, held - before >= FLOW_BYTES
         self._floods = held - before >= MUCH_BYTES
@@ -235,9 +234,9 @@ class Receiver(SupervisedThread):
         return False
 
     def _wait(self, timeout: float) -> bool:
-        """Wait until something comes or is to be said; return whether it came from the publisher.
+        """Wait for the publisher, a wake-up or the timeout; return whether the publisher has sent anything.
 
-        What libpq holds already does not make the socket readable.
+        Bytes that libpq has already read do not make the socket readable.
         """
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)

@@ -1,12 +1,12 @@
-"""Private files for transactions that are not finished or do not fit in memory. Mirrors worker.c's stream files.
+"""Private files for transactions that are unfinished or do not fit in memory. Mirrors worker.c's stream files.
 
-One file per top-level transaction, with the messages as they came over the wire: what is received in one piece is
-written and read in one. An aborted subtransaction is remembered and left out when the file is read. The server
-truncates instead; leaving out gives the same rows and needs no assumption about the order of aborts.
+Each top-level transaction has one file, with the messages as they were received. Messages that were received in one
+piece are written and read in one piece. Changes of an aborted subtransaction are left out when the file is read. The
+server truncates the file instead. Leaving them out gives the same rows, whatever the order of the aborts.
 
-A logical message in a stream bears the xid of the whole transaction (pgoutput_message). Between the first change of a
-subtransaction and its abort the session was inside it, so messages there are left out with it; to know that place,
-the Stream Abort message is in the file too.
+A logical message in a stream has the xid of the whole transaction (pgoutput_message). From the first change of a
+subtransaction until its abort the session was inside it, so messages in between are left out too. The file contains the
+Stream Abort messages to mark these ends.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _unpack = INT32.unpack_from
 class Spool:
     """The spool folder of one worker, removed with the worker.
 
-    :param folder: where spools live (0700), None for the executor's folder for scratch files.
-    :param owner: names the worker; what an older attempt of the same owner left behind is removed.
-    :raises SpoolFailed: the folder cannot be made.
-    :raises SparkUnusable: others could exchange it.
+    :param folder: parent of spool folders (0700); None for the executor's scratch folder.
+    :param owner: name of the worker; files left behind by an earlier attempt of the same owner are removed.
+    :raises SpoolFailed: the folder cannot be created.
+    :raises SparkUnusable: another user could exchange the folder.
     """
 
     def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
@@ -66,27 +66,27 @@ class Spool:
         self._room = SpoolSpace(self._folder, limit)
 
     def open(self, xid: int, kind: str = "changes") -> SpooledTransaction:
-        """Open a new, empty file for a top-level transaction.
+        """Create an empty file for a top-level transaction.
 
-        :param kind: of its content; another transaction of the same xid may be in progress.
+        :param kind: kind of its content; the stream may have another transaction with the same xid.
         """
         return SpooledTransaction(self._folder / f"{xid}.{kind}", self._room)
 
     def close(self) -> None:
-        """Remove everything."""
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _scratch() -> str:
-    """Return Spark's folder of this executor (``spark.local.dir``), else that of the system."""
+    """Return Spark's folder of this executor (``spark.local.dir``), else the system's folder for temporary files."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
 
 
 class SpooledTransaction:
     """Messages of one transaction in a file.
 
-    :ivar size: bytes of messages written, aborted ones included.
-    :ivar end: bytes of the file that :meth:`segments` may read.
+    :ivar size: bytes written, including aborted messages.
+    :ivar end: number of bytes that :meth:`segments` may read.
     """
 
     def __init__(self, path: Path, room: SpoolSpace | None = None) -> None:
@@ -100,20 +100,20 @@ class SpooledTransaction:
         self.end = 0
 
     def follow(self) -> None:
-        """Keep the newest segments in memory for a reader in another thread that follows the file."""
+        """Keep the newest segments in memory for a reader that follows the file in another thread."""
         self.publish()
         self._recent = _Recent()
 
     def unfollow(self) -> None:
-        """Keep nothing in memory any more: no reader follows the file."""
+        """Stop keeping segments in memory, because no reader follows the file any more."""
         if self._recent is not None:
             self._recent = None
             self.publish()
 
     def append(self, messages: Segment) -> None:
-        """Add messages.
+        """Append messages.
 
-        :raises PgsubError: there is no room, or the disk fails; the publisher sends the transaction again.
+        :raises PgsubError: no space is left, or the disk fails; the publisher will send the transaction again.
         """
         if self._room is not None:
             self._room.take(messages.size + sum(segment.size for segment in self._ended))
@@ -130,9 +130,9 @@ class SpooledTransaction:
             self._ended.clear()
 
     def publish(self) -> None:
-        """Let who follows the file read everything so far.
+        """Make everything written so far visible to a reader that follows the file.
 
-        :raises PgsubError: what was buffered does not fit on the disk.
+        :raises PgsubError: the buffered bytes do not fit on the disk.
         """
         if self._writer is not None and self._recent is None:
             with self._writing():
@@ -140,9 +140,9 @@ class SpooledTransaction:
         self.end = self.size
 
     def pause(self) -> None:
-        """End of a stream block: no descriptor stays open for a transaction that may last for hours.
+        """Close the descriptor at the end of a stream block; the transaction may last for hours.
 
-        :raises PgsubError: what was buffered does not fit on the disk.
+        :raises PgsubError: the buffered bytes do not fit on the disk.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -163,14 +163,14 @@ class SpooledTransaction:
     def abort(self, subxid: int, message: Segment) -> None:
         """Discard exactly the changes of one subtransaction.
 
-        :param message: the Stream Abort that says so.
+        :param message: its Stream Abort message.
         """
         # guard: a rolled-back subtransaction leaves nothing
         self._aborted.add(subxid)
         self._ended.append(message)
 
     def segments(self, start: int, end: int) -> Iterator[Segment]:
-        """Yield the messages as they came, aborted ones included, and Stream Aborts.
+        """Yield the messages as received, including aborted ones and Stream Aborts.
 
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
@@ -204,7 +204,7 @@ class SpooledTransaction:
     def kept(self) -> Iterator[Segment]:
         """Yield the messages in order, without those of aborted subtransactions."""
         self.pause()
-        inside: set[int] = set()  # aborted ones that the session was in here
+        inside: set[int] = set()  # aborted subtransactions that are open at this place
         for segment in self.segments(0, self.end):
             if self._aborted:
                 yield from self._without_aborted(segment, inside)
@@ -229,7 +229,7 @@ class SpooledTransaction:
             yield found.range(begin, segment.end)
 
     def remove(self) -> None:
-        """Delete the file, with anything not written yet."""
+        """Delete the file, with everything that is not yet written."""
         with contextlib.suppress(SpoolFailed):
             self.pause()
         self._path.unlink(missing_ok=True)
@@ -239,7 +239,7 @@ class SpooledTransaction:
 
 
 class _Recent:
-    """The newest messages of a file, and where in it they stand; written by one thread and read by another."""
+    """The newest messages of a file with their offsets; one thread adds them and another reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -247,29 +247,28 @@ class _Recent:
         self._size = 0
 
     def add(self, offset: int, messages: Segment) -> bool:
-        """Add one more segment; return whether there are too many now."""
+        """Add a segment; return whether the limit is exceeded."""
         with self._lock:
             self._kept.append((offset, messages))
             self._size += messages.size
         return self._size > _RECENT
 
     def shrink(self) -> None:
-        """Forget the older half: it can be read from the file."""
+        """Drop the older half, which can be read from the file."""
         with self._lock:
             while self._size > _RECENT // 2 and len(self._kept) > 1:
                 self._size -= self._kept.popleft()[1].size
 
     def since(self, start: int) -> list[tuple[int, Segment]]:
-        """Return the segments in memory from an offset on."""
+        """Return the segments in memory that start at an offset or later."""
         with self._lock:
             return [one for one in self._kept if one[0] >= start]
 
 
 def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:
-    """Yield RunBounds of messages of one subtransaction each, without Stream Aborts.
+    """Yield stretches of messages of one subtransaction each with its xid, without Stream Aborts.
 
-    :return: its xid with each; 0 for logical messages, which belong to the subtransaction that they stand in, whatever
-        xid they bear.
+    The xid is 0 for logical messages: they belong to the subtransaction around them, whatever xid they have.
     """
     found = segment.frames
     codes = np.frombuffer(segment.codes, np.uint8)

@@ -1,4 +1,4 @@
-"""The space that spool files may take, and the space that they leave to others."""
+"""Limits the space that spool files take."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from pgsub.common.errors import SparkUnusable, SpoolFailed, UsageError
 from pgsub.common.size import parse_size
 
-#: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
-#: it is looked at again.
+#: Space left free on the file system of the spool: SPARE bytes, or 1/SPARE_PART of a small one. It is checked again
+#: after every _CHECK bytes written.
 SPARE, SPARE_PART, _CHECK = 1 << 30, 20, 1 << 20
 
 
 def limit() -> int:
-    """Return the bytes that the spool of one worker may take by PGSUB_SPOOL_LIMIT, 0 where nothing is said.
+    """Return PGSUB_SPOOL_LIMIT, the limit in bytes for the spool of one worker; 0 if it is not set.
 
-    :raises UsageError: it is no size.
+    :raises UsageError: the value is not a size.
     """
     text = os.environ.get("PGSUB_SPOOL_LIMIT", "0")
     found = parse_size(text)
@@ -30,9 +30,9 @@ def limit() -> int:
 
 
 def refuse_exchangeable(folder: Path) -> None:
-    """Refuse a folder that another user can exchange, with what is read back from it, as for the state folder.
+    """Refuse a spool folder that another user could exchange, by the rules for the state folder.
 
-    :raises SparkUnusable: it is a symbolic link, or it or its parent belongs to another user or may be written to.
+    :raises SparkUnusable: it is a symbolic link, or another user owns it or its parent or may write to them.
     """
     path = shlex.quote(str(folder))
     if folder.is_symlink():
@@ -56,9 +56,9 @@ def refuse_exchangeable(folder: Path) -> None:
 
 
 class SpoolSpace:
-    """The space that a worker's spool may take: up to its limit, and not the space that others need there.
+    """The space for the spool of one worker, bounded by its limit and by the space reserved for others.
 
-    :param limit: bytes, 0 for none.
+    :param limit: bytes, 0 for no limit.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -67,9 +67,9 @@ class SpoolSpace:
         self._taken = self._seen = 0
 
     def take(self, size: int) -> None:
-        """Reserve so many bytes before they are written.
+        """Reserve space before writing.
 
-        :raises SpoolFailed: there is no room for them.
+        :raises SpoolFailed: not enough space is left.
         """
         if self._limit and self._taken + size > self._limit:
             raise SpoolFailed(
@@ -83,7 +83,7 @@ class SpoolSpace:
         self._taken += size
 
     def _check_free(self, size: int) -> None:
-        """Check the free space: others that write there, the state store above all, must not fail for the spool."""
+        """Check the free space: the spool must not make other writers fail, above all the state store."""
         found = os.statvfs(self._folder)
         free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
         if free < spare + size + _CHECK // 2:
@@ -94,6 +94,6 @@ class SpoolSpace:
             )
 
     def give(self, size: int) -> None:
-        """Give back so many bytes that were removed."""
+        """Give back the space of removed bytes."""
         self._taken -= size
         self._seen = min(self._seen, self._taken)

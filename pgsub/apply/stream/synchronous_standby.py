@@ -1,7 +1,7 @@
-"""Whether commits on the publisher wait for this subscription: its synchronous_standby_names. Mirrors syncrep.c's view.
+"""Reads from the publisher whether its commits wait for this subscription. Mirrors syncrep.c's view.
 
-The setting may change while a worker streams, and a walsender in the middle of a stream answers no question. So a
-separate session reads it, in a thread of its own, and only while there is something that a commit may wait for.
+synchronous_standby_names may change while a worker streams, and a walsender answers no query during a stream. So a
+separate session reads it in a thread, and only while a commit may be waiting.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
 
-#: Seconds between two reads: what the first commit waits at most after the setting was changed.
+#: Seconds between two reads: the longest wait of the first commit after the setting was changed.
 CHECK_SECONDS = 15.0
 _NAMES = ("synchronous_standby_names", "application_name")
 
 
 class StandbyNames:
-    """The setting as last read. A read that failed, however it ended, is followed by another.
+    """The setting as last read. A failed read is followed by another one.
 
-    :param conninfo: of the publisher; ``application_name`` is shown there unless the conninfo names one.
-    :param waits: what the setting said at the start of the stream, see :func:`named`.
+    :param application_name: used unless ``conninfo`` has one.
+    :param waits: result of :func:`named` at the start of the stream.
     """
 
     def __init__(self, conninfo: str, application_name: str, waits: bool) -> None:
@@ -35,7 +35,7 @@ class StandbyNames:
         self._thread: SupervisedThread | None = None
 
     def waits(self) -> bool:
-        """Return whether commits wait; asked where a position is reported at once only for such a commit."""
+        """Return whether commits wait. Called only where a position is reported at once just for such a commit."""
         clock = time.monotonic()
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = clock + CHECK_SECONDS
@@ -45,7 +45,7 @@ class StandbyNames:
 
     @property
     def waited(self) -> bool:
-        """Whether commits waited when the setting was read last; it is not read again for that."""
+        """Whether commits waited when the setting was last read; does not read it."""
         return self._waits
 
     def _check(self) -> None:
@@ -60,9 +60,9 @@ class StandbyNames:
 
 
 def named(connection: publisher.Connection) -> bool:
-    """Return whether synchronous_standby_names names this session's application_name, or every one.
+    """Return whether synchronous_standby_names has this session's application_name or ``*``.
 
-    A name that only contains it counts as well: that costs some writes to the ledger and nothing else.
+    A name that merely contains it also counts: that costs only some writes to the ledger.
 
     :raises PgsubError: the session broke.
     """

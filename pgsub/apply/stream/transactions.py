@@ -1,4 +1,4 @@
-"""A remote transaction, whole: what the rest of this room is given. Mirrors what worker.c keeps of one."""
+"""A whole remote transaction, which the other rooms apply. Mirrors the state that worker.c keeps of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DECODED = frozenset(b"RT")
 
 
 class Kind(Enum):
-    """The way a remote transaction ended, or a prepared one was decided."""
+    """The way a remote transaction ended, or the decision of a prepared one."""
 
     COMMIT = "COMMIT"
     PREPARE = "PREPARE"
@@ -28,10 +28,10 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class RemoteTransaction:
-    """A transaction of the publisher that was committed or prepared, whole; or the end of a prepared one.
+    """A whole transaction of the publisher that was committed or prepared, or the end of a prepared one.
 
-    ``finish_lsn`` is its commit_lsn or prepare_lsn (what decides coverage and what skip takes), ``end_lsn`` the
-    progress after it, 0 until its end was read.
+    ``finish_lsn`` is its commit_lsn or prepare_lsn, which decides coverage and is the LSN for skip. ``end_lsn`` is the
+    progress after it, 0 until its end is received.
     """
 
     xid: int
@@ -39,40 +39,40 @@ class RemoteTransaction:
     end_lsn: int = 0
     commit_ts: int = 0
     kind: Kind = Kind.COMMIT
-    begin_lsn: int = 0  #: of its first published change, where it was asked for
-    gid: str | None = None  #: that the publisher's prepared transaction has
+    begin_lsn: int = 0  #: LSN of its first published change, where requested
+    gid: str | None = None  #: the publisher's GID of a prepared transaction
     origin: str | None = None
     in_stream: bool = False  #: messages carry an xid
     size: int = 0
     received: list[Segment] = field(default_factory=list)
     spooled: SpooledTransaction | None = None
-    #: what the publisher takes for known of the relations that a streamed transaction described: it may have
-    #: described them anew, in other transactions, since
+    #: the relations that a streamed transaction described, as the publisher believes us to know them: other
+    #: transactions may have described them anew since
     leaves: tuple[Relation, ...] = ()
     _scanned: tuple[set[int], set[Relation]] | None = None
 
     @property
     def decision_lsn(self) -> int:
-        """The LSN that says which side of a table's hand-over it lies on.
+        """The LSN that decides on which side of a table's hand-over the transaction lies.
 
-        A transaction is only sent as prepared once every table is ready (the slot's two_phase_at lies beyond every
-        srsublsn), and one that was prepared before that is sent late, with its old LSN: neither is covered.
+        A transaction is sent as prepared only once every table is ready: the slot's two_phase_at is beyond every
+        srsublsn. One that was prepared before that is sent late with its old LSN. Neither is covered.
         """
         return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN
 
     def segments(self) -> Iterator[Segment]:
-        """Yield its messages in order; may be asked for again."""
+        """Yield the messages in order; may be called repeatedly."""
         if self.spooled is not None:
             yield from self.spooled.kept()
         yield from self.received
 
     def payloads(self) -> Iterator[bytes]:
-        """Yield the same, one by one."""
+        """Yield the messages in order, one by one."""
         for segment in self.segments():
             yield from segment.payloads()
 
     def relids(self) -> set[int]:
-        """Return the remote relations that it changes."""
+        """Return the remote relations that the transaction changes."""
         return self._scan()[0]
 
     def described(self) -> set[Relation]:
@@ -83,7 +83,7 @@ class RemoteTransaction:
         return self._scan()[1]
 
     def _scan(self) -> tuple[set[int], set[Relation]]:
-        """Read the file once: it may be long, and is asked for repeatedly while a claim keeps the transaction back."""
+        """Scan the messages once: the file may be large, and a blocked transaction asks for the result repeatedly."""
         if self._scanned is None:
             found: set[int] = set()
             described: set[Relation] = set()
@@ -101,7 +101,7 @@ class RemoteTransaction:
         return self._scanned
 
     def release(self) -> None:
-        """Remove its file: it is not needed again."""
+        """Remove the spool file."""
         if self.spooled is not None:
             self.spooled.remove()
 
@@ -109,7 +109,7 @@ class RemoteTransaction:
 def opened(message: Message, lsn: int = 0) -> RemoteTransaction | None:
     """Return the transaction that a message begins, or the end of a prepared one; None for any other message.
 
-    :param lsn: of the message.
+    :param lsn: LSN of the message.
     """
     match message:
         case Begin():
@@ -119,6 +119,6 @@ def opened(message: Message, lsn: int = 0) -> RemoteTransaction | None:
         case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid, gid):
             return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED, commit_lsn, gid)
         case RollbackPrepared(_, end, _, rollback_ts, xid, gid):
-            # the message has no start of its record, only the end: any LSN inside the record covers alike
+            # the message has only the end of its record; any LSN inside the record gives the same coverage
             return RemoteTransaction(xid, end - 1, end, rollback_ts, Kind.ROLLBACK_PREPARED, end - 1, gid)
     return None

@@ -1,6 +1,6 @@
-"""The apply worker at a barrier: which transactions it may still commit, and how long it stands there.
+"""The apply worker at a barrier: which transactions it may still commit, and how long it waits there.
 
-The server has nothing like it. The ledger's side is :mod:`pgsub.target.ledger.maintenance.barrier`.
+The server has no counterpart. :mod:`pgsub.target.ledger.maintenance.barrier` is the ledger's side.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pgsub.target.ledger.worker_takeover import Claim
 
 
 class ApplyBarrier:
-    """The barrier of one apply worker, as it was when the table states were read last."""
+    """The barrier of one apply worker, as of the last read of the table states."""
 
     def __init__(self, session: TargetSession, claim: Claim) -> None:
         self._connection, self._claim = session.connection, claim
         self._barrier: Barrier | None = None
-        self._since: float | None = None  #: stands there
-        self._stood = 0.0  #: at where the same barrier was before, in seconds
+        self._since: float | None = None  #: start of the wait, None while it is not reached
+        self._stood = 0.0  #: seconds waited at earlier positions of the same barrier
 
     def __bool__(self) -> bool:
         return self._barrier is not None
 
     def read(self) -> None:
-        """Read it; one that was moved may be stood at for its whole time."""
+        """Read the barrier. After a move it may be waited at for its full time again."""
         before, self._barrier = self._barrier, barrier.read(self._connection, self._claim.subid)
         if before is None or self._barrier is None or before.token != self._barrier.token:
             self._since, self._stood = None, 0.0
@@ -38,17 +38,17 @@ class ApplyBarrier:
             self._since = None
 
     def admit(self, batch: Batch) -> int:
-        """Return how many of these transactions it covers."""
+        """Return how many of these transactions the barrier lets pass."""
         if self._barrier is None or self.covers(batch.last.finish_lsn):
             return len(batch)
         return next((n for n, one in enumerate(batch.transactions()) if not self.covers(one.finish_lsn)), len(batch))
 
     def covers(self, finish_lsn: int) -> bool:
-        """Return whether a transaction may be committed."""
+        """Return whether the barrier lets a transaction pass."""
         return self._barrier is None or covered(finish_lsn, self._barrier.lsn)
 
     def stand(self) -> None:
-        """Stand there: all that it covers is applied. Says so once, and takes it away after its time."""
+        """Wait at the barrier. The first call records that, and the barrier is removed once its time is over."""
         if self._barrier is None:
             return
         clock = time.monotonic()
@@ -62,7 +62,7 @@ class ApplyBarrier:
             self._barrier = None
 
     def stand_at(self, position: int) -> None:
-        """Stand there if it is reached without a transaction beyond it.
+        """Wait at the barrier if it is reached and no transaction beyond it has come yet.
 
         :param position: everything before it is applied.
         """

@@ -1,7 +1,7 @@
-"""Remote transactions into the target, each whole, in order, together with the ledger.
+"""Commits remote transactions on the target: each whole, in order, together with the ledger.
 
-Everything that carries the promise is here once: the lock before the decision, the compare-and-set with the data.
-Mirrors apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare (worker.c).
+The promise is kept here alone: the lock before the decision, and the compare-and-set together with the data. Mirrors
+apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare (worker.c).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from pgsub.target.sql.pipeline import DEALLOCATED
 _log = logging.getLogger(__name__)
 
 _TRIES = 5
-#: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
-#: for each, and none can be pruned before the commit.
+#: Maximum transactions per commit if changes are executed row by row. A row that all of them change has a version for
+#: each, and none can be pruned before the commit.
 ROW_TRANSACTIONS = 200
-#: Transactions that go into one commit where sets change each row once.
+#: Maximum transactions per commit if sets change each row once.
 TRANSACTIONS = 1_000_000
-#: Messages that belong to no transaction and wait for a commit.
+#: Maximum number of non-transactional messages that wait for a commit.
 _MESSAGES = 1000
 
 
 class Committer:
-    """The applier of transactions through the worker's own session, and of what parallel workers did.
+    """The committer of transactions through the worker's own session, including those that parallel workers applied.
 
-    :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
-    :param beat: called now and then while a parallel worker is waited for.
-    :param writers: sessions that apply beside its own, if there are any.
-    :param transactional: each transaction of the publisher is a commit of its own.
-    :param set_based: whether changes may be executed as sets.
+    :param stop_streaming: stops parallel workers if this session is in a deadlock; returns False if there are none.
+    :param beat: called regularly while a parallel worker is waited for.
+    :param writers: further sessions that apply, if any.
+    :param transactional: each transaction of the publisher is committed separately.
+    :param set_based: changes may be executed as sets.
     :ivar remote_lsn: end LSN of the last committed transaction.
-    :ivar ledger_commit: ends its transactions.
+    :ivar ledger_commit: ends the transactions.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Committer:
         self.counters = self._executor.counters
         self._set_based = set_based
         self._writers = writers
-        self._beside = False  #: writers are at work beside the own session
+        self._beside = False  #: writers are working beside the own session
         self._most = 1 if transactional else TRANSACTIONS
         self._limit = min(self._most, TRANSACTIONS if set_based else ROW_TRANSACTIONS)
         self._parallel = ParallelCommit(session, self.ledger_commit, self.counters, beat)
@@ -93,17 +93,17 @@ class Committer:
 
     @property
     def changes(self) -> int:
-        """Rows applied, for statistics."""
+        """Number of applied rows, for statistics."""
         return self._executor.changes + self._parallel.changes + (self._writers.changes if self._writers else 0)
 
     def take_message(self, message: LogicalMessage) -> None:
-        """Take a message that belongs to no transaction."""
+        """Buffer a non-transactional message."""
         self._messages.append(LoggedMessage.of(message, None))
         if len(self._messages) >= _MESSAGES:
             self.record_messages()
 
     def record_messages(self) -> None:
-        """Commit what were taken: before ledger or feedback pass it, for it is not sent again then."""
+        """Commit the buffered messages. Ledger and feedback must not pass them before, for they are not sent again."""
         if not self._messages:
             return
         with self._session.connection.transaction():
@@ -112,12 +112,13 @@ class Committer:
         self._messages = []
 
     def apply(self, batch: Batch, parallel: ParallelWorker | None = None) -> int:
-        """Apply the first ones of a batch: as many as the policy admits, in one target transaction if all is well.
+        """Apply as many transactions from the start of a batch as the policy admits, if possible in one target
+        transaction.
 
-        :param batch: of kind COMMIT, or a single one of any kind.
-        :param parallel: has applied the single one while it arrived.
-        :return: how many are committed; 0 if the policy wants to be asked again.
-        :raises PgsubError: located; the session is out of its transaction, or lost.
+        :param batch: transactions of kind COMMIT, or a single one of any kind.
+        :param parallel: the worker that applied the single transaction while it was received.
+        :return: the number of committed transactions; 0 if the policy must be asked again.
+        :raises PgsubError: located; the session has left its transaction, or is lost.
         """
         first = batch.items[0]
         if isinstance(first, RemoteTransaction):
@@ -139,10 +140,10 @@ class Committer:
         self._limit = min(ROW_TRANSACTIONS if by_rows else 2 * self._limit, self._most)
         return self._serially(batch) if done is None else done
 
-    # whole transactions, through the worker's own session
+    # whole transactions, in the worker's own session
 
     def _trying(self, apply: Callable[[], int]) -> int | None:
-        """Try again where that helps; return None after a fault whose row is still to be named."""
+        """Try, and retry where that helps; return None if the faulty row has yet to be located."""
         before = self._session.relations.snapshot()
         for _ in range(_TRIES):
             try:
@@ -166,12 +167,12 @@ class Committer:
         return None
 
     def _was_beside(self) -> bool:
-        """Return whether what failed was tried beside other sessions: alone it may not fail, or shows what is wrong."""
+        """Return whether the failed attempt ran beside other sessions; alone it may succeed, or shows the fault."""
         beside, self._beside = self._beside, False
         return beside
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
-        """Undo after a rollback what the batch said of relations. False if the session is lost."""
+        """Restore the relations after a rollback; return False if the session is lost."""
         if not self.ledger_commit.rolled_back():
             return False
         self._session.relations.restore(relations)
@@ -183,7 +184,7 @@ class Committer:
             raise StreamsMustRestart("the session was lost")
 
     def _serially(self, batch: Batch) -> int:
-        """Apply row by row: commit everything before the transaction with the fault, and name the fault."""
+        """Apply row by row: commit all transactions before the faulty one, and raise the located fault."""
         total, size = len(batch), min(ROW_TRANSACTIONS, self._most)
         with self._executor.row_by_row():
             while len(batch):
@@ -191,7 +192,7 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     done = self._commit(part)
-                except SetFallback:  # a row came while its change waited: the next try waits for each change
+                except SetFallback:  # a row appeared while its change was buffered: retry
                     self._start_over(before)
                     continue
                 except PgsubError as error:
@@ -236,7 +237,7 @@ class Committer:
         return len(batch)
 
     def _run(self, batch: Batch) -> Batch:
-        """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
+        """Apply the batch in the open transaction; apply only its first part if something is to be skipped."""
         skip = self._skip()
         if skip is None:
             self.ledger_commit.record(self._executor.run(batch.items, self._policy.should_apply))
@@ -246,7 +247,7 @@ class Committer:
         return part
 
     def _skip(self) -> Skip | None:
-        """Return the skip as the ledger has it now, and set the rules with a limit, which only apply uses."""
+        """Return the ledger's present skip. Also set the rules with a limit, which only the apply worker uses."""
         progress = self._session.progress
         self._session.relations.limit_rules(progress.rules if progress.applies else ())
         return self._policy.skip()
@@ -260,7 +261,7 @@ class Committer:
 
     def _prepare(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> int:
         def applied(transaction: RemoteTransaction) -> Applied | None:
-            # what a parallel worker holds is gone after a PREPARE that failed: the next try begins with nothing
+            # a failed PREPARE discards the parallel worker's transaction, so the next try starts from scratch
             nonlocal parallel
             once, parallel = parallel, None
             held = None if once is None else self._parallel.held(transaction, once)
@@ -278,14 +279,14 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     return attempt()
-                except SetFallback:  # as of _serially()
+                except SetFallback:  # see _serially()
                     self._start_over(before)
                 except PgsubError:
                     self.ledger_commit.rolled_back()
                     raise
 
     def _open(self, transaction: RemoteTransaction) -> Applied | None:
-        """Apply it in a transaction that never locks the progress row: a prepared one would keep the lock."""
+        """Apply in a transaction that never locks the progress row: a prepared transaction would keep the lock."""
         progress = self._session.progress
         progress.read()
         if progress.remote_lsn != self.remote_lsn:

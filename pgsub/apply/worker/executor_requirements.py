@@ -1,8 +1,8 @@
-"""Whether a cluster's executors have, and reach, what workers need: a task looks before any worker, and each worker.
+"""Checks that a cluster's executors have and reach what workers need: in a task before any worker, and in each worker.
 
-The launcher has reached both servers itself. What is found here is a difference between its machine and that of an
-executor: another version, a file that is not there, a route or a rule of pg_hba.conf that is missing. The first task
-looks at one executor only. Any other may lack something that this one has, and says so when a worker begins there.
+The launcher has already reached both servers itself. So a fault found here is a difference between its machine and the
+executor's: another version, a missing file, a missing route or pg_hba.conf rule. The first task checks only one
+executor. If another executor lacks something, the worker that starts there reports it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from pgsub.target.session.connect import SessionName
 
 Result = TypeVar("Result")
 
-#: Heartbeats of the check are those of no subscription.
+#: Subscription ID in heartbeats of the check.
 NOBODY = 0
-#: A datagram may be lost where the way is open.
+#: Several heartbeats, because a datagram may be lost even if the way is open.
 _HEARTBEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSpec:
-    """Item of the task: what workers will need.
+    """Item of the task: the requirements of the workers.
 
-    :ivar number: rises with every check of a launcher; the epoch of its heartbeats.
+    :ivar number: increases with every check of a launcher; the epoch of its heartbeats.
     """
 
     number: int
@@ -55,7 +55,7 @@ class CheckSpec:
 class Checked:
     """Result of the task.
 
-    :ivar errors: by the subscription's name; each with the executor as its context.
+    :ivar errors: errors with the names of their subscriptions; the context of each is the executor.
     """
 
     host: str
@@ -64,7 +64,7 @@ class Checked:
 
 @functools.cache
 def installed() -> tuple[str, str]:
-    """Return version and build of pgsub here, the build as a hash of its source, empty where that is not in files."""
+    """Return the version and build of pgsub here. The build is a hash of its source files, empty if it has none."""
     package = Path(pgsub.__file__).parent
     files = sorted(package.rglob("*.py"), key=Path.as_posix)
     digest = hashlib.sha256()
@@ -74,11 +74,11 @@ def installed() -> tuple[str, str]:
 
 
 def refuse_other(version: str, build: str) -> None:
-    """Refuse to work for a launcher with another pgsub: what both say to each other and to the ledger is not the same.
+    """Refuse to work for a launcher with another pgsub, whose messages and ledger may differ.
 
-    It is asked before the item of a task is read, whose classes may be different in another build.
+    Called before the item of a task is unpickled, whose classes may differ in another build.
 
-    :raises SparkUnusable: the launcher's are not those of this executor.
+    :raises SparkUnusable: version or build differs from this executor's.
     """
     here, build_here = installed()
     if version == here and (build == build_here or not (build and build_here)):
@@ -92,7 +92,7 @@ def refuse_other(version: str, build: str) -> None:
 
 
 def explained(function: Callable[[Any], Result], spec: Any) -> Result:
-    """Run a worker on an executor, and name the executor and what it lacks where no connection can be made from it.
+    """Run a worker on an executor. If it cannot connect, raise an error that names the executor and what it lacks.
 
     :param spec: has the subscription.
     """
@@ -107,7 +107,7 @@ def _executor() -> str:
 
 
 def run(spec: CheckSpec) -> Checked:
-    """Look for everything, and go on after a fault."""
+    """Check all requirements, and continue after a fault."""
     found = Checked(socket.gethostname())
     for sub in spec.subscriptions:
         _try(found, sub, partial(_passfile, sub.target, "target"))
@@ -142,14 +142,14 @@ def _spool(sub: Subscription, folder: str | None) -> None:
 
 
 def _passfile(conninfo: str, side: str) -> None:
-    """Refuse a passfile that is named and cannot be read here: libpq would ignore it, and no password be sent."""
+    """Refuse an unreadable passfile that was given: libpq would ignore it and send no password."""
     file = ci.usable(ci.parse(conninfo, side)).get("passfile")
     if file and not os.access(file, os.R_OK):
         raise _unreadable(file, side)
 
 
 def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
-    """Connect, and raise the cause where that fails."""
+    """Connect; raise the cause if that fails."""
     try:
         look()
     except PgsubError as error:
@@ -157,7 +157,7 @@ def _with_files(look: Callable[[], None], conninfo: str, side: str) -> None:
 
 
 def cause(error: PublisherUnavailable | TargetUnavailable, sub: Subscription) -> PgsubError:
-    """Return why a worker here could not connect, a file that is not there or its own error, with the executor."""
+    """Return why a worker could not connect: a missing file or its own error, with the executor as context."""
     server = (sub.target, "target") if isinstance(error, TargetUnavailable) else (sub.connection, "publisher")
     found = _explained(error, *server)
     found.context = found.context or _executor()
@@ -165,7 +165,7 @@ def cause(error: PublisherUnavailable | TargetUnavailable, sub: Subscription) ->
 
 
 def _explained(error: PgsubError, conninfo: str, side: str) -> PgsubError:
-    """Return what is wrong with the file where libpq did not find the service, or had no password to send."""
+    """Return the error of the file if libpq found no service or had no password to send; else the given error."""
     params = ci.usable(ci.parse(conninfo, side))
     if (service := params.get("service")) and conninfo_check.missing_service(error.message):
         return _undefined(service, side)
@@ -186,7 +186,7 @@ def _explained(error: PgsubError, conninfo: str, side: str) -> PgsubError:
 
 
 def _undefined(service: str, side: str) -> SparkUnusable:
-    """Return the error of a service that the launcher's machine has and an executor has not."""
+    """Return the error for a service that is defined on the launcher's machine but not on an executor."""
     file = os.environ.get("PGSERVICEFILE")
     return SparkUnusable(
         f'service "{service}" of the {side} is not defined on the executors',

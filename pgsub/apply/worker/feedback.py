@@ -1,17 +1,18 @@
-"""The feedback to the publisher: a position is recorded in the ledger before it is reported.
+"""Sends feedback to the publisher. A position is recorded in the ledger before it is reported.
 
-NOTES: A session that waits for ``replay_lsn`` may rely on log and ``state.db``. So feedback passes no event of the
-ledger that the launcher has not mirrored, and the launcher removes an event once it is. Waiting until no event is left
-would never end where events are recorded all the time, and the publisher would keep its WAL for ever. So a mark is set,
-and passed once the events of that time are gone. An id beyond the mark's was given after the mark's position was
-reached. An event of a prepared transaction shows late, with an older id, and is in the way until it is mirrored.
+NOTES: A session that waits for ``replay_lsn`` may rely on the log and ``state.db``. So feedback does not pass an event
+of the ledger until the launcher has mirrored it; the launcher then deletes the event. If events are recorded all the
+time, there is never a moment without one, and the publisher would keep its WAL forever. So the worker sets a mark, and
+feedback passes it once all events up to the mark's id are gone. An event with a greater id was recorded after the
+mark's position was reached. An event of a prepared transaction appears late with an older id; it blocks until it is
+mirrored.
 
-``remote_lsn`` in ``state.db`` is no event. The apply position waits for the launcher's answer that it shows the last
-transaction; the flush position, on which a publisher's shutdown and its WAL depend, does not.
+``remote_lsn`` in ``state.db`` is not an event. The apply position waits for the launcher's answer that ``state.db``
+shows the last transaction. The flush position does not wait, because a publisher's shutdown and WAL depend on it.
 
-What the ledger says was reported is named again only once the stream has come that far. The files of a publisher may
-have been put back to a time before that was reported: then transactions of its new history end before this position,
-and are still to be applied.
+A position that the ledger has as reported is repeated only once the stream has reached it. The publisher's files may
+have been restored to an earlier time. Then transactions of its new history end before this position and must be
+applied.
 """
 
 from __future__ import annotations
@@ -24,19 +25,18 @@ from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.common import failpoints
 
-#: Seconds between durable reports while transactions keep coming.
+#: Seconds between durable reports under continuous load.
 REPORT_SECONDS = 0.1
-#: The launcher gets this long to record what feedback must not pass: at the end of a run, and for the apply position.
+#: Seconds for the launcher to record what feedback must not pass, at the end of a run and for the apply position.
 MIRROR_SECONDS = 2.0
 
 
 class Feedback:
     """The positions that one worker reports to the publisher.
 
-    :param ledger_commit: notes whether something was recorded that the launcher has yet to log.
-    :param shown_lsn: returns up to where the state store shows what was applied, None where nothing new is known;
-        itself None where nobody answers.
-    :ivar requested: the publisher wants to hear how far its WAL is confirmed.
+    :param ledger_commit: notes whether an event was recorded that the launcher must log.
+    :param shown_lsn: returns the last transaction shown by the state store, None without news; None if nobody answers.
+    :ivar requested: the publisher asks how far its WAL is confirmed.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Feedback:
         self._streams = streams
         self._receiver = receiver
         self._ledger_commit = ledger_commit
-        ledger_commit.recorded = True  # an earlier worker may have left something
-        self._mark: tuple[int, int] | None = None  #: id of an event, and a position: no event before it has a later id
+        ledger_commit.recorded = True  # an earlier worker may have left events
+        self._mark: tuple[int, int] | None = None  #: id of an event and a position; no event before it has a higher id
         self._passed = self._progress.reported_lsn  #: the furthest position known to have no event before it
         self._next_report = self._next_idle = 0.0
         self._shown_lsn = shown_lsn
-        self._shown = self._progress.remote_lsn  #: the last transaction that the state store is known to show
-        self._unshown: tuple[int, int, float] | None = None  #: a transaction, a position behind it, since when
-        self._answers = shown_lsn is not None  #: whether the launcher is waited for
+        self._shown = self._progress.remote_lsn  #: the last transaction known to be shown by the state store
+        self._unshown: tuple[int, int, float] | None = None  #: a transaction, a position behind it, start of the wait
+        self._answers = shown_lsn is not None  #: whether to wait for the launcher
         self.requested = False
 
     def reportable(self, position: int) -> int:
-        """Return how far feedback may go: a position behind a conflict promises that the conflict can be read.
+        """Return how far feedback may go. Reporting a position promises that every conflict before it can be read.
 
         :param position: everything before it is applied.
         """
@@ -69,9 +69,9 @@ class Feedback:
         return self._passed if self._ledger_commit.recorded else position
 
     def applied(self, position: int, remote_lsn: int) -> None:
-        """Let the next feedback say how far the worker has applied, once the state store shows it.
+        """Advance the apply position of the next feedback, once the state store shows the last transaction.
 
-        :param position: everything before it is applied, idle stretches included.
+        :param position: everything before it is applied, including idle stretches.
         :param remote_lsn: end LSN of the last committed transaction.
         """
         # guard: the apply position does not pass what state.db shows, always
@@ -80,14 +80,14 @@ class Feedback:
 
     @property
     def waits(self) -> bool:
-        """Whether an answer of the launcher is waited for."""
+        """Whether an answer of the launcher is awaited."""
         return self._unshown is not None
 
     def _is_shown(self, position: int, remote_lsn: int) -> bool:
-        """Take what the launcher answered; return whether the state store shows the last transaction.
+        """Process the launcher's answer; return whether the state store shows the last transaction.
 
-        A launcher that does not answer in time is not waited for until it does. A commit on the publisher that waits
-        for this position is not delayed.
+        A launcher that does not answer in time is ignored until it answers again. Nothing is awaited while commits on
+        the publisher wait for this position.
         """
         if self._shown_lsn is not None and (shown := self._shown_lsn()) is not None:
             self._shown, self._answers = max(self._shown, shown), True
@@ -106,9 +106,9 @@ class Feedback:
         return False
 
     def report_if_due(self, clock: float, position: int, remote_lsn: int) -> bool:
-        """Report where it is time; return whether it was.
+        """Report if a report is due; return whether one was.
 
-        :param position: everything before it is applied, idle stretches included.
+        :param position: everything before it is applied, including idle stretches.
         :param remote_lsn: end LSN of the last committed transaction.
         """
         if clock < self._next_report:
@@ -126,15 +126,15 @@ class Feedback:
         return due
 
     def _wanted(self, clock: float) -> bool:
-        """Return whether the ledger is to be written for WAL without a transaction.
+        """Return whether to write the ledger for WAL without a transaction.
 
         Each write makes WAL on the target, which others may replicate, and two subscriptions may feed each other. So
-        it is written only where the publisher asks, a commit there waits, or the interval is over.
+        the ledger is written only if the publisher asks, a commit there waits, or the interval is over.
         """
         return self.requested or clock >= self._next_idle or self._streams.standby.waits()
 
     def _report(self, position: int) -> None:
-        """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
+        """Record the position with a synchronous commit of the ledger, then send it as the flush position."""
         clock = time.monotonic()
         self._next_report, self._next_idle = clock + REPORT_SECONDS, clock + self._streams.timing.idle_interval
         # guard: a position is recorded before it is reported
@@ -143,7 +143,7 @@ class Feedback:
         self._receiver.progress(flushed=position)
 
     def finish(self, position: int) -> None:
-        """Report what can be reported, once the launcher has mirrored what was recorded or takes too long."""
+        """Report the final position once the launcher has mirrored all events or takes too long."""
         deadline = time.monotonic() + MIRROR_SECONDS
         while self._ledger_commit.recorded:
             self._read_events(position)
@@ -156,7 +156,7 @@ class Feedback:
             self._report(self.reportable(position))
 
     def _repeat(self, position: int) -> None:
-        """Report again what the ledger says was reported, once the stream has come that far.
+        """Report again the position that the ledger has as reported, once the stream has reached it.
 
         :param position: everything before it is applied.
         """
@@ -167,7 +167,7 @@ class Feedback:
     def _read_events(self, position: int) -> None:
         """Read which events are left.
 
-        :param position: reached by now; every event before it is committed.
+        :param position: every event before it is committed.
         """
         found = self._progress.unmirrored_events()
         self._ledger_commit.recorded = found is not None

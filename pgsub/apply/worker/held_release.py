@@ -1,8 +1,8 @@
-"""Kept changes of tables that are released, applied by the apply worker between batches.
+"""Applies the kept changes of released tables; the apply worker does this between batches.
 
-They go through a session of their own, for they come with descriptions of relations that the stream has long replaced.
-A commit has whole remote transactions, and removes what it applies: a fault, or a skip, is of all that was kept of one.
-So one that is larger than a step goes through a file, as a large one of the stream does, and needs no more memory.
+They have a session of their own, because the stream has long replaced their relation descriptions. A commit applies
+whole remote transactions and deletes them from the ledger, so a fault or a skip concerns all that was kept of one. A
+transaction that is larger than a step goes through a file, as in the stream, and needs no more memory.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from pgsub.target.ledger.subscriptions import RelationState, table_states
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.tables.held_tables import HeldChanges, HeldPlace
 
-#: Bytes of kept messages that are read together, and transactions of which go into one commit; and how long the stream
-#: is left alone for them.
+#: Bytes of kept messages that are read and committed together, and the longest interruption of the stream in seconds.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
-#: Seconds between two checks whether the last table can be as any other again.
+#: Seconds between checks whether the last table can return to its normal state.
 PAUSE_SECONDS = 0.2
 
 
@@ -54,24 +53,24 @@ class HeldRelease:
         self._next_step = 0.0
 
     def tables(self, relids: set[int], version: int) -> None:
-        """Set the tables that are being released, as of a ``states_version``."""
+        """Set the tables being released, as of a ``states_version``."""
         self._tables, self._version = relids, version
         self._next_step = 0.0
         if not relids:
             self.close()
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         if self._work is not None:
             self._work[0].connection.close()
             self._work = None
 
     def step(self, remote_lsn: int) -> bool:
-        """Apply kept changes, for a while.
+        """Apply kept changes for a while.
 
-        :param remote_lsn: where the worker has left the ledger.
-        :return: whether the states of the tables are to be read again.
-        :raises PgsubError: located, with the remote transaction that the change came with.
+        :param remote_lsn: the worker's position in the ledger.
+        :return: whether the table states must be read again.
+        :raises PgsubError: located, with the remote transaction of the change.
         """
         if not self._tables or time.monotonic() < self._next_step:
             return False
@@ -116,7 +115,7 @@ class HeldRelease:
 
 
 class _HeldPolicy(ChangePolicy):
-    """The policy for kept changes, which the transaction that applies them removes from the ledger."""
+    """The policy for kept changes; the transaction that applies them deletes them from the ledger."""
 
     def __init__(self, session: TargetSession, subid: int, spool: Spool) -> None:
         self._session = session
@@ -128,13 +127,13 @@ class _HeldPolicy(ChangePolicy):
         self._places: dict[int, HeldPlace] = {}  #: by id() of the transactions of a batch
         self._names: dict[int, tuple[str, str] | None] = {}
         self._states: dict[int, RelationState] = {}
-        self._before = b""  #: the description that was given last
+        self._before = b""  #: the description that was returned last
 
     def read(self, tables: set[int], version: int) -> Batch:
-        """Read kept changes: transactions, each with all that can be seen of it.
+        """Read kept changes as transactions, each with all visible changes.
 
-        :param tables: their oids.
-        :param version: of the table states, that must hold.
+        :param tables: oids of the tables.
+        :param version: states_version that must hold.
         """
         self._version, self._places, self._names, self._before = version, {}, {}, b""
         stretches, goes_on = held_tables.read(self._session.connection, self._subid, tables, STEP_BYTES)
@@ -145,7 +144,7 @@ class _HeldPolicy(ChangePolicy):
             transaction = RemoteTransaction(parts[0].xid, parts[0].finish_lsn, commit_ts=parts[0].commit_ts)
             place = self._places[id(transaction)] = HeldPlace.of(parts)
             messages = self._messages(parts)
-            if goes_on:  # it is alone
+            if goes_on:  # then the batch has this transaction only
                 self._read_rest(transaction, messages, place, tables)
             else:
                 transaction.received, transaction.size = [messages], messages.size
@@ -153,7 +152,7 @@ class _HeldPolicy(ChangePolicy):
         return batch
 
     def _read_rest(self, transaction: RemoteTransaction, messages: Segment, place: HeldPlace, tables: set[int]) -> None:
-        """Read a large transaction to its end, into a file."""
+        """Read the rest of a large transaction into a file."""
         transaction.spooled = spooled = self._spool.open(transaction.xid, "held")
         spooled.append(messages)
         goes_on = True
@@ -165,7 +164,7 @@ class _HeldPolicy(ChangePolicy):
         transaction.size = spooled.size
 
     def _messages(self, stretches: Sequence[HeldChanges]) -> Segment:
-        """Return their messages in order, each behind the description that it came with."""
+        """Return the messages in order, each after the description that was kept with it."""
         payloads: list[bytes] = []
         for one in stretches:
             described = self._described(one)
@@ -175,7 +174,7 @@ class _HeldPolicy(ChangePolicy):
         return Frames.around(payloads).all()
 
     def _described(self, one: HeldChanges) -> bytes:
-        """Return the description with the table's present name: it may have been renamed on both sides since."""
+        """Return the description with the table's present name, because both sides may have renamed it since."""
         relation = decode_change(one.relation, False)
         assert isinstance(relation, Relation)
         self._tables[relation.relid] = one.srrelid
@@ -185,12 +184,12 @@ class _HeldPolicy(ChangePolicy):
         return encoder.relation(relation._replace(namespace=schema, name=name))
 
     def admit(self, batch: Batch) -> int:
-        """Remove them from the ledger, under the lock; a transaction that is to be skipped is admitted alone."""
+        """Delete the changes from the ledger, under the lock; a transaction to be skipped is admitted alone."""
         progress = self._session.progress
         if progress.states_version != self._version:
             return 0
         count, self._skip = len(batch), None
-        if progress.skip is not None:  # it may be of the stream, or further back
+        if progress.skip is not None:  # the skip may be of the stream, or of a later kept transaction
             lsns = [one.finish_lsn for one in batch.transactions()]
             count = lsns.index(progress.skip.lsn) if progress.skip.lsn in lsns else count
             if not count:
@@ -202,9 +201,9 @@ class _HeldPolicy(ChangePolicy):
         return count
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Apply all of them, which was decided when they were kept, where their table is still subscribed.
+        """Apply all changes of subscribed tables; the decision was made when they were kept.
 
-        :raises StateForbids: it is not, or it is being synchronized: nobody would have kept them then.
+        :raises StateForbids: the table is not subscribed or is being synchronized, when pgsub keeps no changes.
         """
         relid = self._tables[relation.relid]
         state = self._states.get(relid)
@@ -221,5 +220,5 @@ class _HeldPolicy(ChangePolicy):
         return Decision(relid)
 
     def skip(self) -> Skip | None:
-        """Return the skip, if it is for the kept transaction at hand."""
+        """Return the skip if it is for the kept transaction being applied."""
         return self._skip

@@ -1,8 +1,8 @@
-"""Several writers: units of one batch are executed by several target sessions at once, and commit in order.
+"""Applies the units of one batch in several target sessions at once; the units commit in order.
 
-A unit is a run of whole transactions. The server has nothing of the kind in its releases; it applies one transaction
-after the other. ``tests/models/writers_model.py`` shows the mistake that each rule prevents. Entry points:
-:mod:`~pgsub.apply.writers.plan` (which units), :mod:`~pgsub.apply.writers.pool` (who executes them),
-:mod:`~pgsub.apply.writers.writer` (one session). This room never decides: what fails is applied again by the worker's
-own session, which names the fault.
+A unit is a run of whole transactions. The server has no counterpart in its releases; it applies one transaction after
+another. ``tests/models/writers_model.py`` shows the mistake that each rule prevents. Entry points:
+:mod:`~pgsub.apply.writers.plan` (divides a batch into units), :mod:`~pgsub.apply.writers.pool` (the sessions),
+:mod:`~pgsub.apply.writers.writer` (one session). This room never diagnoses a fault: the worker's own session applies a
+failed unit again and names the fault.
 """

@@ -1,36 +1,36 @@
-"""``--apply-workers auto``: how many sessions a worker may use at the moment, where nobody has said how many.
+"""``--apply-workers auto``: decides how many sessions a worker may use.
 
-A rule without input, output or clock: it is told what batches took, and looked at now and then. One session is the
-beginning and what idle times lead back to. More are tried only while apply does little but wait for the target with
-transactions at hand that could be executed at once, and stay only if a change costs clearly less with them.
+The decision has no input, output or clock of its own: callers report what batches took and ask for a decision now and
+then. It starts with one session, and returns to one in idle times. It tries more only while apply mostly waits for the
+target and has further transactions that could run concurrently. It keeps them only if a change then costs clearly less.
 """
 
 from __future__ import annotations
 
-#: Seconds that one look covers, at least.
+#: Minimum seconds between decisions.
 LOOK_SECONDS = 1.0
-#: The share of time in which apply waits for the target with more to do: from here on sessions are added, and up to
-#: here they are given back. With half as many sessions the share doubles: the first is more than twice the second.
+#: Shares of the time that apply waits for the target with more to do: sessions are added from the first on, and given
+#: back up to the second. Halving the sessions doubles the share, so the first is more than twice the second.
 GROWS, SHRINKS = 0.6, 0.2
-#: Seconds below that share until half of the sessions are given back.
+#: Seconds at or below SHRINKS after which half of the sessions are given back.
 CALM_SECONDS = 10.0
-#: Seconds that more sessions work for before they are judged, and the part of the best possible that they must spare.
+#: Seconds of work before added sessions are judged, and the part of the best possible saving that they must achieve.
 TRIAL_SECONDS, PAYS = 1.0, 0.5
-#: Seconds of work that could not be divided, after which no more is expected.
+#: Seconds of work that could not be divided after which a trial ends.
 UNDIVIDED_SECONDS = 2.0
-#: Seconds until more sessions are tried again, twice as many after each vain try.
+#: Seconds until more sessions are tried again; doubled after each failed trial.
 PAUSE, LONGEST_PAUSE = 60.0, 3600.0
-#: And after a deadlock: the next one may be at the cost of a client of the target.
+#: Pause in seconds after a deadlock: the next one may abort a client of the target.
 DEADLOCK_PAUSE = 600.0
 
 
 class AutoSessionCount:
-    """The number of sessions, from one to as many as pay.
+    """The number of sessions: one, or more if they pay.
 
-    :param most: sessions.
-    :param now: seconds of any clock that does not go back, as all of these.
-    :ivar sessions: that may be used now.
-    :ivar why: a sentence about that.
+    :param most: maximum number of sessions.
+    :param now: seconds of any monotonic clock, as everywhere here.
+    :ivar sessions: number of sessions that may be used now.
+    :ivar why: the reason as a sentence.
     """
 
     def __init__(self, most: int, now: float) -> None:
@@ -39,27 +39,27 @@ class AutoSessionCount:
         self.why = "Apply has not waited for the target much."
         self._since = now
         self._pressed = 0.0  #: seconds since then in which apply waited for the target with more to do
-        self._seconds = self._changes = 0.0  #: what was done by as many sessions as there may be
+        self._seconds = self._changes = 0.0  #: totals measured with the present number of sessions
         self._undivided = 0.0
-        self._cost: float | None = None  #: seconds of a change, as far as that was seen
-        self._before: tuple[int, float] | None = None  #: sessions before those on trial, and what a change cost then
+        self._cost: float | None = None  #: measured seconds per change, None if unknown
+        self._before: tuple[int, float] | None = None  #: sessions before the trial, and seconds per change with them
         self._calm_since: float | None = None
         self._pause, self._paused_until = PAUSE, now
-        self._ceiling = most  #: sessions until the pause is over
-        self._grounds = ""  #: of what :meth:`look` returned
+        self._ceiling = most  #: maximum number of sessions until the pause is over
+        self._grounds = ""  #: reason for the sessions that :meth:`look` wants
 
     @property
     def on_trial(self) -> bool:
-        """Whether it is still to be seen if as many sessions pay."""
+        """Whether it is not yet known if the present number of sessions pays."""
         return self._before is not None
 
-    # what it is told
+    # reports
 
     def alone(self, lasted: float, waited: float, changes: int, *, more: bool) -> None:
-        """Take what one session did.
+        """Report the work of one session.
 
-        :param lasted: seconds; for so many of them, ``waited``, it waited for the target.
-        :param more: whole transactions were at hand that others might have executed.
+        :param lasted: seconds, of which it spent ``waited`` waiting for the target.
+        :param more: further whole transactions were at hand that others might have executed.
         """
         if self.sessions > 1:
             self._undivided += lasted if more else 0.0
@@ -69,10 +69,10 @@ class AutoSessionCount:
         self._changes += changes
 
     def together(self, lasted: float, waited: float, changes: int, *, divided: bool) -> None:
-        """Take what several sessions did.
+        """Report the work of several sessions.
 
         :param waited: seconds in which none of them computed.
-        :param divided: all of them had something to do.
+        :param divided: all of them had work.
         """
         self._pressed += waited if divided else 0.0
         self._seconds += lasted
@@ -80,24 +80,24 @@ class AutoSessionCount:
         self._undivided = 0.0
 
     def deadlock(self, now: float) -> None:
-        """Go back to one session for a while: some session of the target was in a deadlock with one of these."""
+        """Return to one session for a while, because a deadlock involved a session of this worker."""
         self._set(1, "Sessions that apply were in a deadlock.")
         self._pause = max(self._pause, DEADLOCK_PAUSE)
         self._wait(now, 1)
 
     def refused(self, now: float, why: str) -> None:
-        """Stay with what there is for a while: the target has no room."""
+        """Add no session for a while, because the target has no room."""
         if self._before is not None:
             self._set(self._before[0], why)
         self.why = why
         self._wait(now, self.sessions)
 
-    # what it decides
+    # decisions
 
     def look(self, now: float) -> int:
-        """Judge what was told since the last look, and take sessions back.
+        """Judge the reports since the last decision, and give sessions back if they do not pay.
 
-        :return: how many sessions to :meth:`add`, if there is room for them; 0 for none.
+        :return: number of sessions to :meth:`add` if the target has room for them.
         """
         if now - self._since < LOOK_SECONDS:
             return 0
@@ -113,7 +113,7 @@ class AutoSessionCount:
         return 0
 
     def add(self, count: int) -> None:
-        """Try so many more, for which there is room."""
+        """Start a trial with ``count`` more sessions, for which the target has room."""
         assert self._cost is not None
         before = self.sessions, self._cost
         self._set(self.sessions + count, self._grounds)
@@ -125,7 +125,7 @@ class AutoSessionCount:
         return max(min(2 * self.sessions, ceiling) - self.sessions, 0)
 
     def _judge(self, now: float) -> bool:
-        """Return whether nothing is on trial any more."""
+        """Judge the sessions on trial, if any; return whether none were."""
         if self._before is None:
             if self._changes:
                 self._cost = self._seconds / self._changes
@@ -166,6 +166,6 @@ class AutoSessionCount:
             self._set(self.sessions // 2, "Apply does not wait for the target much any more.")
 
     def _set(self, sessions: int, why: str) -> None:
-        """Begin anew with what is measured."""
+        """Set the number of sessions and restart the measurement."""
         self.sessions, self.why, self._before, self._cost = sessions, why, None, None
         self._seconds = self._changes = self._undivided = 0.0

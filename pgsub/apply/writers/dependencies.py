@@ -1,9 +1,9 @@
-"""The dependencies of transactions on each other, by the keys of the rows that they change.
+"""Finds dependencies between transactions by the keys of the rows that they change.
 
-They spare work and carry no promise: of transactions that are executed too early, row locks, unique indexes and row
-counts on the target make the later one fail, as long as nothing else connects their effects. Where something else may,
-there is no telling, and the batch is applied in order by one session: see :func:`reason`. Values that a unique index
-other than the key gave back are not looked for: a DELETE does not send them.
+They save work but carry no promise. If a transaction is executed too early, row locks, unique indexes and row counts on
+the target make the later one fail, as long as nothing else connects their effects. Where something else may connect
+them, one session applies the batch in order: see :func:`reason`. Values freed in unique indexes other than the key are
+not considered, because a DELETE does not send them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 
 class Together(Exception):
-    """The transactions are to be applied in order by one session; the message says why."""
+    """A request to apply the transactions in order in one session; the message is the reason."""
 
 
 class Dependencies:
-    """The pairs of transactions of a batch that change the same row, each with the next.
+    """The pairs of transactions of a batch that change the same row, each with the next one that does.
 
-    :ivar changes: how many changes each transaction has.
-    :ivar earlier: numbers of transactions; those at the same places in ``later`` change a row after them.
+    :ivar changes: number of changes of each transaction.
+    :ivar earlier: numbers of transactions; the one at the same index in ``later`` changes a row after it.
     """
 
     def __init__(self, changes: Offsets, earlier: Offsets, later: Offsets) -> None:
@@ -41,8 +41,8 @@ class Dependencies:
     def of(cls, batch: Batch, known: Callable[[int], RelationMap | None]) -> Dependencies:
         """Decode the changes of a batch and compare their keys.
 
-        :param batch: plain transactions with nothing but changes of rows in them.
-        :param known: gives the map of a remote relation, None where none was made yet.
+        :param batch: plain transactions that have only row changes.
+        :param known: returns the map of a remote relation, None if it has none yet.
         :raises Together: a change may depend on others in a way that its key does not show.
         """
         block, numbers = _gathered(batch)
@@ -56,7 +56,7 @@ class Dependencies:
 
 
 def _gathered(batch: Batch) -> tuple[ChangeBlock, Offsets]:
-    """Return the changes of a batch, and the number of the transaction of each."""
+    """Return the changes of a batch, and the transaction number of each."""
     block, numbers, count = ChangeBlock(in_stream=False), [np.empty(0, np.int64)], 0
     for item in batch.items:
         for segment in item.segments():
@@ -77,7 +77,7 @@ def _independent(relation: RelationMap | None) -> RelationMap:
 
 
 def reason(relation: RelationMap) -> str | None:
-    """Return why a relation's changes may depend on others that have no key in common with them; None: never."""
+    """Return why a relation's changes may depend on changes with other keys; None if they cannot."""
     found = eligibility.reason(relation)
     if found is not None:
         return found
@@ -85,13 +85,13 @@ def reason(relation: RelationMap) -> str | None:
         return "its conflicts have rules"
     sent = {column.name for column in relation.remote.columns}
     if any(column.defaulted and column.name not in sent for column in relation.target.columns):
-        # values of a sequence, or times, that readers may take for the order of commits
+        # readers may take values of a sequence, or times, for the order of commits
         return "a column that is not sent has a default"
     return None
 
 
 def _codes(groups: list[Changes], relations: dict[int, RelationMap]) -> tuple[Words, Offsets]:
-    """Return hashes of all keys that changes find or leave, and the positions of their messages."""
+    """Return the hashes of all old and new keys, and the positions of their messages."""
     codes, at = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     forms: dict[tuple[int, int], int] = {}
     for group in groups:
@@ -116,7 +116,7 @@ def _keyed(group: Changes) -> Iterator[Rows]:
 
 
 def _pairs(codes: Words, numbers: Offsets) -> tuple[Offsets, Offsets]:
-    """Return each transaction that has a key which an earlier one has, and the last such one before it."""
+    """Return each transaction that shares a key with an earlier one, and the last such transaction before it."""
     order = np.lexsort((numbers, codes))
     codes, numbers = codes[order], numbers[order]
     chosen = (codes[1:] == codes[:-1]) & (numbers[1:] != numbers[:-1])

@@ -13,36 +13,36 @@ from collections.abc import Callable, Iterator
 
 from pgsub.apply.writers.auto_session_count import AutoSessionCount
 
-#: Seconds that a unit takes at least, about: what it costs besides is two round trips and a commit.
+#: Minimum duration of a unit, in seconds: besides its changes it costs two round trips and a commit.
 UNIT_SECONDS = 0.01
-#: Several sessions are to be so many times as fast as one, as far as one can tell before.
+#: Minimum estimated speed-up for which several sessions are used.
 WORTH = 2.0
-#: A batch that one session applies within so many seconds is left to it; and round trips that a session costs at first.
+#: Seconds of work that are left to one session, and the start-up cost of further sessions in round trips.
 SHORT, _CONNECTING = 0.05, 100
-#: What apply computes takes so many times as long where keys are compared and several threads want the interpreter.
+#: Factor on apply's computing time with several sessions: keys are compared, and threads share the interpreter.
 _OVERHEAD = 1.5
-#: Fewer changes than these tell nothing of what further ones take.
+#: Minimum number of changes whose duration says something about further ones.
 FEW = 10
-#: Transactions by which one session shows at first how long a change takes, and for how long it does, at least.
+#: Transactions of the first measurement of one session, and its minimum duration in seconds.
 PROBE, KNOWN_SECONDS = 50, 0.1
-#: And for how long several do, about, to show that they are faster.
+#: Approximate seconds for which several sessions show whether they are faster.
 TRIAL_SECONDS = 0.3
-#: Seconds that a batch takes at most, about, where apply decides how many sessions there are: it looks between batches,
-#: and where the target is slow each would be larger than the one before.
+#: Approximate maximum seconds of a batch if apply chooses the number of sessions. It decides between batches, and on a
+#: slow target each batch would be larger than the one before.
 PIECE_SECONDS = 2.0
 #: Round trips of a batch besides its changes.
 _ROUND_TRIPS = 6
-#: Batches that one session applies after several were no faster; twice as many each time, up to so many.
+#: Batches that one session applies after several were no faster; doubled each time, up to the maximum.
 _BACK, _LONGEST = 8, 1024
 
 
 class ParallelGain:
-    """A measure of one session and of several.
+    """Measured speed of one session and of several.
 
-    :param most: sessions.
-    :param single: each transaction is a commit of its own: round trips count, for several sessions share them.
-    :param session_count: decides how many sessions pay, and learns what each batch took; None where a number was given.
-    :ivar more: whole transactions are at hand behind those that are applied.
+    :param most: maximum number of sessions.
+    :param single: each transaction is committed separately, so round trips count: several sessions share them.
+    :param session_count: chooses the number of sessions and learns what each batch took; None if the number was given.
+    :ivar more: whole transactions are waiting behind those being applied.
     """
 
     def __init__(self, most: int, *, single: bool, session_count: AutoSessionCount | None = None) -> None:
@@ -50,18 +50,18 @@ class ParallelGain:
         self._single = single
         self._session_count = session_count
         self.more = False
-        self._changes = self._waited = self._busy = 0.0  #: of one session; what is older counts less
-        self._together = self._seconds = 0.0  #: changes by several sessions, and how long they took
+        self._changes = self._waited = self._busy = 0.0  #: totals of one session; older values count less
+        self._together = self._seconds = 0.0  #: changes by several sessions, and their seconds
         self._left = self._back = 0
         self._round_trip = 0.0
-        self._longest, self._sample = 0.0, 0  #: of what one session did at once: seconds and changes
+        self._longest, self._sample = 0.0, 0  #: seconds and changes of the longest measure of one session
 
     @contextlib.contextmanager
     def one(self, changes: Callable[[], int], round_trip: float) -> Iterator[None]:
-        """Measure what one session does.
+        """Measure the work of one session.
 
-        :param changes: counts its changes.
-        :param round_trip: seconds.
+        :param changes: returns its number of changes so far.
+        :param round_trip: duration in seconds.
         """
         wall, busy, before = time.monotonic(), time.thread_time(), changes()
         yield
@@ -82,10 +82,10 @@ class ParallelGain:
         self._busy = self._busy / 2 + busy
 
     def several(self, changes: int, seconds: float, busy: float = 0.0, *, divided: bool = True) -> None:
-        """Take what several sessions did, and leave the next batches to one if that was no faster.
+        """Record the work of several sessions. If they were no faster, leave the next batches to one session.
 
-        :param busy: seconds that all of them computed.
-        :param divided: all of them had something to do.
+        :param busy: total seconds that they computed.
+        :param divided: all of them had work.
         """
         self._together, self._seconds = self._together / 2 + changes, self._seconds / 2 + seconds
         if self._session_count is not None:
@@ -99,9 +99,9 @@ class ParallelGain:
 
     @property
     def probe(self) -> int:
-        """How many transactions one session is to apply to see what a change costs; 0 where that is known.
+        """The number of transactions that one session must apply to measure the cost of a change; 0 if it is known.
 
-        In a small batch a change costs much more than in a large one.
+        A change costs much more in a small batch than in a large one.
         """
         if self._longest >= KNOWN_SECONDS or (self._single and self._changes):
             return 0
@@ -109,14 +109,14 @@ class ParallelGain:
 
     @property
     def trial(self) -> int:
-        """How many transactions several sessions are given while it is not known whether they are faster."""
+        """The maximum number of transactions for several sessions until it is known whether they are faster."""
         known = self._together and not (self._session_count is not None and self._session_count.on_trial)
         return sys.maxsize if known else max(2, round(TRIAL_SECONDS / max(self._cost, 1e-9)))
 
     def piece(self, transactions: int, changes: int) -> int:
-        """Return how many transactions are to be applied at once, so that apply can decide anew soon.
+        """Return how many transactions to apply before apply decides again.
 
-        :param transactions: at hand, with so many ``changes``.
+        :param transactions: number at hand, which have ``changes`` changes.
         """
         if self._session_count is None:
             return transactions
@@ -129,13 +129,13 @@ class ParallelGain:
 
     @property
     def least(self) -> int:
-        """Changes that a unit is to have."""
+        """Minimum number of changes of a unit."""
         return max(1, round(UNIT_SECONDS / max(self._cost, 1e-9)))
 
     def sessions(self, changes: int, connected: int) -> int:
-        """Return how many sessions are to apply so many changes.
+        """Return how many sessions should apply ``changes`` changes.
 
-        :param connected: sessions that there are already.
+        :param connected: number of open sessions.
         """
         if self._left:
             self._left -= 1

@@ -1,4 +1,4 @@
-"""Which units a batch is cut into: runs of whole transactions, the next of which does not depend on the one before."""
+"""Divides a batch into units: runs of whole transactions, each of which does not depend on the one before it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pgsub.apply.writers.parallel_gain import WORTH
 from pgsub.protocol.columnar import Offsets
 from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 
-#: Units for each session, from few to many: the more, the fewer keys two have in common, and the less is folded.
+#: Units per session to try in turn. With more units, fewer keys are shared between units, and less is compacted.
 _CUTS = (1, 4, 16)
-#: The part of their number by which several sessions are faster where all of them have something to do.
+#: Speed-up per session if all sessions have work.
 DIVIDED = 0.7
 
 
@@ -35,13 +35,13 @@ class Part:
 
 
 def count_changes(batch: Batch) -> int:
-    """Count the changes of rows of a batch."""
+    """Count the row changes of a batch."""
     codes = [segment.codes for item in batch.items for segment in item.segments()]
     return sum(one.count(row) for one in codes for row in ROW_CHANGES)
 
 
 def plain(batch: Batch) -> int:
-    """Count the transactions at the beginning of a batch that have nothing but changes of rows in them."""
+    """Count the transactions at the start of a batch that have only row changes."""
     count = 0
     for item in batch.items:
         if isinstance(item, TransactionRun):
@@ -59,9 +59,9 @@ def plain(batch: Batch) -> int:
 
 
 def parts(found: Dependencies, sessions: int, least: int, *, single: bool) -> list[Part]:
-    """Cut transactions into parts for some sessions; one part where that would not pay.
+    """Divide transactions into parts for several sessions; return one part if that would not pay.
 
-    :param least: changes of a part, about.
+    :param least: approximate minimum number of changes of a part.
     :param single: each transaction is a part.
     """
     count = len(found.changes)
@@ -83,12 +83,12 @@ def parts(found: Dependencies, sessions: int, least: int, *, single: bool) -> li
 
 
 def _worth(sessions: int) -> float:
-    """Return how many times as fast so many sessions are to be, at best, so that they are used: two are never WORTH."""
+    """Return the speed-up that justifies so many sessions; two sessions never reach WORTH."""
     return min(WORTH, DIVIDED * sessions)
 
 
 def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[Part]:
-    """Make parts between edges, and join neighbours that depend on each other."""
+    """Make parts between edges; join dependent neighbours if ``merge`` is set."""
     if merge:
         edges = _joined(found, edges)
     # guard: a part waits for the latest part that any of its transactions depends on
@@ -96,7 +96,7 @@ def _merged(found: Dependencies, edges: Sequence[int], *, merge: bool) -> list[P
 
 
 def _after(found: Dependencies, edges: Sequence[int]) -> list[int]:
-    """Return the last part that each part between edges depends on, -1 where there is none."""
+    """Return for each part the last part that it depends on, -1 for none."""
     part_of: Offsets = np.searchsorted(np.array(edges), np.arange(edges[-1]), side="right") - 1
     last: Offsets = np.full(len(edges) - 1, -1, np.int64)
     earlier, later = part_of[found.earlier], part_of[found.later]
@@ -106,7 +106,7 @@ def _after(found: Dependencies, edges: Sequence[int]) -> list[int]:
 
 
 def _joined(found: Dependencies, edges: Sequence[int]) -> list[int]:
-    """Leave out the edges between neighbours that depend on each other."""
+    """Remove the edges between neighbours that depend on each other."""
     kept = [edges[0]]
     part_at: list[int] = []
     for part, after in enumerate(_after(found, edges)):
@@ -117,7 +117,7 @@ def _joined(found: Dependencies, edges: Sequence[int]) -> list[int]:
 
 
 def gain(found: Dependencies, made: Sequence[Part], sessions: int) -> float:
-    """Return how many times as fast the parts are done as one after the other, at best."""
+    """Return the best possible speed-up of the parts over one session."""
     done = np.concatenate([[0], np.cumsum(found.changes)])
     free, longest = [0.0] * sessions, 0.0
     ends: list[float] = []

@@ -1,4 +1,4 @@
-"""The writers of one worker: what of a batch they do beside the worker's own session, and what became of it."""
+"""The writers of one worker: give them units of a batch beside the worker's own session, and collect the results."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
 
-#: Transactions that are units of their own in one go.
+#: Maximum number of transactions that are executed together as a unit each.
 SINGLE = 256
-#: Batches that one session applies after a failure; twice as many after the next, up to so many.
+#: Number of batches that one session applies after a failure; doubled after each further failure, up to the maximum.
 PAUSE, LONGEST_PAUSE = 2, 128
-#: Sessions at most where nobody has said how many.
+#: Maximum number of sessions if none was given.
 MOST = 8
-#: Seconds between looks for units that wait for a stranger.
+#: Seconds between checks for units that wait for an advisory lock of another role.
 STRANGER_SECONDS = 1.0
-#: Seconds after which sessions that were not needed are closed.
+#: Seconds after which unused sessions are closed.
 IDLE_SECONDS = 60.0
 
 
 class Writers:
     """The writers of one worker.
 
-    :param sessions: that apply at once, the worker's own included; 1 for no writers, AUTO for as many as pay.
+    :param sessions: sessions that apply, including the worker's own; 1 for no writers, AUTO for as many as pay.
     :param own: the worker's own session.
-    :param open_session: opens a further one.
-    :param should_apply: the filter with the states_version that it decides by; None while a table is not ready.
-    :param beat: called now and then while units are waited for and get further.
-    :param single: each transaction of the publisher is a commit of its own.
-    :ivar changes: rows applied by writers, ``counters`` how; for statistics.
+    :param open_session: opens a further session.
+    :param should_apply: returns the filter and the states_version that it is based on; None while a table is not ready.
+    :param beat: called regularly while units make progress.
+    :param single: each transaction of the publisher is committed separately.
+    :ivar changes: rows applied by writers; ``counters`` has them by method. For statistics.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Writers:
         self.session_count = AutoSessionCount(MOST, time.monotonic()) if sessions == AUTO else None
         self.gain = ParallelGain(sessions, single=single, session_count=self.session_count)
         self._used = self._began = self._busy = 0.0
-        self._fresh = False  #: sessions of these units had yet to connect
+        self._fresh = False  #: a session of these units had to connect first
         self.changes = 0
         self.counters: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
-        """Sessions beside the worker's own."""
+        """Number of sessions beside the worker's own."""
         return len(self._writers)
 
     @property
@@ -95,25 +95,25 @@ class Writers:
 
     @property
     def why(self) -> str:
-        """A sentence about the number of sessions, where it was left to apply."""
+        """The reason for the number of sessions as a sentence, if apply chose it."""
         return "" if self.session_count is None else self.session_count.why
 
     def limit(self, limit: int, transactions: int) -> int:
         """Return how many transactions may be taken from a batch at once.
 
-        :param limit: of one session.
-        :param transactions: that are at hand.
+        :param limit: maximum for one session.
+        :param transactions: number at hand.
         """
         self.gain.more = transactions > 1
         return SINGLE if self._single and self.several and not self._paused else limit
 
     def units(self, batch: Batch, old: int) -> Units | int:
-        """Cut what can be done by several sessions from the beginning of a batch.
+        """Divide the start of a batch into units for several sessions.
 
-        Called under the lock of the progress row, with the table states that hold there.
+        Called while the progress row is locked, with the table states that hold under the lock.
 
-        :param old: where the ledger is.
-        :return: or how many transactions are left to one session.
+        :param old: position of the ledger.
+        :return: the units, or the number of transactions that one session must apply.
         """
         if self._paused:
             self._paused -= 1
@@ -130,7 +130,7 @@ class Writers:
         if decided is None or relations.rules or not relations.replica or self._own.progress.skips:
             return piece
         count = plain(batch)
-        if count < 2:  # what describes a relation comes once, before its first change
+        if count < 2:  # a Relation message comes once, before the first change of its relation
             return 1
         relations.notice_ddl()
         count = min(count, self.gain.trial, max(piece, 2))
@@ -149,7 +149,7 @@ class Writers:
             first, batch = batch.cut(part.end - part.begin)
             new = max(old, first.last.end_lsn)
             self._turn += 1
-            turn = relations.subid << 32 | self._turn & 0xFFFFFFFF  # of this subscription, as far as anyone can tell
+            turn = relations.subid << 32 | self._turn & 0xFFFFFFFF  # unique to this subscription, in all likelihood
             made.append(Unit(number, first, part.after, turn, old, new))
             old = new
         divided = gain(found, cut, sessions) >= DIVIDED * sessions
@@ -160,8 +160,8 @@ class Writers:
     def beside(self, units: Units) -> Iterator[None]:
         """Let the writers execute all units but the first, which the body commits.
 
-        The caller's transaction, which holds the lock of the progress row, takes its turn. Where the body fails,
-        nothing of the others is left when this ends.
+        The caller's transaction holds the lock of the progress row and takes the first turn. If the body fails, nothing
+        of the other units is left on return.
         """
         first = units.units[0]
         if not self._own.progress.turns.take(first.turn, begin=False):
@@ -188,7 +188,7 @@ class Writers:
             writer = Writer(len(self._writers) + 1, self._queue, self._open_session, set_based=self._set_based)
             if not writer.try_start():
                 if (lack := writer.fatal_error) is None or self._writers:
-                    return  # those that there are do it
+                    return  # the existing writers suffice
                 self._failed(NoSession(lack.message))
                 raise lack
             self._writers.append(writer)
@@ -196,8 +196,8 @@ class Writers:
     def finish(self, units: Units) -> tuple[int, int]:
         """Wait until all units have ended.
 
-        :return: how many transactions are committed, and where the ledger is then.
-        :raises StreamsMustRestart: only the ledger knows how many.
+        :return: the number of committed transactions, and the new position of the ledger.
+        :raises StreamsMustRestart: only the ledger knows how many were committed.
         """
         self._wait(units)
         done = units.units[: units.committed]
@@ -232,7 +232,7 @@ class Writers:
                 self.session_count.refused(time.monotonic(), f"No further session could be opened: {error}.")
 
     def _wait(self, units: Units) -> None:
-        """Wait for units; those that cannot commit any more, or wait for a stranger, are cancelled."""
+        """Wait for units; cancel those that can no longer commit or that wait for another role's advisory lock."""
         moved: object = None
         next_look = time.monotonic() + STRANGER_SECONDS
         while not all(unit.ended for unit in units.units):
@@ -263,7 +263,7 @@ class Writers:
             _log.debug("%s units waited for a stranger's advisory lock", count)
 
     def rest(self) -> None:
-        """Close sessions that are not needed, and add some where they pay; not inside a transaction."""
+        """Close unused sessions, and open more if they pay; must not be called inside a transaction."""
         if self.session_count is not None:
             self._settle(self.session_count, time.monotonic())
         elif self._writers and time.monotonic() >= self._used + IDLE_SECONDS:
@@ -281,7 +281,7 @@ class Writers:
             self._close(len(self._writers) + 1 - session_count.sessions)
 
     def close(self) -> None:
-        """End them all; what they have open is rolled back."""
+        """End all writers; their open transactions are rolled back."""
         for _ in self._writers:
             self._queue.put(None)
         for writer in self._writers:
@@ -289,7 +289,7 @@ class Writers:
         self._writers = []
 
     def _close(self, count: int) -> None:
-        """End some that have nothing to do, whichever they are."""
+        """End ``count`` idle writers, whichever are first."""
         for _ in range(count):
             self._queue.put(None)
         deadline, left = time.monotonic() + CLOSE_SECONDS, len(self._writers) - count

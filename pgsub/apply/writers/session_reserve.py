@@ -1,4 +1,4 @@
-"""The sessions of the target that ``--apply-workers auto`` leaves to others, and how many further ones it may take."""
+"""Limits the sessions that ``--apply-workers auto`` takes from the target."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.target.session import origins
 from pgsub.target.session.free_sessions import free_sessions
 
-#: Sessions of the target that are left to others there: as many, and such a part of max_connections.
+#: Sessions of the target that are left to others: the larger of this number and this part of max_connections.
 LEFT_TO_OTHERS, PART_OF_OTHERS = 4, 0.1
 
 
 def further_sessions(own: TargetSession, present: int) -> tuple[int, str]:
-    """Return how many further sessions the target has room for, and why not more.
+    """Return how many more sessions the target has room for, and why not more.
 
-    :param own: the worker's own session, beside which ``present`` others are open.
+    :param own: the worker's own session, besides which ``present`` others are open.
     """
     connection, subid = own.connection, own.relations.subid
     found = free_sessions(connection, subid)

@@ -1,4 +1,4 @@
-"""Units of one batch on their way: who has begun, who has committed, who failed first."""
+"""The state of the units of one batch: which have begun, committed or failed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pgsub.target.ledger.progress import Progress
 
 
 class Abandoned(Exception):
-    """A unit before this one failed."""
+    """Failure of an earlier unit."""
 
 
 class NoSession(Exception):
-    """The further session could not be opened; the message says why."""
+    """Failure to open a further session; the message is the reason."""
 
 
 @dataclass(slots=True)
 class Unit:
     """A run of whole transactions that one session executes and commits.
 
-    :ivar number: its place in the batch.
+    :ivar number: its index in the batch.
     :ivar after: number of the unit that must be committed before this one is executed, -1 for none.
-    :ivar turn: of its transaction: see :meth:`~pgsub.target.ledger.turns.Turns.take`.
-    :ivar old: where the ledger is when it commits, and ``new`` where it leaves it.
+    :ivar turn: turn of its transaction: see :meth:`~pgsub.target.ledger.turns.Turns.take`.
+    :ivar old: position of the ledger before its commit; ``new`` is the one after it.
     :ivar state: ``waiting``, ``begun`` (its transaction has taken its turn), ``committed``, ``failed``.
-    :ivar lost: why only the ledger knows what became of it.
+    :ivar lost: the error if only the ledger knows whether it was committed.
     """
 
     number: int
@@ -42,26 +42,26 @@ class Unit:
     state: str = "waiting"
     error: BaseException | None = None
     lost: BaseException | None = None
-    progress: Progress | None = None  #: of the session that committed it
+    progress: Progress | None = None  #: progress of the session that committed it
     changes: int = 0
-    busy: float = 0.0  #: seconds that its session computed
+    busy: float = 0.0  #: computing time of its session in seconds
     counters: Counter[str] = field(default_factory=Counter)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it is under way any more."""
+        """Whether it is committed or failed."""
         return self.state in ("committed", "failed")
 
 
 @dataclass(slots=True)
 class Units:
-    """The units of one batch, and what all of them are decided by.
+    """The units of one batch with their common filter.
 
-    :ivar relations: descriptions by the publisher that hold for all of them.
-    :ivar sessions: that they are for.
-    :ivar changes: of all of them.
-    :ivar divided: every session has something to do.
-    :ivar states_version: the table states' that ``should_apply`` decides by.
+    :ivar relations: the publisher's relation descriptions for all of them.
+    :ivar sessions: number of sessions that execute them.
+    :ivar changes: total number of changes.
+    :ivar divided: every session has work.
+    :ivar states_version: version of the table states that ``should_apply`` is based on.
     """
 
     units: Sequence[Unit]
@@ -74,19 +74,19 @@ class Units:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def set(self, unit: Unit, state: str) -> None:
-        """Note what has become of a unit."""
+        """Set the state of a unit."""
         with self.changed:
             unit.state = state
             self.changed.notify_all()
 
     def is_abandoned(self, unit: Unit) -> bool:
-        """Return whether a unit cannot commit any more."""
+        """Return whether an earlier unit has failed, so that this one cannot commit."""
         return any(one.state == "failed" for one in self.units[: unit.number])
 
     def wait(self, unit: Unit, done: Callable[[], bool]) -> None:
-        """Wait, in the thread of a unit.
+        """Wait until ``done`` is true, in the thread of a unit.
 
-        :raises Abandoned: one before it has failed.
+        :raises Abandoned: an earlier unit has failed.
         """
         with self.changed:
             self.changed.wait_for(lambda: done() or self.is_abandoned(unit))
@@ -94,12 +94,12 @@ class Units:
                 raise Abandoned
 
     def holds_up(self, unit: Unit) -> Unit:
-        """Return whose commit a unit awaits before it begins, or whose commit that one awaits; else the unit itself."""
+        """Return the unit whose commit a unit finally waits for before it begins; itself if it does not wait."""
         while unit.state == "waiting" and unit.after >= 0 and self.units[unit.after].state != "committed":
             unit = self.units[unit.after]
         return unit
 
     @property
     def committed(self) -> int:
-        """How many have committed, of those at the beginning."""
+        """The number of committed units before the first uncommitted one."""
         return next((one.number for one in self.units if one.state != "committed"), len(self.units))

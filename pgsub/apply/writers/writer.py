@@ -1,9 +1,9 @@
-"""One further target session, and the thread that executes units through it.
+"""A further target session, and the thread that executes units in it.
 
-NOTES: A unit fails on whatever is not as it is to be: an error, a set that deviates, a missing row, a message, a lost
-predecessor. Nothing of that counts but that it failed: the worker's own session applies the same transactions again, in
-order, under the lock, and names what is wrong. After a lost session only the ledger knows what became of its unit; both
-streams restart then, as after the loss of the worker's own.
+NOTES: A unit fails on anything unexpected: an error, a set that deviates, a missing row, a message, a lost predecessor.
+The kind of failure does not matter. The worker's own session applies the same transactions again, in order, under the
+lock, and names the fault. After a lost session only the ledger knows whether its unit was committed. Both streams then
+restart, as after the loss of the worker's own session.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pgsub.common import failpoints, server_words
 from pgsub.common.errors import PgsubError, StreamsMustRestart
 from pgsub.common.threads import SupervisedThread
 
-#: Seconds for a writer to end with its worker.
+#: Seconds for a writer to end.
 CLOSE_SECONDS = 10.0
 
 
 class Deviation(Exception):
-    """The target was not as the unit presupposes."""
+    """State of the target that the unit did not expect."""
 
 
 class Writer(SupervisedThread):
-    """A writer, which takes units from a queue until it is given None.
+    """A thread that executes units from a queue until it receives None.
 
-    :param number: among the worker's writers, from 1.
-    :param units: what is to be done, in order.
+    :param number: number among the worker's writers, from 1.
+    :param units: queue of the units, in order.
     :param open_session: opens the session when it is first needed.
-    :ivar busy: the unit that it is at.
+    :ivar busy: the unit being executed.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Writer(SupervisedThread):
         self._session: TargetSession | None = None
         self._executor: Executor | None = None
         self.busy: Unit | None = None
-        self._ended = 0  #: units
+        self._ended = 0  #: number of ended units
         self._opening = False
 
     @property
     def pid(self) -> int | None:
-        """The process of its session on the target, None where it has none."""
+        """The process ID of its session on the target, None if it has none."""
         session = self._session
         with contextlib.suppress(psycopg.OperationalError):  # its thread may close it at any moment
             return None if session is None else session.connection.info.backend_pid
@@ -69,19 +69,19 @@ class Writer(SupervisedThread):
 
     @property
     def moved(self) -> object:
-        """What differs where it has done anything since it was asked last, or connects, which ends by itself."""
-        executor = self._executor  # another thread asks
+        """A value that changes with any progress; it also changes while the session connects, which ends by itself."""
+        executor = self._executor  # called from another thread
         return self._ended, 0 if executor is None else executor.changes, time.monotonic() if self._opening else 0.0
 
     def cancel(self) -> None:
-        """Cancel the statement that its session runs, from another thread."""
+        """Cancel the running statement of its session, from another thread."""
         session = self._session
         if session is not None:
             with contextlib.suppress(psycopg.Error):
                 session.connection.cancel_safe(timeout=1)
 
     def close(self) -> None:
-        """Wait until the thread has ended, and its session with it; None was put into the queue before."""
+        """Wait for the thread and its session to end; the caller has put None into the queue."""
         deadline = time.monotonic() + CLOSE_SECONDS
         self.join(0.5)
         while self.is_alive() and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ class Writer(SupervisedThread):
             self.join(0.5)
 
     def work(self) -> None:
-        """Execute one unit after the other."""
+        """Execute one unit after another."""
         try:
             while (taken := self._units.get()) is not None:
                 units, unit = taken
@@ -120,7 +120,7 @@ class Writer(SupervisedThread):
     def _executed(self, units: Units, unit: Unit) -> TargetSession:
         """Execute the changes of a unit in an open transaction.
 
-        :raises Deviation: a row is missing, or the target's order cannot be had.
+        :raises Deviation: a row is missing, or the lock of the turn is taken.
         """
         session, executor = self._connected()
         session.relations.follow(units.relations)
@@ -139,7 +139,7 @@ class Writer(SupervisedThread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self._session is None or self._executor is None:
             session = self._opened()
-            # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
+            # with psycopg's own prepared statements, its ROLLBACK would deallocate the pipeline's too
             session.connection.prepare_threshold = None
             relations = session.relations
             self._executor = Executor(session.connection, relations, _too_many, set_based=self._set_based)
@@ -160,16 +160,16 @@ class Writer(SupervisedThread):
         before = units.units[unit.number - 1]
         self._await(units, unit, before, session)
         last = unit.batch.last
-        unit.lost = StreamsMustRestart("a session of the target was lost")  # from here on, until we know better
+        unit.lost = StreamsMustRestart("a session of the target was lost")  # until the outcome is known
         session.progress.succeed(before.turn, unit.old, unit.new, last.commit_ts, units.states_version)
         failpoints.point("apply.unit_reply_lost")
         unit.lost, unit.progress = None, session.progress
 
     def _await(self, units: Units, unit: Unit, before: Unit, session: TargetSession) -> None:
-        """Wait until the unit before has begun.
+        """Wait until the previous unit has begun.
 
-        It may have to wait for the commit of another, and that one for a lock of ours. Only the target can see that, so
-        what is waited for there is the other's transaction.
+        It may have to wait for the commit of another unit, and that one for a lock of this session. Only the target can
+        detect such a deadlock, so the wait happens there, for the transaction of the other unit.
         """
         while before.state == "waiting":
             units.wait(unit, lambda: units.holds_up(before).state != "waiting")
@@ -183,7 +183,7 @@ class Writer(SupervisedThread):
             units.wait(unit, lambda: other.ended)
 
     def _roll_back(self, unit: Unit, error: BaseException) -> None:
-        """End the transaction. Where that is impossible the session is lost, and nothing else is tried through it."""
+        """Roll back the transaction. If that fails, the session is lost and is not used again."""
         session, executor, unit.lost = self._session, self._executor, None
         if session is None or executor is None or (isinstance(error, Abandoned) and unit.state == "waiting"):
             return  # nothing was begun
