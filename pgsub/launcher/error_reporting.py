@@ -27,25 +27,25 @@ from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
 
-APPLY = "apply"  #: the apply worker in the record of errors
-SEQUENCES = "sequence synchronization"  #: likewise what keeps sequences close
-PUBLICATIONS = "publications"  #: likewise what looks whether the publications are there
-SLOT = "replication slot"  #: likewise what looks at the slot, and sees it no more
-#: Starts from one position after the first from which a subscription is called blocked.
+APPLY = "apply"  #: the apply worker, in the error records
+SEQUENCES = "sequence synchronization"  #: the sequence synchronization
+PUBLICATIONS = "publications"  #: the check that the publications exist
+SLOT = "replication slot"  #: the check of the replication slot
+#: Restarts from the same position, after the first start from it, until a subscription counts as blocked.
 RESTARTS = 2
-#: Restarts without a message, one soon after the other from one position, after which it is said.
+#: Restarts in quick succession from the same position until an error that is usually not logged is logged.
 QUIET_RESTARTS = 20
-#: Seconds after which a restart is no more of that row.
+#: Seconds after which a restart no longer counts as being in quick succession to the previous one.
 _SOON = 60.0
-#: Seconds after which an error that goes on is logged with all its fields again.
+#: Seconds after which a repeated error is logged with all its fields again.
 WHOLE_AGAIN = 3600.0
-#: Records that wait for the state store at most; the oldest are dropped, the log has them.
+#: Maximum number of records that wait for the state store. The oldest are dropped; the log has them.
 WAITING = 1000
 
 
 @dataclass(slots=True)
 class _Restarts:
-    """Restarts of a worker, one soon after the other, that are no concern of operators."""
+    """Restarts of a worker in quick succession that operators need not know about."""
 
     of: tuple[type[PgsubError], int | None]
     times: int = 0
@@ -54,7 +54,7 @@ class _Restarts:
 
 @dataclass(slots=True)
 class _Logged:
-    """A record of the log that may come again."""
+    """The last log record of an error, which may be repeated."""
 
     text: LogText
     whole_at: float
@@ -64,8 +64,8 @@ class _Logged:
 class ErrorReporter:
     """One subscription's errors.
 
-    :ivar disabling: the fault for which disable_on_error disables the subscription: its workers must not run.
-    :ivar disabled_by: likewise, once that is recorded.
+    :ivar disabling: the fault for which disable_on_error disables the subscription; its workers must not run.
+    :ivar disabled_by: the same fault, once the state store says that the subscription is disabled.
     """
 
     def __init__(self, store: StateStore, sub: Subscription, log: Log, recorder: Recorder) -> None:
@@ -73,7 +73,8 @@ class ErrorReporter:
         self._sub = sub
         self._log = log
         self._recorder = recorder
-        #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
+        #: Finish LSN of each error that the state store shows, 0 if no transaction failed. Includes errors of earlier
+        #: launchers.
         self._shown: dict[str, int] = {}
         self._logged: dict[str, _Logged] = {}  #: the last error of each worker
         self._restarts: dict[str, _Restarts] = {}  #: by worker
@@ -90,7 +91,7 @@ class ErrorReporter:
         self.flush()
 
     def flush(self) -> None:
-        """Write the records that could not be written before, in order; one that timed out may be written twice."""
+        """Write the pending records in order. A record whose write timed out may be written twice."""
         while self._records:
             try:
                 self._recorder.run(self._records[0])
@@ -111,30 +112,30 @@ class ErrorReporter:
     ) -> None:
         """Report the error that ended a worker.
 
-        :param worker: :data:`APPLY`, :data:`SEQUENCES`, :data:`PUBLICATIONS`, :data:`SLOT` or
+        :param worker: :data:`APPLY`, :data:`SEQUENCES`, :data:`PUBLICATIONS`, :data:`SLOT` or the result of
             :func:`sync_name`.
-        :param counter: the statistic that a data or schema fault adds to.
-        :param position: of apply in the ledger, None if unknown.
-        :param repeats: whether every attempt with the same error is logged.
+        :param counter: the statistic that counts a data or schema fault.
+        :param position: the position of apply in the ledger, None if unknown.
+        :param repeats: whether to log every attempt that fails with the same error.
         """
         quiet = isinstance(error, Fenced | StreamsMustRestart)
         if quiet and not self._gets_nowhere(worker, error, position):
-            return  # no concern of operators
+            return  # operators need not know
         error.hint = named(error.hint, self._sub.name)
         text = self._text(worker, error)
         if repeats or not self._logged[worker].repeats:
             self._log("ERROR", text)
-        # one that gets nowhere is past it when its position is, not when it lives
+        # A worker that keeps restarting has recovered when its position advances, not already when it runs.
         self._shown[worker] = (position or 0) if quiet else error_rows.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
-        known = self._recorder.current(self._sub.subid)  # as of the last time that the store could be read
+        known = self._recorder.current(self._sub.subid)  # as of the last successful read of the store
         if counts is not None and known is not None and known.disable_on_error:
             self.disabling = error
         self._record(lambda: self._write(worker, error, row, counts))
 
     def _gets_nowhere(self, worker: str, error: PgsubError, position: int | None) -> bool:
-        """Return whether a worker is begun anew again and again from one position."""
+        """Return whether a worker keeps restarting from the same position."""
         of, now = (type(error), position), time.monotonic()
         known = self._restarts.get(worker)
         if known is None or known.of != of or now - known.last > _SOON:
@@ -143,7 +144,7 @@ class ErrorReporter:
         return known.times >= QUIET_RESTARTS
 
     def _text(self, worker: str, error: PgsubError) -> LogText:
-        """Return the record of the log; that of an error which goes on is short, but for once an hour."""
+        """Return the log record of an error. A repeated error is shortened, except once an hour."""
         text, now = error.log_text(), time.monotonic()
         known = self._logged.get(worker)
         if known is None or known.text != text or now - known.whole_at >= WHOLE_AGAIN:
@@ -173,7 +174,7 @@ class ErrorReporter:
         self.disabled_by = error
 
     def shows(self, worker: str) -> bool:
-        """Return whether an error of a worker is shown."""
+        """Return whether the state store shows an error of a worker."""
         return worker in self._shown
 
     def place(self, worker: str) -> int:
@@ -181,13 +182,13 @@ class ErrorReporter:
         return self._shown.get(worker, 0)
 
     def clear(self, worker: str, position: int = MAX_LSN) -> None:
-        """Clear the error of a worker that got past it, whichever launcher recorded it.
+        """Clear the error of a worker that has recovered, whichever launcher recorded it.
 
-        :param position: where it is; conflicts that this covers are no longer in the way.
+        :param position: the position that the worker has reached; conflicts up to it no longer stop the worker.
         """
         self._logged.pop(worker, None)
         if self._shown.pop(worker, None) is not None:
-            if worker == APPLY:  # of a table the log says that its worker has finished
+            if worker == APPLY:  # for a table, the log says that its worker has finished
                 text = (
                     f'logical replication apply worker for subscription "{self._sub.name}" has recovered from an error'
                 )
@@ -204,13 +205,13 @@ class ErrorReporter:
             self._store.conflicts_passed(self._sub.subid, worker, position)
 
     def keep_only(self, workers: Iterable[str]) -> None:
-        """Clear the errors of all other workers: their tables are done."""
+        """Clear the errors of all other workers, whose tables are finished."""
         for worker in self._shown.keys() - set(workers):
             self.clear(worker)
 
 
 def sync_name(relid: int) -> str:
-    """Name a tablesync worker as the record of errors does."""
+    """Return the name of a tablesync worker in the error records."""
     return f"table synchronization {relid}"
 
 

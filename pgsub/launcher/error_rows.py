@@ -16,12 +16,12 @@ from pgsub.common.server_words import shortened
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 
-#: fields of a record that are columns of the row as they are
+#: Fields of a conflict record that are copied to columns of the row.
 _COPIED = ("index_name", "key", "message", "detail", "context", "replica_identity", "skipped_ref")
 
 
 def internal_error(error: Exception) -> PgsubError:
-    """Turn an unexpected exception into an error of pgsub's own: what the machine lacks, or a bug with its place."""
+    """Turn an unexpected exception into an error of pgsub: a lack of resources, or a bug with its place in the code."""
     if isinstance(error, PgsubError):
         return error
     # guard: a lack of resources is not reported as a bug
@@ -38,12 +38,12 @@ def finish_lsn(error: PgsubError) -> int:
 
 
 def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, counter: str) -> None:
-    """Count a fault, and record the conflict that it is.
+    """Count a fault, and record its conflict if it is one.
 
-    The server counts both, except conflicts of a plain copy, which are plain errors there: these are not counted.
+    The server counts both as well. It counts a conflict of an ordinary copy as an error only.
 
-    :param worker: that it ended.
-    :param counter: of pg_stat_subscription_stats.
+    :param worker: the worker that the fault ended.
+    :param counter: a column of pg_stat_subscription_stats.
     """
     record = error.record if isinstance(error, ApplyError) else None
     counted = isinstance(error, ApplyError) and error.conflict is not None
@@ -55,12 +55,12 @@ def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, 
 
 
 def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
-    """Make the row of a conflict from a worker's record of it.
+    """Make the row of a conflict from the worker's record of it.
 
     :param body: fields of :class:`pgsub.apply.conflicts.conflict_record.ConflictRecord`.
-    :param event: id of the ledger's row that it came in.
+    :param event: ID of the ledger's event that contains the record, None if it was not an event.
     """
-    local = body.get("local_conflicts") or []  # an older worker wrote fewer fields, and rows as text
+    local = body.get("local_conflicts") or []  # older workers wrote fewer fields, and rows as text
     first: dict[str, Any] = next(iter(local), {})
     remote = body["remote_tuple"]
     copied: dict[str, Any] = {name: body.get(name) for name in _COPIED}

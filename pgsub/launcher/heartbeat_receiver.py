@@ -1,4 +1,4 @@
-"""The launcher's end of the heartbeats (:mod:`pgsub.common.worker_heartbeat`): keeps the newest, and answers."""
+"""The launcher's end of the heartbeats (:mod:`pgsub.common.worker_heartbeat`): keeps the newest, and answers them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from pgsub.common.worker_heartbeat import (
     unsealed,
 )
 
-#: After an error of the socket that is no end of it (memory of the system, say).
+#: Seconds to wait after a socket error that may pass, for example a lack of memory.
 _PAUSE = 0.2
-#: A chunk's heartbeat says nothing any more after so long.
+#: Seconds after which a chunk's heartbeat is outdated.
 CHUNK_SECONDS = 60.0
-#: What workers count since they began, and pg_stat_subscription_stats since it was reset.
+#: Counters that workers start at zero. pg_stat_subscription_stats counts the same since its reset.
 COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
 
 
 class HeartbeatReceiver:
-    """The newest heartbeat of each worker and chunk, as they come.
+    """The newest heartbeat of each worker and chunk.
 
-    :param host: address or name that workers send to, loopback for a local Spark master.
-    :param bind: address to bind, where that is another (NAT, containers).
+    :param host: address or name to which workers send; loopback for a local Spark master.
+    :param bind: address to bind if it differs from ``host`` (NAT, containers).
     :param port: UDP port, 0 for any.
-    :raises SparkUnusable: it cannot be bound.
+    :raises SparkUnusable: the address cannot be bound.
     """
 
     def __init__(self, host: str = "127.0.0.1", bind: str | None = None, port: int = 0) -> None:
@@ -57,19 +57,20 @@ class HeartbeatReceiver:
         self._key = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
-        self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}  #: epoch and number of the newest
-        self._senders: dict[tuple[int, int], tuple[int, Any]] = {}  #: epoch and address of a worker itself
-        self._uncounted: dict[int, Counter[str]] = {}  #: by subscription: what its workers counted, not yet written
-        self._ended: dict[tuple[int, int], int] = {}  #: the epoch of a worker that ended: nothing of it is heard again
+        #: epoch and sequence number of the newest heartbeat
+        self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._senders: dict[tuple[int, int], tuple[int, Any]] = {}  #: epoch and address of each worker
+        self._uncounted: dict[int, Counter[str]] = {}  #: by subscription: counts that are not written yet
+        self._ended: dict[tuple[int, int], int] = {}  #: epoch of each ended worker, whose late heartbeats are ignored
         self._news: dict[int, threading.Event] = {}
         self._thread: SupervisedThread | None = None
         self._closing = False
         self.address = HeartbeatAddress(host, self._socket.getsockname()[1], self._key)
 
     def start(self) -> PgsubError | None:
-        """Receive from now on, in a thread; to be called again now and then, for what ends the thread must not blind.
+        """Start the thread that receives heartbeats unless it runs. Call this repeatedly, because the thread may die.
 
-        :return: what ended it, if it had to be started again.
+        :return: the error that ended the previous thread, if there was one.
         """
         before = self._thread
         if before is not None and before.is_alive():
@@ -95,7 +96,7 @@ class HeartbeatReceiver:
                 self._keep(heartbeat, sender)
 
     def _unheard(self, number: int, heartbeat: Heartbeat) -> bool:
-        """Return whether a heartbeat is newer than all of its worker, and remember it."""
+        """Return whether a heartbeat is newer than all previous ones of its worker, and remember it."""
         worker = heartbeat.subid, heartbeat.worker
         key, place = (*worker, heartbeat.chunk), (heartbeat.epoch, number)
         with self._lock:
@@ -117,7 +118,7 @@ class HeartbeatReceiver:
                 self._news.setdefault(heartbeat.subid, threading.Event()).set()
 
     def answer(self, subid: int, worker: int, shown_lsn: int) -> None:
-        """Tell a worker up to where the state store shows what it has applied; one that was not heard is not told."""
+        """Tell a worker the position that the state store shows as applied. Needs an earlier heartbeat of it."""
         with self._lock:
             epoch, sender = self._senders.get((subid, worker), (0, None))
         if sender is not None:
@@ -126,26 +127,26 @@ class HeartbeatReceiver:
                 self._socket.sendto(sealed(self._key, 0, body), sender)
 
     def news(self, subid: int) -> threading.Event:
-        """Return the event that is set whenever apply of a subscription has got further; the caller clears it."""
+        """Return the event that is set whenever apply of a subscription advances. The caller clears it."""
         with self._lock:
             return self._news.setdefault(subid, threading.Event())
 
     def newest(self, subid: int, worker: int) -> Heartbeat | None:
-        """Return the newest heartbeat of a worker itself, not of a chunk; None before the first and once forgotten."""
+        """Return a worker's newest heartbeat, ignoring its chunks; None before the first and after :meth:`forget`."""
         with self._lock:
             _, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
             return heartbeat
 
     def seconds_since(self, subid: int, worker: int, epoch: int) -> float:
-        """Return the age of the newest heartbeat of a worker of that epoch; infinity if there is none."""
+        """Return the age of a worker's newest heartbeat in this epoch, infinity if there is none."""
         with self._lock:
             at, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
         return time.monotonic() - at if heartbeat is not None and heartbeat.epoch == epoch else math.inf
 
     def of(self, subid: int) -> list[tuple[float, Heartbeat]]:
-        """Return newest heartbeats of a subscription's workers, each with its age in seconds.
+        """Return the newest heartbeats of a subscription's workers, each with its age in seconds.
 
-        A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
+        A large table has thousands of chunks, so chunks that were silent for :data:`CHUNK_SECONDS` are forgotten.
         """
         clock = time.monotonic()
         with self._lock:
@@ -156,15 +157,15 @@ class HeartbeatReceiver:
             ]
 
     def uncounted(self, subid: int) -> Counter[str]:
-        """Return what workers of a subscription counted that :meth:`counted` does not know yet.
+        """Return the counts of a subscription's workers that are not yet passed to :meth:`counted`.
 
-        What a worker counted stays when it has ended and is forgotten, and is there once, whoever asks.
+        The counts of a worker are kept when it ends, and are returned once, however many callers ask.
         """
         with self._lock:
             return self._uncounted.get(subid, Counter()).copy()
 
     def counted(self, subid: int, steps: Counter[str]) -> None:
-        """Take what was written from what is to be written."""
+        """Subtract counts that have been written."""
         with self._lock:
             self._uncounted[subid] = self._uncounted.get(subid, Counter()) - steps
 
@@ -186,7 +187,7 @@ class HeartbeatReceiver:
 
 
 def _steps(before: tuple[float, Heartbeat] | None, heartbeat: Heartbeat) -> Counter[str]:
-    """Return what a worker counted since its heartbeat before; a worker of another epoch began anew."""
+    """Return what a worker counted since its previous heartbeat. A worker of a new epoch starts at zero."""
     known = before[1] if before is not None and before[1].epoch == heartbeat.epoch else None
     steps = Counter({name: getattr(heartbeat, name) - (getattr(known, name) if known else 0) for name in COUNTED})
     return +steps

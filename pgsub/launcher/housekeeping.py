@@ -1,4 +1,4 @@
-"""What a launcher does beside serving: it receives heartbeats, looks whether Spark answers, and keeps its log small."""
+"""The launcher's background chores: receives heartbeats, checks that Spark answers, and rotates its log."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pgsub.launcher import error_rows
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.spark.driver import Engine
 
-#: Seconds that a turn of the launcher waits for Spark, or for the disk with its log.
+#: Seconds that one round of the launcher waits for Spark, or for the disk with its log.
 PATIENCE = 0.1
-#: Between questions to Spark about tasks that have not begun, if there are any.
+#: Seconds between queries to Spark about tasks that have not started.
 LOOK_SECONDS = 0.5
 TIDY_SECONDS = 10.0
 
 
 class Housekeeping:
-    """The chores of one launcher, a few in each of its turns; no failure of them stops replication."""
+    """The chores of one launcher, done in each round. Their failures never stop replication."""
 
     def __init__(self, engine: Engine, heartbeats: HeartbeatReceiver, log: Log) -> None:
         self._engine = engine
         self._heartbeats = heartbeats
         self._log = log
         self._janitor = TimedExecutor("janitor", PATIENCE)
-        self._unseen = ""  #: why Spark could not be asked last
+        self._unseen = ""  #: message of the last failure to ask Spark
         self._next_tidy = self._next_look = 0.0
 
     def listen(self) -> None:
-        """Start the thread that receives heartbeats, also after it died."""
+        """Start the thread that receives heartbeats, or restart it if it died."""
         ended = self._heartbeats.start()
         if ended is not None:
             self._log(
@@ -38,7 +38,7 @@ class Housekeeping:
             )
 
     def look(self) -> None:
-        """Look after Spark and its log where it is time."""
+        """Check Spark and rotate its log if it is time."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._look()
@@ -54,11 +54,11 @@ class Housekeeping:
             self._janitor.run(self._engine.look)
         except CallTimedOut:
             pass
-        except Exception as error:  # it only shows
+        except Exception as error:  # only the display depends on it
             if (found := error_rows.internal_error(error)).message != self._unseen:
                 self._unseen = found.message
                 self._log("ERROR", found.log_text())
 
     def close(self) -> None:
-        """End its thread."""
+        """End the thread."""
         self._janitor.close()

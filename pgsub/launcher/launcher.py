@@ -27,11 +27,11 @@ from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark.driver import Engine
 
 TICK = 0.1
-#: Seconds after which an unbounded run restarts a runner that failed for good.
+#: Seconds after which an unbounded run restarts a runner that failed permanently.
 AGAIN_SECONDS = 30.0
-#: Seconds for all runners together to stop; each gives its workers half a minute.
+#: Seconds within which all runners must stop. Each gives its workers half a minute.
 JOIN_SECONDS = 45.0
-#: Between signs of life of what is served.
+#: Seconds between the signs of life of served subscriptions.
 SIGN_SECONDS = 1.0
 
 
@@ -45,10 +45,10 @@ class Ended:
 
 
 class Launcher:
-    """The server of subscriptions, until it is stopped or, with a bound, until each has reached its goal.
+    """The server of subscriptions. It runs until it is stopped, or until every subscription has reached its goal.
 
-    :param names: only these; empty for all, also those that come later.
-    :param locks: subscription locks that the caller took already, by subid.
+    :param names: the subscriptions to serve; empty for all, including later ones.
+    :param locks: subscription locks that the caller already holds, by subid.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Launcher:
         self._folder = folder
         self._log = log
         self._names = names
-        self._named: set[int] = set()  #: subids of the names: a subscription that is renamed is still served
+        self._named: set[int] = set()  #: subids of the names, so a renamed subscription is still served
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
         self._recorder = Recorder(store, log)
@@ -80,7 +80,7 @@ class Launcher:
         self._locks = dict(locks or {})
         self._served: dict[int, Served] = {}
         self._unusable: dict[int, str] = {}
-        self._lack: str | None = None  #: of the machine, as it was logged
+        self._lack: str | None = None  #: the lack of resources that was logged last
         self._manager = ServiceManager()
         self._housekeeping = Housekeeping(self._engine, self._heartbeats, log)
         self._next_sign = 0.0
@@ -90,19 +90,19 @@ class Launcher:
     ) -> list[Ended]:
         """Serve until ``stop`` is set, or every goal is reached.
 
-        :param timeout: seconds.
-        :param tick: called every :data:`TICK` seconds, for progress, with what reads the state store.
-        :return: how each subscription's service ended; empty for an unbounded run.
-        :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
-        :raises SparkUnusable: the Spark that this process was given is gone.
-        :raises LockHeld: at its start a subscription that was named, or any of a bounded run, is served by others.
+        :param timeout: seconds, None for no limit.
+        :param tick: called every :data:`TICK` seconds to show progress, with a function that reads the state store.
+        :return: how the service of each subscription ended; empty for an unbounded run.
+        :raises TimeoutExpired: the goal was not reached in time; everything was stopped properly.
+        :raises SparkUnusable: the Spark context in which this process was started is gone.
+        :raises LockHeld: at the start, another process serves a subscription that this run must serve.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         expired: PgsubError | None = None
         try:
             self._housekeeping.listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
-            self._engine.start()  # not before: a run that gets no lock needs no JVM
+            self._engine.start()  # last, because a run without a lock needs no JVM
             self._manager.ready()
             while not stop.is_set():
                 if self._bounded and not self._served:
@@ -120,7 +120,7 @@ class Launcher:
                 except Exception as error:
                     self._lacks(error)
                 if (lost := self._engine.lost) is not None:
-                    self._log("ERROR", lost.log_text())  # what is printed goes to a pipe whose other end has ended, too
+                    self._log("ERROR", lost.log_text())  # standard error may be a pipe whose reader has ended
                     raise lost
         except TimeoutExpired as error:
             expired = error
@@ -135,7 +135,7 @@ class Launcher:
     def _turn(self, tick: Callable[[Run], None]) -> None:
         failpoints.point("launcher.turn")
         self._housekeeping.listen()
-        with contextlib.suppress(StateStoreError):  # it only shows
+        with contextlib.suppress(StateStoreError):  # only the display depends on it
             tick(self._recorder.run)
         self._reap()
         self._reconcile()
@@ -143,9 +143,9 @@ class Launcher:
         self._lack = None
 
     def _lacks(self, error: Exception) -> None:
-        """Log once what the machine lacks; workers go on, and the next turn tries again.
+        """Log a lack of resources once. Workers continue, and the next round tries again.
 
-        :raises Exception: the error itself, where it is another one.
+        :raises Exception: ``error`` itself if it is not a lack of resources.
         """
         lack = out_of_resources(error)
         # guard: a lack of resources does not end a launcher, always
@@ -171,7 +171,7 @@ class Launcher:
         }
 
     def _as_of_now(self) -> list[Subscription]:
-        """Return what is to be served, as of the last look and for any thread, without those that have ended."""
+        """Return the subscriptions to serve as of the last look, without ended ones. Any thread may call this."""
         return [sub for subid, sub in self._wanted_now.items() if subid not in self._ended]
 
     def _reconcile(self, *, refuse: bool = False) -> None:
@@ -185,7 +185,7 @@ class Launcher:
                 self._start(sub, refuse=refuse)
 
     def _log_stop(self, runner: Runner, restarts: bool) -> None:
-        """Log once, in the server's words, that a changed definition ends a worker."""
+        """Log once, in the server's words, that a changed definition stops a worker."""
         if runner.stopping:
             return
         if restarts:
@@ -195,7 +195,7 @@ class Launcher:
         self._log("LOG", log_text(f'logical replication worker for subscription "{runner.sub.name}" will {why}'))
 
     def _why_not(self, subid: int) -> str:
-        """Say why a subscription is wanted no more; a drop disables it first, and only a disable is in the journal."""
+        """Say why a subscription is no longer served. A drop disables it, too, but does not record that."""
         if self._recorder.current(subid) is None:
             return "was removed"
         with contextlib.suppress(StateStoreError):
@@ -218,25 +218,25 @@ class Launcher:
             if not taken:
                 if refuse:
                     raise lock_held(lock, f'subscription "{sub.name}"')
-                return  # another launcher serves it; when that ends, we do
+                return  # another launcher serves it; this one takes over when that ends
         self._count_slots(sub)
         runner = Runner(sub, self._shared, self._goal)
         try:
             runner.start()
-        except BaseException:  # the machine may have no more threads
+        except BaseException:  # there may be no thread left
             lock.release()
             raise
         self._served[sub.subid] = Served(runner, lock)
         self._log("LOG", log_text(f'serving subscription "{sub.name}"'))
 
     def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
-        """Log once that the state folder cannot be used; every tick tries again."""
+        """Log once that the state folder cannot be used. Every round tries again."""
         if self._unusable.get(sub.subid) != error.message:
             self._unusable[sub.subid] = error.message
             self._log("ERROR", error.log_text())
 
     def _count_slots(self, sub: Subscription) -> None:
-        """Warn if there are too few slots: a long task pins its slot, and others would wait silently."""
+        """Warn if Spark has too few task slots: long tasks keep their slots, and other tasks would wait silently."""
         missing = self._engine.missing([*(served.runner.sub for served in self._served.values()), sub])
         if missing:
             self._log(
@@ -270,7 +270,7 @@ class Launcher:
                 self._ended[subid] = Ended(runner.sub.name, runner.outcome, runner.error)
 
     def _let_go(self, served: Served) -> None:
-        """Let others serve it: the name in the state store goes with the lock, also after a failure."""
+        """Release a subscription to other launchers, in the state store and by its lock, even after a failure."""
         with contextlib.suppress(PgsubError):
             self._recorder.run(lambda: self._store.clear_server(served.runner.sub.subid))
         served.lock.release()
@@ -287,7 +287,7 @@ class Launcher:
                 with contextlib.suppress(RuntimeError):
                     self._engine.watch(stopping=True)
             if not served.runner.at_work:
-                self._let_go(served)  # otherwise the end of the process does
+                self._let_go(served)  # otherwise the end of the process releases the lock
                 continue
             message = f'subscription "{served.runner.sub.name}" did not stop in time'
             detail = "A server does not answer. What is not committed on the target is sent again."

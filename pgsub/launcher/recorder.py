@@ -1,8 +1,8 @@
-"""The launcher's access to its state store, of which no failure stops replication.
+"""The launcher's access to its state store. No failure of it stops replication.
 
-``state.db`` stands outside the chain that carries the promise. It may be full, locked, read-only, damaged, removed, or
-on a file system that hangs: workers go on, what could not be written is written later, and until then ``status`` and
-the log say so. A bounded run that ends meanwhile ends with the error.
+``state.db`` is not part of the chain that guarantees exactly-once. It may be full, locked, read-only, damaged, removed,
+or on a hanging file system. In that case workers continue, failed writes are made up for later, and ``status`` and the
+log report the failure. A bounded run that ends meanwhile ends with the error.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Result = TypeVar("Result")
 
 
 class Run(Protocol):
-    """A function that runs work on the store, in a thread that may."""
+    """A function that runs work on the store in the recorder's thread."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result:
-        """Run it as :meth:`Recorder.run` does."""
+        """Run the work like :meth:`Recorder.run`."""
 
 
 #: Seconds that a caller waits for the store.
 PATIENCE = 3.0
-#: Seconds between tries while it fails: doubled from the one to the other.
+#: Bounds of the seconds between attempts while the store fails. The wait is doubled each time.
 SHORTEST, LONGEST = 0.5, 15.0
 
 
 class Recorder:
-    """The access to the store by a thread of its own, for which callers wait a limited time.
+    """The access to the store. It has a thread of its own, for which callers wait a limited time.
 
-    :param store: for this object alone while the launcher runs, except for reads that show progress.
+    :param store: used only by this object while the launcher runs, except for reads that show progress.
     """
 
     def __init__(self, store: StateStore, log: Log) -> None:
@@ -48,20 +48,20 @@ class Recorder:
         self._executor = TimedExecutor("recorder", PATIENCE)
         self._trouble = TroubleFlag(store.path.with_name(UNRECORDED))
         self._known = {sub.subid: sub for sub in store.subscriptions()}
-        self._broken = False  #: opened anew before anything else
+        self._broken = False  #: must be reopened before the next use
         self._wait = SHORTEST
         self._again = 0.0
         self._since = 0.0
         self.trouble: StateStoreError | None = None
-        self._lock = threading.RLock()  #: of the state of the trouble: many threads call
+        self._lock = threading.RLock()  #: protects the state of the trouble, because many threads call
         if store.copied is not None:
             self._failed(StateStoreError(store.copied.message, detail=store.copied.detail, hint=store.copied.hint))
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Do something with the store.
+        """Run a function that uses the store.
 
-        :raises StateStoreError: it cannot be done now; a call that takes long may still succeed later.
-        :raises PgsubError: what ``work`` raises.
+        :raises StateStoreError: the store cannot be used now; a slow call may still succeed later.
+        :raises PgsubError: raised by ``work``.
         """
         with self._lock:
             if self.trouble is not None and time.monotonic() < self._again:
@@ -91,7 +91,7 @@ class Recorder:
         raise error
 
     def subscriptions(self) -> list[Subscription]:
-        """Return all subscriptions by name, as of the last time that they could be read."""
+        """Return all subscriptions by name, as of the last successful read."""
         try:
             self._known = {sub.subid: sub for sub in self.run(self._store.subscriptions)}
         except StateStoreError:
@@ -99,15 +99,15 @@ class Recorder:
         return list(self._known.values())
 
     def current(self, subid: int) -> Subscription | None:
-        """Return one subscription, as of that time; None if it was dropped."""
+        """Return one subscription as of the last successful read, None if it was dropped."""
         return self._known.get(subid)
 
     def close(self) -> None:
-        """End the thread; the store stays open."""
+        """End the thread. The store stays open."""
         self._executor.close()
         self._trouble.close()
 
-    # called in the thread
+    # Called in the recorder's thread.
 
     def _do(self, work: Callable[[], Result]) -> Result:
         failpoints.point("state.write")
@@ -120,7 +120,7 @@ class Recorder:
         return work()
 
     def _put_back(self) -> None:
-        """Put served subscriptions back after the file was removed or exchanged."""
+        """Restore served subscriptions after the file was removed or replaced."""
         present = {sub.subid for sub in self._store.subscriptions()}
         for sub in self._known.values():
             if sub.subid not in present:
@@ -134,7 +134,7 @@ class Recorder:
                     ),
                 )
 
-    # called in threads of callers
+    # Called in the callers' threads.
 
     def _failed(self, error: StateStoreError) -> None:
         clock = time.monotonic()
@@ -157,6 +157,6 @@ class Recorder:
 
 
 def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:
-    """Return the error that a bounded run ends with: a failure to record goes before a timeout."""
+    """Return the error that a bounded run ends with. A failure to record has priority over a timeout."""
     trouble = recorder.trouble
     return trouble if trouble is not None and (ended is None or ended.exit_code == 8) else ended

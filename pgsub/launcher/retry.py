@@ -1,4 +1,4 @@
-"""When a worker that ended starts again. Mirrors wal_retrieve_retry_interval and the launcher's last-start table."""
+"""When to restart a worker that ended. Mirrors wal_retrieve_retry_interval and the launcher's last-start table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from pgsub.common.errors import Directive, Fenced, PgsubError, SpoolFailed, StreamsMustRestart, UsageError
 
 if TYPE_CHECKING:
-    import psycopg  # commands that ask no server need not load it
+    import psycopg  # not loaded by commands that connect to no server
 
-#: Until the target's wal_retrieve_retry_interval is known.
+#: Seconds between attempts before the target's wal_retrieve_retry_interval is known.
 RETRY_SECONDS = 5.0
 COPY_BACKOFF_MAX = 300.0
 BROKEN_SECONDS = 30.0
-#: Seconds without a sign of life after which a worker counts as waiting, as does one that never began.
+#: Seconds without a sign of life after which a worker counts as waiting, even if it never started.
 WAITING_SECONDS = 4.0
-#: Seconds without a sign of life after which a worker is taken over: the server's wal_receiver_timeout.
+#: Seconds without a sign of life after which a worker is taken over, like the server's wal_receiver_timeout.
 TAKE_OVER_SECONDS = 60.0
 
 
@@ -29,25 +29,25 @@ TAKE_OVER_SECONDS = 60.0
 class Retry:
     """The failures of one worker, and the time of its next start.
 
-    :ivar faults: those of them that made the wait longer; an hour without the publisher is none.
+    :ivar faults: the failures that increased the wait. Failures to reach the publisher do not.
     """
 
     failures: int = 0
     faults: int = 0
     not_before: float = 0.0
     error: PgsubError | None = None
-    own: bool = False  #: the error was of this worker alone, not of several that work together
+    own: bool = False  #: the error concerns only this worker, not others of its group
     interval: float = RETRY_SECONDS  #: from :func:`interval`
 
     def due(self) -> bool:
-        """Return whether it may start now."""
+        """Return whether the worker may start now."""
         return time.monotonic() >= self.not_before
 
     def failed(self, error: PgsubError, *, growing: bool = False) -> None:
         """Schedule the next start.
 
-        :param growing: double the wait with every fault (a copy that fails on data would fail again); so does a spool
-            that is full, for each try has the publisher send the transactions again.
+        :param growing: double the wait with every fault, because a copy that fails on its data would fail again. A full
+            spool always doubles it, because the publisher sends the transactions again for each attempt.
         """
         self.error = error
         if isinstance(error, Fenced | StreamsMustRestart):
@@ -55,7 +55,7 @@ class Retry:
         elif error.directive is Directive.STOP:
             wait = BROKEN_SECONDS
         elif isinstance(error, SpoolFailed) or (growing and error.directive is Directive.FAULT):
-            # days of failures must not make a number that no float holds
+            # The limit prevents an overflow of the float after days of failures.
             wait = min(self.interval * 2 ** min(self.faults, 16), COPY_BACKOFF_MAX)
             self.faults += 1
         else:
@@ -64,7 +64,7 @@ class Retry:
         self.not_before = time.monotonic() + wait
 
     def _apart(self) -> float:
-        """Return a wait in which one of many workers that take over from each other comes to its end."""
+        """Return a random wait that grows, so that one of many workers that take over from each other can finish."""
         longest = max(1.0, min(2.0 ** min(self.failures - 1, 16), self.interval))
         return random.uniform(longest / 2, longest)
 
@@ -74,9 +74,9 @@ class Retry:
 
 
 def interval(session: psycopg.Connection) -> float:
-    """Return the seconds between a failure and the next try: the target's wal_retrieve_retry_interval.
+    """Return the seconds between a failure and the next attempt: the target's wal_retrieve_retry_interval.
 
-    PGSUB_RETRY_SECONDS overrides it, for users who may not change that setting.
+    PGSUB_RETRY_SECONDS overrides it for users who may not change that setting.
     """
     own = seconds("PGSUB_RETRY_SECONDS")
     if own is not None:
@@ -88,13 +88,13 @@ def interval(session: psycopg.Connection) -> float:
 
 
 def seconds(variable: str) -> float | None:
-    """Return the seconds that a variable of the environment sets, None where it is not set."""
+    """Return the seconds that an environment variable sets, None if it is not set."""
     said = f"greater than 0 and up to {COPY_BACKOFF_MAX:.0f}"
     return _seconds(variable, lambda found: 0 < found <= COPY_BACKOFF_MAX, said)
 
 
 def take_over_seconds() -> float:
-    """Return the seconds without a sign of life until a worker, or Spark, is given up: PGSUB_WORKER_TIMEOUT."""
+    """Return the silence in seconds after which a worker or Spark is given up: PGSUB_WORKER_TIMEOUT."""
     said = f"{WAITING_SECONDS:g} or more"
     found = _seconds("PGSUB_WORKER_TIMEOUT", lambda found: WAITING_SECONDS <= found < math.inf, said)
     return found or TAKE_OVER_SECONDS

@@ -1,4 +1,4 @@
-"""``run --until-…``: the bound of a run, and whether it is reached."""
+"""``run --until-…``: the goal of a run, and whether it is reached."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pgsub.target.ledger import two_phase, worker_takeover
 
 @dataclass(slots=True)
 class Goal:
-    """The bound of a run: of ``create``, and of ``run --until-…``.
+    """The goal of a bounded run, which ``create`` and ``run --until-…`` start.
 
-    :ivar caught_up: end when every table is ``r``, a pending two_phase is enabled and apply has reached the publisher's
-        position of that moment.
-    :ivar until_lsn: apply nothing beyond this position.
-    :ivar sequences: with ``caught_up``: and every sequence that is to follow has the publisher's value or is ahead.
+    :ivar caught_up: end when every table is in state ``r``, two_phase is not pending, and apply has reached the
+        position that the publisher has at that moment.
+    :ivar until_lsn: apply nothing beyond this position, 0 for no limit.
+    :ivar sequences: for ``caught_up``, also wait until every replicated sequence has the publisher's value or is ahead.
     """
 
     caught_up: bool = False
@@ -33,7 +33,7 @@ class Goal:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is an end."""
+        """Whether the run has a goal."""
         return self.caught_up or bool(self.until_lsn)
 
 
@@ -46,12 +46,12 @@ class Outcome:
 
 
 class GoalCheck:
-    """The way of one subscription to its goal; it outlasts the sessions that serve it."""
+    """The progress of one subscription towards its goal. It outlives the sessions that serve it."""
 
     def __init__(self, goal: Goal, sub: Subscription) -> None:
         self.goal = goal
         self._sub = sub
-        self._position = 0  #: the publisher's, when all tables were synchronized
+        self._position = 0  #: the publisher's position when all tables were synchronized
 
     def caught_up(
         self,
@@ -61,7 +61,7 @@ class GoalCheck:
         sync: SyncWorkers,
         sequences: SequenceWorker,
     ) -> Outcome | None:
-        """Return how the run ends where everything is caught up, or never will be; None as long as it goes on."""
+        """Return how the run ends if everything is caught up or can never be, None while it goes on."""
         if not self.goal.caught_up:
             return None
         error = sync.hopeless(mirror.relations)
@@ -80,7 +80,7 @@ class GoalCheck:
         return Outcome("failed" if error else "reached", error)
 
     def ended(self, apply: ApplyWorkerHandle) -> Outcome | None:
-        """Return how the run ends with its apply worker; a run without a bound keeps trying."""
+        """Return how the run ends with its apply worker, None while it goes on. Unbounded runs keep trying."""
         failed = apply.failed
         if apply.reached and self.goal.until_lsn:
             return Outcome("reached")
@@ -90,7 +90,7 @@ class GoalCheck:
 
 
 def _unfinished(mirror: Mirror) -> bool:
-    """Return whether a table still synchronizes, or the worker starts again within a moment for two_phase."""
+    """Return whether a table is not synchronized yet, or the worker is about to restart for two_phase."""
     relations = mirror.relations
     if any(one.srsubstate != "r" or slot_groups.unfinished(one) for one in relations):
         return True

@@ -1,15 +1,15 @@
 """Serves one subscription, from session to session on its target. Mirrors ApplyLauncherMain for one row of its list.
 
 NOTES
-A stop is seen at once in every phase. While the session connects there are no workers, and the launcher does not wait.
-Until the ledger is first read nothing is lost by hanging up, so the session is cut at once. From then on workers
-may run: they are asked through the ledger, and a session whose target does not answer is cut after SILENCE_SECONDS.
-Spark's start is never awaited in this thread, or a stop would have to wait for it, too
-(:mod:`pgsub.launcher.spark.driver`).
 
-The subscription belongs to the session that holds its advisory lock. When that session is lost, the workers are
-canceled without a message, and those that still run are fenced off by the next take-over, on whatever host.
-What is done while the session lasts is in :mod:`pgsub.launcher.service`.
+A stop takes effect at once in every phase. While the session connects there are no workers, and the launcher does not
+wait. Before the first read of the ledger nothing is lost by disconnecting, so the session is closed at once. After that
+workers may run. They are asked to stop through the ledger. A session whose target does not answer is closed after
+SILENCE_SECONDS. This thread never waits for Spark (:mod:`pgsub.launcher.spark.driver`), because a stop would wait, too.
+
+The subscription belongs to the session that holds its advisory lock. If that session is lost, the workers are canceled
+without a message. Workers that still run are fenced off by the next take-over, on whatever host. The work during a
+session is in :mod:`pgsub.launcher.service`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from pgsub.target.session.connect import SessionName, must_use_password
 #: Seconds to wait for the lock, which the session of a killed launcher may still hold.
 _LOCK_SECONDS = 3.0
 TICK = 0.1
-#: Seconds that a command may take to change the tables before it is reported that they are behind.
+#: Seconds that a command may take to change the tables before that is reported as an error.
 BEHIND_SECONDS = 15.0
-#: Seconds without an answer of the target after which a launcher that stops hangs up.
+#: Seconds without an answer of the target after which a stopping launcher closes its session.
 SILENCE_SECONDS = 5.0
 
 
 class Runner(SupervisedThread):
-    """A thread for one subscription; ends when stopped, when its goal is reached, or when it can never succeed.
+    """A thread for one subscription. It ends when stopped, when its goal is reached, or after a permanent failure.
 
-    :param sub: as of its start; a changed one is served by a new runner.
-    :ivar outcome: ``reached``, ``stopped``, ``disabled`` or ``failed`` once the thread has ended.
-    :ivar error: the error to exit with, if there is one.
+    :param sub: the subscription as of the start; a changed one gets a new runner.
+    :ivar outcome: ``reached``, ``stopped``, ``disabled`` or ``failed`` after the thread has ended.
+    :ivar error: the error to exit with, None if there is none.
     """
 
     def __init__(self, sub: Subscription, shared: Shared, goal: Goal) -> None:
@@ -62,19 +62,19 @@ class Runner(SupervisedThread):
         self._goal = GoalCheck(goal, sub)
         self._stop_event = threading.Event()
         self._errors = ErrorReporter(shared.store, sub, shared.log, shared.recorder)
-        self._target_retry = Retry()  #: the target
+        self._target_retry = Retry()  #: of the connection to the target
         self._progressed = shared.heartbeats.news(sub.subid)
-        self._socket: socket.socket | None = None  #: the session's, to hang up
-        self._service: Service | None = None  #: there may be workers to stop
+        self._socket: socket.socket | None = None  #: of the session, to close it from another thread
+        self._service: Service | None = None  #: None while there are no workers to stop
         self._connecting = self._hung_up = False
         self._went_on = time.monotonic()
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
     def stop(self) -> None:
-        """Ask to stop at the next transaction boundary; returns at once.
+        """Ask the thread to stop at the next transaction boundary. Returns at once.
 
-        To be called again until it has ended: it hangs up on a target that does not answer meanwhile.
+        Call it repeatedly until the thread has ended, because it also disconnects from a target that does not answer.
         """
         self._stop_event.set()
         self._progressed.set()
@@ -87,27 +87,27 @@ class Runner(SupervisedThread):
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether a stop was requested."""
         return self._stop_event.is_set()
 
     @property
     def at_work(self) -> bool:
-        """Whether there may be workers to stop: there are none while it only connects to the target."""
+        """Whether there may be workers to stop. There are none while the thread connects to the target."""
         return self.is_alive() and not self._connecting
 
     @property
     def serves(self) -> bool:
-        """Whether its session on the target lasts, and workers may run."""
+        """Whether its session on the target lasts, so that workers may run."""
         return self.is_alive() and self._service is not None
 
     @property
     def silence(self) -> float:
-        """Seconds since it went on last: it may wait for an answer of the target, for which nothing sets a limit."""
+        """Seconds since the thread last made progress. Its waits for answers of the target have no limit."""
         service = self._service
         return time.monotonic() - max(self._went_on, NEVER if service is None else service.last_answer)
 
     def work(self) -> None:
-        """Serve until stopped or done."""
+        """Serve until stopped or finished."""
         self._shared.announce(self.sub.subid)
         while not self._stop_event.is_set() and self.outcome is None:
             self._went_on = time.monotonic()
@@ -122,7 +122,7 @@ class Runner(SupervisedThread):
 
     def _failed(self, error: PgsubError) -> None:
         if error.directive is not Directive.RETRY:
-            self._end(Outcome("failed", error))  # before the report: whatever that raises, this was no good end
+            self._end(Outcome("failed", error))  # first, because the report may raise an exception
         self._errors.report(APPLY, error)
         if error.directive is Directive.RETRY:
             self._target_retry.failed(error)
@@ -140,7 +140,7 @@ class Runner(SupervisedThread):
             self._connecting = False
         with (
             contextlib.closing(session),
-            socket.socket(fileno=os.dup(session.fileno())) as line,  # which only this block closes
+            socket.socket(fileno=os.dup(session.fileno())) as line,  # closed only by this block
         ):
             self._socket = line
             try:
@@ -152,9 +152,9 @@ class Runner(SupervisedThread):
                 self._socket = self._service = None
 
     def _lock(self, session: psycopg.Connection) -> bool:
-        """Take the lock that makes it one launcher a subscription, whatever host and state store it runs on.
+        """Take the lock that allows one launcher per subscription, across hosts and state stores.
 
-        :return: False if it is to stop.
+        :return: False if the thread must stop.
         """
         key = (advisory_locks.LAUNCHER, self.sub.subid)
         taken = advisory_locks.take(session, key, seconds=_LOCK_SECONDS, pause=self._stop_event.wait)
@@ -165,7 +165,7 @@ class Runner(SupervisedThread):
     def _serve(self, session: psycopg.Connection) -> None:
         sub = self.sub
         ledger_privileges.check(session)
-        # no launcher serves it now: an orphaned worker would keep its locks
+        # No launcher serves the subscription now, and the locks of orphaned workers would block the installation.
         installation.install(session, lambda: worker_takeover.evict_all(session, sub.subid))
         known = subscriptions.identity(session, sub.subid)
         definitions.check_not_moved(session, sub)
@@ -179,10 +179,10 @@ class Runner(SupervisedThread):
             self._end(outcome)
 
     def _tables_follow(self, session: psycopg.Connection) -> bool:
-        """Wait until the tables are those of the publications: an alter may be about to change them.
+        """Wait until the tables match the publications, because ALTER may be about to change them.
 
-        :return: False if it is to stop.
-        :raises TablesBehind: that takes long.
+        :return: False if the thread must stop.
+        :raises TablesBehind: the tables do not match in time.
         """
         since = time.monotonic()
         # guard: nothing is streamed by publications that the tables do not follow yet

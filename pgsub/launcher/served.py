@@ -1,4 +1,4 @@
-"""One subscription that a launcher serves: its runner, its lock, and the sign of life that it gives by the lock."""
+"""One subscription that a launcher serves: its runner, its lock, and the sign of life that it gives through that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pgsub.catalog.locks import Lock
 from pgsub.common.errors import Log, LogText, log_text
 from pgsub.launcher.runner import Runner
 
-#: How long a runner may wait for the target and count as alive, as in a take-over.
+#: Seconds that a runner may wait for the target and still count as alive, as in a take-over.
 STALL_SECONDS = 15.0
 
 
@@ -16,18 +16,18 @@ STALL_SECONDS = 15.0
 class Served:
     """A runner with the lock that keeps other launchers from its subscription.
 
-    :ivar again_at: when one that failed for good is restarted.
+    :ivar again_at: when to restart it after a permanent failure, 0 for never.
     """
 
     runner: Runner
     lock: Lock
     again_at: float = 0.0
-    _stalled: bool = False  #: as it was logged
+    _stalled: bool = False  #: as logged last
 
     def sign_of_life(self, log: Log) -> None:
-        """Give one if the runner's thread goes on: a lock of the ledger or a target may keep it waiting.
+        """Give a sign of life unless the runner's thread is stalled by a lock of the ledger or by the target.
 
-        What its thread writes into the state store is old then, and so is each thing that it watches.
+        A stalled thread's entries in the state store are outdated, and it watches nothing.
         """
         runner = self.runner
         stalled = runner.is_alive() and runner.silence > STALL_SECONDS

@@ -1,8 +1,7 @@
-"""The work on one subscription while the launcher's session on its target lasts: workers, mirror, sequences, goal.
+"""The work on one subscription during one session of the launcher on its target: workers, mirror, sequences, goal.
 
-NOTES
-Each time events go first: the feedback of the worker waits for them. A fault that disables the subscription keeps
-workers from starting before it is recorded, since recording may fail for as long as the state store does.
+Events are moved first in each round, because the worker's feedback waits for them. A fault that disables the
+subscription prevents worker starts even before it is recorded, because recording may fail for a long time.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import definitions, worker_takeover
 
 MIRROR_SECONDS = 0.25
-#: How long workers may take to reach a transaction boundary when the launcher stops.
+#: Seconds that workers may take to reach a transaction boundary when the launcher stops.
 STOP_SECONDS = 30.0
 ASK_SECONDS = 0.5
 NEVER = -math.inf
@@ -51,7 +50,7 @@ NEVER = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Parts that all subscriptions of one launcher have in common."""
+    """The parts that all subscriptions of one launcher share."""
 
     store: StateStore
     recorder: Recorder
@@ -60,18 +59,18 @@ class Shared:
     log: Log
 
     def serves(self, subid: int) -> None:
-        """Name this process as the launcher of a subscription, with no workers yet."""
+        """Record this process as the launcher of a subscription that has no workers yet."""
         self.store.put_server(subid, os.getpid(), socket.gethostname())
 
     def announce(self, subid: int) -> None:
-        """Do so if the state store can be written; what it shows decides nothing."""
+        """Call :meth:`serves` if the state store can be written. Nothing depends on the entry."""
         with contextlib.suppress(PgsubError):
             self.recorder.run(lambda: self.serves(subid))
 
     def is_current(self, sub: Subscription) -> bool:
-        """Return whether a definition is still the one of the state store, as far as it can be read.
+        """Return whether a definition still matches the state store, as of its last successful read.
 
-        The launcher notices a new one a moment later; a table that was added by it must not be copied by this one.
+        The launcher notices a change a little later. No worker may copy an added table by the old definition.
         """
         self.recorder.subscriptions()
         now = self.recorder.current(sub.subid)
@@ -79,11 +78,11 @@ class Shared:
 
 
 class Service:
-    """The objects that live as long as the session, and what is done with them again and again.
+    """The objects that live as long as the session, and their repeated work.
 
-    :param session: the launcher's, on the target; it holds the lock.
-    :param goal: asked once per look at the ledger.
-    :ivar last_answer: when the target answered last, while there are workers to stop.
+    :param session: the launcher's session on the target, which holds the lock.
+    :param goal: checked once per look at the ledger.
+    :ivar last_answer: when the target last answered, in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Service:
     ) -> None:
         self._session, self._sub, self._shared, self._errors, self._goal = session, sub, shared, errors, goal
         self._stopping = threading.Event()
-        self._options: dict[str, Any] | None = None  #: the definition, as the ledger has it
+        self._options: dict[str, Any] | None = None  #: the definition in the ledger
         self._next_mirror = self._next_early = 0.0
         self._watch: SlotWatch | None = None
         self.last_answer = time.monotonic()
@@ -133,9 +132,9 @@ class Service:
     def serve(self, backlog: Backlog, over: Callable[[], bool], rest: Callable[[], bool]) -> Outcome | None:
         """Serve until the launcher stops or the run ends.
 
-        :param over: whether to stop.
-        :param rest: waits for the next time; returns whether apply has progressed, which commands may wait for.
-        :return: the end of the run; None if it was stopped.
+        :param over: returns whether to stop.
+        :param rest: waits for the next round and returns whether apply has advanced, for which commands may wait.
+        :return: the end of the run, None if it was stopped.
         """
         recorder = self._shared.recorder
         watch = self._watch = SlotWatch(
@@ -158,7 +157,7 @@ class Service:
         return outcome
 
     def _recorded(self, work: Callable[[], None]) -> None:
-        """Run a write of the mirror, after the one that names this process as the launcher."""
+        """Run a write of the mirror, after recording this process as the launcher if necessary."""
         store, subid = self._shared.store, self._sub.subid
 
         def both() -> None:
@@ -171,7 +170,7 @@ class Service:
 
     def _tick(self) -> Outcome | None:
         self._errors.flush()
-        with contextlib.suppress(StateStoreError):  # the recorder logs it; feedback waits for the ledger's events
+        with contextlib.suppress(StateStoreError):  # the recorder logs it, and feedback waits for the events
             self._events.move()
         if self._errors.disabling is None:
             self._apply.tick(self._session)
@@ -185,7 +184,7 @@ class Service:
         return self._goal.ended(self._apply) or caught_up
 
     def _look(self) -> Outcome | None:
-        """Bring the ledger's state into the state store, and start what it asks for."""
+        """Copy the ledger's state to the state store, and start what it requires."""
         apply, alive = self._apply, self._sync.alive
         with contextlib.suppress(StateStoreError):
             there = apply.alive and not apply.watch.gone
@@ -193,7 +192,7 @@ class Service:
             locks = {} if self._watch is None else self._watch.lock_waits
             self._mirror.refresh(apply_alive=there, syncing=alive, task=shown, publisher_locks=locks)
         self._copy_definition()
-        if self._errors.place(APPLY):  # what a rule made of the conflict is recorded before apply counts as past it
+        if self._errors.place(APPLY):  # the outcome of a conflict is recorded before apply counts as past it
             with contextlib.suppress(StateStoreError):
                 self._events.move()
         apply.clear_if_past(self._mirror)
@@ -202,14 +201,14 @@ class Service:
         return self._goal.caught_up(self._session, self._mirror, apply, self._sync, self._sequences)
 
     def _copy_definition(self) -> None:
-        """Keep the ledger's copy of the definition, from which another state store can be made, up to date."""
+        """Update the ledger's copy of the definition, from which a new state store can be made."""
         now = self._shared.recorder.current(self._sub.subid)
         if now is not None and (wanted := options(now)) != self._options:
             definitions.record(self._session, self._sub.subid, wanted)
             self._options = wanted
 
     def _hurry(self, news: bool) -> None:
-        """Look at the ledger at once after progress of apply, but not all the time."""
+        """Look at the ledger at once when apply has advanced, but not too often."""
         clock = time.monotonic()
         if news:
             with contextlib.suppress(StateStoreError):  # the recorder logs it
@@ -218,7 +217,7 @@ class Service:
             self._next_early, self._next_mirror = clock + MIRROR_SECONDS, clock
 
     def _wind_down(self) -> None:
-        """Ask every worker to stop at a boundary, wait, mirror the last state."""
+        """Ask every worker to stop at a transaction boundary, wait, and mirror the last state."""
         self._stopping.set()
         self.last_answer = time.monotonic()
         with contextlib.suppress(psycopg.Error):
@@ -228,9 +227,9 @@ class Service:
         with contextlib.suppress(psycopg.Error, PgsubError):
             self._events.move()
             self._mirror.refresh(apply_alive=False, syncing=set())
-            self._shared.recorder.subscriptions()  # it may be that they end because it was disabled or altered
+            self._shared.recorder.subscriptions()  # the reason of the stop may be a changed definition
             self._copy_definition()
-        # whether or not the target could still be asked: without workers, until it is again
+        # Even if the target did not answer: from now on there are no workers.
         self._shared.announce(self._sub.subid)
 
     def _await_workers(self) -> None:
@@ -238,11 +237,11 @@ class Service:
         ask_at = 0.0
         while (self._apply.alive or self._sync.alive) and time.monotonic() < deadline:
             try:
-                if time.monotonic() >= ask_at:  # again and again: a row that was locked is passed over
+                if time.monotonic() >= ask_at:  # repeatedly, because locked rows are skipped
                     worker_takeover.ask_to_stop(self._session, self._sub.subid)
                     ask_at = time.monotonic() + ASK_SECONDS
             except psycopg.Error:
-                return  # the workers cannot be asked; the next take-over ends them
+                return  # the next take-over ends the workers
             with contextlib.suppress(psycopg.Error, PgsubError):
                 self._events.move()
             self.last_answer = time.monotonic()

@@ -1,6 +1,6 @@
-"""What the launcher tells a service manager: that it is ready, alive and stopping. Mirrors sd_notify(3).
+"""Notifies a service manager that the launcher is ready, alive or stopping. Mirrors sd_notify(3).
 
-The server does the same with ``--with-systemd`` (``postmaster.c``). Without ``NOTIFY_SOCKET`` nothing happens.
+The server does the same when built with ``--with-systemd`` (``postmaster.c``). It needs ``NOTIFY_SOCKET``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 
 
 class ServiceManager:
-    """The socket of the service manager, if there is one; no failure of it stops anything."""
+    """The socket of the service manager, if there is one. Its failures are ignored."""
 
     def __init__(self) -> None:
-        # not for children: only the launcher speaks for the service
+        # Removed from the environment, because only the launcher speaks for the service.
         self._path = os.environ.pop("NOTIFY_SOCKET", "")
-        # twice in the time that systemd waits
+        # Twice per timeout of systemd's watchdog.
         self._every = _microseconds(os.environ.pop("WATCHDOG_USEC", "")) / 2e6
         self._next = 0.0
 
@@ -26,11 +26,11 @@ class ServiceManager:
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """Report that the launcher stops, which may take as long as open transactions do."""
+        """Report that the launcher stops, which takes as long as open transactions."""
         self._send("STOPPING=1")
 
     def alive(self) -> None:
-        """Report to the watchdog; to be called in every round of the launcher's loop."""
+        """Report to the watchdog. Call it in every round of the launcher's loop."""
         if self._every and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             self._send("WATCHDOG=1")

@@ -1,5 +1,5 @@
-"""What ``state.db`` shows: read from the ledger, the publisher and the workers' heartbeats.
+"""The contents of ``state.db``: read from the ledger, the publisher and the workers' heartbeats.
 
-Mirrors the statistics views of the server. Nothing here decides anything. Entry point:
+Mirrors the server's statistics views. Nothing here decides anything. Entry point:
 :class:`~pgsub.launcher.mirror.mirror.Mirror`.
 """

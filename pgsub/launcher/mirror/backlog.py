@@ -1,7 +1,7 @@
-"""The number of transactions behind the one that apply cannot get past, for ``status``.
+"""The number of transactions behind the one that blocks apply, for ``status``.
 
-They are counted on a temporary copy of the slot (:mod:`pgsub.apply.preview.slot_reader`), as a preview reads it: now
-and then, for a second, and only while the subscription is blocked. The server has no such number.
+They are counted on a temporary copy of the slot (:mod:`pgsub.apply.preview.slot_reader`), which is how a preview reads
+them. A count takes about a second, and happens only while the subscription is blocked. The server has no such number.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pgsub.publisher import slots
 from pgsub.publisher.connect import Connection
 from pgsub.target.ledger.subscriptions import Identity
 
-#: Seconds between counts.
+#: Minimum seconds between two counts.
 EVERY = 60.0
-#: Transactions, seconds and bytes that are counted at most at a time.
+#: Limits of one count: transactions, seconds, and bytes.
 MOST, SECONDS, BYTES = 10_000, 1.0, 16 << 20
-#: Slots and walsenders that others are left with.
+#: Slots and walsenders that are left free for others.
 _SPARE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Published transactions behind the failing one; ``complete``: there are no more of them."""
+    """Published transactions behind the failing one. ``complete`` is false if the count stopped at a limit."""
 
     transactions: int
     complete: bool
@@ -38,7 +38,7 @@ class Waiting:
 class Backlog:
     """The counter of transactions that wait for one subscription.
 
-    :param known: what the ledger knows of the publisher.
+    :param known: the publisher's identity, from the ledger.
     """
 
     def __init__(self, sub: Subscription, store: StateStore, known: Identity, *, must_use_password: bool) -> None:
@@ -51,7 +51,7 @@ class Backlog:
         self._last: Waiting | None = None
 
     def waiting(self, connection: Connection) -> Waiting | None:
-        """Return the count, which is up to a minute old; None where nothing is blocked or it is not known."""
+        """Return the count, at most a minute old. It is None if nothing is blocked or the number is unknown."""
         row = next((one for one in self._store.errors(self._sub.subid) if one.worker == APPLY), None)
         if row is None or row.restarts < RESTARTS or row.position is None or self._known.system_identifier is None:
             self._behind = self._last = None
@@ -76,7 +76,7 @@ class Backlog:
 
 
 def count(opened: SlotReader, behind: int) -> Waiting:
-    """Count transactions that finish behind an LSN, within the bounds."""
+    """Count the transactions that finish after an LSN, up to the limits."""
     found, size, end = 0, 0, time.monotonic() + SECONDS
     for step in opened.steps():
         if isinstance(step, Ended):

@@ -1,4 +1,4 @@
-"""Rows of the state store that commands write as well as the mirror: neither may undo the other's write."""
+"""Rows of the state store that both commands and the mirror write. Neither may undo the other's write."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 class ConcurrentWrites(Generic[T]):
     """Rows that the mirror and commands write.
 
-    A command changes the ledger and then shows in the state store what it changed. What the mirror has read of the
-    ledger before may be older: where the rows are not those that it left there, it reads anew before it writes.
+    A command changes the ledger first and then the state store. The mirror may have read the ledger before that change.
+    If it finds other rows than the ones it wrote last, it reads the ledger again before it writes.
 
     :param read: reads the rows from the state store.
     """
@@ -22,14 +22,14 @@ class ConcurrentWrites(Generic[T]):
         self._left: T | None = None
 
     def remember(self) -> None:
-        """Remember the rows as they are; to be called before the ledger is read for the first time."""
+        """Remember the present rows. Call it before the ledger is read for the first time."""
         self._left = self._read()
 
     def write(self, value: T, put: Callable[[], None]) -> bool:
-        """Write the rows unless others have written since the last call; inside a batch.
+        """Write the rows unless others have written them since the last call. Call it inside a batch.
 
-        :param value: what :meth:`remember` would read afterwards.
-        :return: whether they were written; else the ledger is to be read again.
+        :param value: what ``read`` returns after the write.
+        :return: whether they were written. If not, the ledger must be read again.
         """
         found = self._read()
         before, self._left = self._left, found

@@ -1,7 +1,7 @@
-"""The progress of running copies: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' heartbeats.
+"""The progress of running copies: pg_stat_progress_copy from the ledger's chunks and the heartbeats.
 
-Totals are estimates. The catalog knows how large a table is on disk, the wire carries text: a chunk
-that is done shows the ratio of the two, so the totals become more exact as the copy continues.
+Totals are estimates. The catalog has the size of a table on disk, but the copy moves text. Each finished chunk shows
+the ratio of the two, so the totals become more exact as the copy continues.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds over which the rate is measured.
 WINDOW = 10.0
-_SHORTEST = 0.5  #: seconds below which it would only be noise
+_SHORTEST = 0.5  #: minimum seconds for a rate; shorter spans give only noise
 
-# A chunk whose heartbeat is still remembered may be done: its bytes are those of the ledger then.
+# A chunk may be finished while its last heartbeat is still remembered. Its bytes are then those in the ledger.
 _CHUNKS = """
 SELECT c.srrelid::bigint, count(*), count(c.xid),
        coalesce(sum(c.bytes_total), 0)::bigint,
@@ -37,23 +37,23 @@ SELECT c.srrelid::bigint, count(*), count(c.xid),
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of one table's copy. ``estimated`` values are the catalog's before the copy, 0 where unknown."""
+    """The chunks of one table's copy. ``estimated`` values are the catalog's from before the copy, 0 if unknown."""
 
     relid: int
     total: int
     done: int
     estimated_bytes: int
-    estimated_bytes_done: int  #: of the chunks that are done
+    estimated_bytes_done: int  #: of the finished chunks
     estimated_rows: int
     bytes_done: int
     rows_done: int
-    running: Sequence[int] | None  #: numbers of those that report progress by heartbeats
+    running: Sequence[int] | None  #: numbers of the chunks that report progress by heartbeats
 
 
 class CopyProgress:
-    """The start and the speed of each copy, as first seen and as measured.
+    """The start and the speed of each copy. The start is the first time that it was seen.
 
-    :param clock: seconds, never backwards.
+    :param clock: returns seconds, never going backwards.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,10 +68,10 @@ class CopyProgress:
         relations: Collection[RelationState],
         heartbeats: Sequence[Heartbeat],
     ) -> list[CopyRow]:
-        """Read the copies of these tables.
+        """Read the progress of copies.
 
-        :param relations: those whose sync worker runs.
-        :param heartbeats: the newest ones of the subscription.
+        :param relations: the tables whose sync worker runs.
+        :param heartbeats: the subscription's newest heartbeats.
         """
         copying = {one.srrelid: one for one in relations if one.srsubstate == "d"}
         for relid in self._seen.keys() - copying.keys():
@@ -107,7 +107,7 @@ class CopyProgress:
         )
 
     def _rate(self, relid: int, processed: int) -> int | None:
-        """Return bytes a second over the last seconds, None before it can be measured."""
+        """Return the rate over the last seconds in bytes per second, None before it can be measured."""
         seen, now = self._seen.setdefault(relid, deque()), self._clock()
         if seen and processed < seen[-1][1]:
             seen.clear()  # a new attempt
@@ -119,9 +119,9 @@ class CopyProgress:
 
 
 def total_bytes(chunks: Chunks, processed: int) -> int:
-    """Return bytes that the copy will have moved; 0 where nothing is known.
+    """Return the bytes that the copy will move in all, 0 if unknown.
 
-    :param processed: bytes so far.
+    :param processed: bytes moved so far.
     """
     if chunks.done == chunks.total:
         return chunks.bytes_done
@@ -132,9 +132,9 @@ def total_bytes(chunks: Chunks, processed: int) -> int:
 
 
 def processed_rows(chunks: Chunks, moving: int) -> int:
-    """Return the rows so far: those of finished chunks, and an estimate from the bytes of the others.
+    """Return the rows copied so far: those of finished chunks, and an estimate from the bytes of running ones.
 
-    :param moving: bytes of chunks that are being copied.
+    :param moving: bytes moved of unfinished chunks.
     """
     if chunks.rows_done and chunks.bytes_done:
         return chunks.rows_done + moving * chunks.rows_done // chunks.bytes_done

@@ -1,7 +1,7 @@
-"""Events of the ledger, on their way into log and state store: conflicts, what became of them, messages, two_phase.
+"""Moves events from the ledger to the log and the state store: conflicts and their outcomes, messages, two_phase.
 
-A worker inserts them in the commit of the data, and holds its feedback back until they are gone. So a conflict is in
-the log and in ``state.db`` before the publisher hears of the position behind it; so is that two_phase is enabled.
+A worker inserts events in the same commit as the data. It holds back its feedback until they are deleted. Therefore a
+conflict, or that two_phase was enabled, is in the log and in ``state.db`` before the publisher gets feedback past it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pgsub.launcher import error_rows
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.session import origins
 
-# with the state of now: an event that nobody moved at its time may be older than a command that disabled two_phase
+# Read with the present two_phase state: an unmoved event may be older than a command that disabled two_phase.
 _EVENTS = """
 SELECT e.id, e.body, s.two_phase::text FROM pgsub.event e JOIN pgsub.subscription s USING (subid)
  WHERE subid = %s ORDER BY e.id LIMIT 1000
 """
-#: Those that a worker gives its records; any other is not a worker's.
+#: Levels that a worker uses. Any other level was not written by a worker.
 _LEVELS = frozenset({"LOG", "INFO", "NOTICE", "WARNING", "ERROR", "DEBUG1", "DEBUG2"})
-#: As :func:`~pgsub.common.errors.log_text` makes it.
+#: The format that :func:`~pgsub.common.errors.log_text` writes.
 _RECORD = re.compile(
     r"(?P<message>[^\n]*)"
     + "".join(rf"(?:\n{one.upper()}:  (?P<{one}>.*?))?" for one in ("detail", "context", "hint")),
@@ -55,18 +55,18 @@ class Events:
         self._sub = sub
         self._log = log
         self._run = run
-        self._logged: set[int] = set()  #: events that the log has and the state store may lack
+        self._logged: set[int] = set()  #: events that are logged but may not be in the state store yet
 
     def move(self) -> None:
-        """Move events into log and state store, then delete them, which lets the worker's feedback pass.
+        """Move events to the log and the state store, then delete them, which allows the worker to send feedback.
 
-        :raises StateStoreError: they cannot be recorded now; they stay in the ledger.
+        :raises StateStoreError: the state store cannot be written now; the events stay in the ledger.
         """
         rows = self._session.execute(_EVENTS.encode(), (self._sub.subid,)).fetchall()
         if not rows:
             return
         failpoints.point("mirror.before_events")
-        for event, body, _ in rows:  # once, however often recording is tried
+        for event, body, _ in rows:  # only once, even if recording fails and is repeated
             if event not in self._logged:
                 self._logged.add(event)
                 self._write_log(body)
@@ -77,7 +77,7 @@ class Events:
     def _write_events(self, rows: list[tuple[Any, ...]]) -> None:
         with self._store.batch():
             self._record([(event, body) for event, body, _ in rows if body["kind"] == "conflict"])
-            for _, body, two_phase in rows:  # what became of conflicts, those of the same commit too
+            for _, body, two_phase in rows:  # outcomes of conflicts, even of conflicts in the same commit
                 if body["kind"] == "skipped":
                     self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
                 elif body["kind"] == "replayed":
@@ -101,7 +101,7 @@ class Events:
         elif body["kind"] == "two_phase":
             self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         elif body["kind"] == "log":
-            level = str(body["level"])  # a row of the ledger is the target's to write
+            level = str(body["level"])  # the target's users may write this row
             self._log(level if level in _LEVELS else "LOG", _composed(str(body["text"])))
         elif body["kind"] == "conflict" and not body.get("quiet"):
             self._log("LOG", log_text(body["message"], detail=body["detail"], context=body["context"]))
@@ -117,9 +117,9 @@ class Events:
 
 
 def _composed(text: str) -> LogText:
-    """Return a record that a worker wrote, put together once more; any other text is one line.
+    """Rebuild a record that a worker wrote. Any other text becomes one line.
 
-    Lines of a hint are there to be pasted, so it is one of those that workers write.
+    Users paste the lines of a hint, so only hints that workers write are accepted.
     """
     found = _RECORD.fullmatch(text)
     if found is None or found["hint"] not in _HINTS:

@@ -1,4 +1,4 @@
-"""Held tables and the amount of their kept changes, for the state store."""
+"""Held tables and the size of their kept changes, for the state store."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class HeldTableStats:
 
     @property
     def releasing(self) -> bool:
-        """Whether kept changes are being applied, as of the last read."""
+        """Whether kept changes were being applied at the last read."""
         return any(one.releasing and one.changes for one in self._query.last)
 
     def is_next(self, finish_lsn: int) -> bool:
-        """Return whether a kept transaction finishes there that is to be applied now: the stream has passed it."""
+        """Return whether a kept transaction that is applied next finishes at this LSN of the past."""
         known = any(one.releasing for one in self._query.last)
         return known and finish_lsn in held_tables.next_released(self._session, self._subid)
 
     def read_again(self) -> None:
-        """Read the held tables anew the next time: they may have changed."""
+        """Read the held tables again at the next call, because they may have changed."""
         self._query.expire()
 
     def read(self, relations: Sequence[RelationState]) -> list[HeldRow]:
-        """Return the held tables, as of the last read, which may be now."""
+        """Return the held tables, which are read now if it is time."""
         return rows(relations, self._query())
 
 
 def rows(relations: Sequence[RelationState], found: Sequence[HeldTable]) -> list[HeldRow]:
-    """Make the rows of held tables, with the present names of the tables."""
+    """Make the rows of held tables, with the tables' present names."""
     names = {one.srrelid: (one.schemaname, one.relname) for one in relations}
     return [
         HeldRow(one.srrelid, *names[one.srrelid], one.held_at, one.releasing, one.changes, one.bytes)

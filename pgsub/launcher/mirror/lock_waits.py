@@ -1,4 +1,4 @@
-"""The locks on the target for which workers wait, and on the publisher what copies tables; and their holders."""
+"""The locks that workers wait for on the target, and copies on the publisher, with their holders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pgsub.common.subscription import Subscription
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.worker_takeover import APPLY, WORKER_SESSIONS
 
-#: Seconds without a heartbeat from which on a worker is taken to be inside a statement: it sends several a second.
+#: Seconds without a heartbeat after which a worker is assumed to run a statement. It sends several per second.
 SILENT_SECONDS = 2.0
-#: Seconds of waiting that are worth a record of the log.
+#: Seconds of waiting after which the wait is logged.
 LOG_SECONDS = 8.0
 
-# A session that waits for a worker of the same subscription is not what is held up: that other one is.
+# A session that waits for another worker of the same subscription is not reported; that other worker is.
 _WAITS = """
 SELECT {role}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name, b.state,
        pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
@@ -39,14 +39,14 @@ _LOCKS = _WAITS.format(
     ours=WORKER_SESSIONS,
     theirs="pg_catalog.has_table_privilege(b.usesysid, 'pgsub.control', 'UPDATE')",
 )
-# It is looked at now and then only: what waits for a moment is not to be shown for long.
+# The query runs only now and then, and a short wait would be shown until the next run. So it skips short waits.
 _PUBLISHER_LOCKS = _WAITS.format(
     role="a.application_name",
     ours=f"""a.datname = pg_catalog.current_database() AND a.usename = current_user
    AND l.waitstart < pg_catalog.clock_timestamp() - '{SILENT_SECONDS} s'::pg_catalog.interval""",
     theirs="b.usename = current_user",
 )
-# Workers of the subscription count: apply may hold the row that a command wants.
+# Here workers of the subscription are reported as holders, because apply may hold the row that a command wants.
 _OF_SESSION = _WAITS.format(role="a.application_name", ours="a.pid = %(pid)s", theirs="false")
 _STANDBY = f"""
 SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
@@ -58,10 +58,10 @@ SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
 
 
 def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
-    """Find the locks, or standbys that confirm a commit, that sessions of a subscription wait for.
+    """Find what sessions of a subscription wait for: locks, or standbys that must confirm a commit.
 
-    :param session: the launcher's, on the target.
-    :return: by role of the session (``apply``, ``copy:16385``): which lock, and who holds it; or which standbys.
+    :param session: the launcher's session on the target.
+    :return: by role of the session (``apply``, ``copy:16385``): the lock and its holder, or the standbys.
     """
     names = {"own": f"pgsub {subid} ", "workers": f"^pgsub {subid} (apply|copy|sync|table)[ :]"}
     found = _waits(session, _LOCKS, names, "a lock")
@@ -71,9 +71,9 @@ def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
 
 
 def of_session(session: psycopg.Connection, pid: int) -> str | None:
-    """Find the lock, or standby, that one session of the target waits for.
+    """Find the lock or standby that one session of the target waits for.
 
-    :param session: another one.
+    :param session: another session of the target.
     """
     query = "SELECT pg_catalog.current_setting('synchronous_standby_names') FROM pg_catalog.pg_stat_activity"
     for (standbys,) in session.execute(f"{query} WHERE pid = %s AND wait_event = 'SyncRep'".encode(), (pid,)):
@@ -88,9 +88,9 @@ def _standby(names: str) -> str:
 
 
 def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str, str]:
-    """Find the locks of the publisher that sessions which synchronize tables wait for.
+    """Find the publisher's locks that table synchronization waits for.
 
-    :return: likewise, by the name of the slot.
+    :return: the lock and its holder, by the name of the slot.
     """
     prefix = f"pgsub_{subid}_sync_"
     return _waits(connection, _PUBLISHER_LOCKS, {"own": prefix, "workers": f"^{prefix}"}, "a lock of the publisher")
@@ -101,22 +101,22 @@ def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, Any], 
     for role, table, pid, user, name, state, text in session.execute(query.encode(), names):
         what = "" if table is None else f" on table {table}"
         who = ", ".join(filter(None, (user, name or "no name", state)))
-        does = f": {text}" if state is not None else ""  # None: only pg_read_all_stats may see that
+        does = f": {text}" if state is not None else ""  # None: only members of pg_read_all_stats may see it
         holder = f"PID {pid} holds{what} ({who}){does}" if pid else f"a prepared transaction holds{what}"
         found.setdefault(role, f"{lock} that {holder}")
     return found
 
 
 class WaitLog:
-    """The records of workers that wait: once that one does, with the holder, and once that it does no longer."""
+    """The log records of workers that wait: one with the holder when the wait begins, and one when it ends."""
 
     def __init__(self, sub: Subscription, log: Log) -> None:
         self._sub = sub
         self._log = log
-        self._told: dict[int, str] = {}  #: workers that wait, as they are called
+        self._told: dict[int, str] = {}  #: workers that wait, with their names in the log
 
     def tell(self, rows: Sequence[WorkerRow], relations: Sequence[RelationState]) -> None:
-        """Tell what is new in the rows of the workers.
+        """Log what is new in the rows of the workers.
 
         :param relations: the tables, for their names.
         """

@@ -1,7 +1,7 @@
-"""The mirror: from the ledger and the workers' heartbeats into the state store. Nothing here decides anything.
+"""The mirror: copies the ledger and the workers' heartbeats to the state store. Nothing here decides anything.
 
-``state.db`` follows outside the chain that carries the promise: only durable positions, and conflicts before the
-feedback that passes them (the worker holds its feedback back until the event is gone from the ledger).
+``state.db`` is not part of the chain that guarantees exactly-once. It shows only durable positions. It shows a conflict
+before the feedback passes it, because the worker holds back feedback until the event is deleted from the ledger.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from pgsub.target.session import origins
 
 Run = Callable[[Callable[[], None]], None]
 
-#: Table states that did not change in the ledger are written again so often, for the store may have been changed by
-#: others; without a change of theirs nothing is written.
+#: Seconds after which unchanged table states are compared with the state store again, since others may have changed it.
+#: Without such a change nothing is written.
 AGAIN_SECONDS = 1.0
-#: Reads of the ledger until nobody writes between one and its write; the next refresh has more of them.
+#: Attempts per refresh to read the ledger and write without a concurrent write by a command.
 TRIES = 3
 
-# A new row version has another place or another xmin. Both are gone with the session when the target crashes.
+# A new row version has a different ctid or xmin. If the target crashes, the session and this fingerprint are lost.
 _FINGERPRINT = """
 SELECT count(*), sum(pg_catalog.hashtextextended(
        pg_catalog.concat_ws(' ', r.ctid, r.xmin, c.relnamespace, n.nspname, c.relname), 0))
@@ -63,10 +63,10 @@ SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phas
 class Mirror:
     """The rows of one subscription in the state store.
 
-    :param session: the launcher's own target session.
-    :param run: does what concerns the store, or raises StateStoreError; see the launcher's recorder.
-    :ivar relations: the ledger's table states; ``two_phase``, ``remote_lsn`` and ``reported_lsn`` likewise.
-    :ivar held: tables whose changes are kept.
+    :param session: the launcher's own session on the target.
+    :param run: runs a write to the store or raises StateStoreError; see :class:`pgsub.launcher.recorder.Recorder`.
+    :ivar relations: the table states in the ledger. Likewise ``two_phase``, ``remote_lsn`` and ``reported_lsn``.
+    :ivar held: the held tables, whose changes are kept.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Mirror:
         self._shown_tables = ConcurrentWrites(lambda: frozenset(store.relations(sub.subid)))
         self._shown_held = ConcurrentWrites(lambda: frozenset(store.held(sub.subid)))
         self._shown_skip = ConcurrentWrites(self._skips)
-        self._outdated = False  #: a command has written rows that the mirror was about to write
+        self._outdated = False  #: a command wrote rows that the mirror was about to write
         self._shown_skipped = ConcurrentWrites(lambda: store.skipped(sub.subid))
-        with contextlib.suppress(StateStoreError):  # what cannot be read now counts as touched
+        with contextlib.suppress(StateStoreError):  # rows that cannot be read now count as changed
             run(self._remember)
         self._skipped = ThrottledQuery(
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
@@ -98,8 +98,8 @@ class Mirror:
         self._workers = WorkerRows(session, sub.subid)
         self._wait_log = WaitLog(sub, log)
         self._fingerprint: tuple[Any, ...] | None = None
-        self._write_at = 0.0  #: when the table states are written at the latest
-        self._shown_two_phase = sub.two_phase  #: in the state store
+        self._write_at = 0.0  #: latest time of the next write of the table states
+        self._shown_two_phase = sub.two_phase  #: as the state store shows it
         self.two_phase = sub.two_phase
         self.relations: list[RelationState] = []
         self.remote_lsn = self.reported_lsn = 0
@@ -119,13 +119,13 @@ class Mirror:
         task: TaskRow | None = None,
         publisher_locks: Mapping[str, str] | None = None,
     ) -> None:
-        """Read the ledger and write what changed; again where a command has shown meanwhile what was not read yet.
+        """Read the ledger and write what changed. Repeat this if a command changed the state store meanwhile.
 
-        :raises StateStoreError: nothing was written; what was read is known all the same.
+        :raises StateStoreError: nothing was written; the attributes have the values that were read.
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs.
-        :param task: of the apply worker; None where nothing serves the subscription.
-        :param publisher_locks: that are waited for there, by the slot of the tables.
+        :param task: the task of the apply worker, None if nothing serves the subscription.
+        :param publisher_locks: locks on the publisher that table synchronization waits for, by the name of the slot.
         """
         self._task, self._publisher_locks = task, publisher_locks or {}
         for _ in range(TRIES):
@@ -156,7 +156,7 @@ class Mirror:
         self._answer(row)
 
     def follow(self) -> None:
-        """Bring the progress of apply alone into the state store: whoever waits for ``replay_lsn`` may look there.
+        """Write only the progress of apply to the state store, for commands that wait for ``replay_lsn``.
 
         :raises StateStoreError: nothing was written.
         """
@@ -167,7 +167,7 @@ class Mirror:
         self._answer(row)
 
     def _answer(self, row: tuple[Any, ...] | None) -> None:
-        """Tell the apply worker what the state store shows: its feedback may say so now."""
+        """Tell the apply worker which position the state store shows, so that its feedback may include it."""
         if row is not None:
             self._heartbeats.answer(self._sub.subid, worker_takeover.APPLY, parse_lsn(row[0]))
 
@@ -200,12 +200,12 @@ class Mirror:
             self._origins(heartbeats)
             if steps:
                 self._store.add_stats(subid, **steps)
-        self._heartbeats.counted(subid, steps)  # only now: what was rolled back is written the next time
+        self._heartbeats.counted(subid, steps)  # after the commit: what is rolled back is written the next time
         if row is not None:
             self._shown_two_phase = row[2]
 
     def _origins(self, heartbeats: list[Heartbeat]) -> None:
-        """Update whether origins are available: privileges change, and origins run out."""
+        """Update whether origins are available. Privileges may change, and origins may run out."""
         shown = self._store.subscription_by_id(self._sub.subid)
         for heartbeat in heartbeats:
             if heartbeat.worker == worker_takeover.APPLY and shown is not None:
@@ -221,7 +221,7 @@ class Mirror:
             self._store.alter(self._sub.subid, two_phase=state)
 
     def _skip(self, pending: skip.Skip | None, rules: Sequence[Rule]) -> None:
-        """Write what is to be skipped; the command that set it may have written after it was consumed."""
+        """Write the pending skip. The command that set it may write it after the worker has already consumed it."""
         wanted = (pending.lsn if pending is not None else 0, skip.shown(pending, rules))
         alter = partial(self._store.alter, self._sub.subid, skip_lsn=wanted[0], skips=wanted[1])
         if not self._shown_skip.write(wanted, alter):
@@ -232,7 +232,7 @@ class Mirror:
         return None if shown is None else (shown.skip_lsn, shown.skips)
 
     def _read_relations(self) -> None:
-        """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
+        """Read the table states if one changed. Reading a thousand of them each time would take all the time."""
         found = self._session.execute(_FINGERPRINT.encode(), (self._sub.subid,)).fetchone()
         if found != self._fingerprint:
             self.relations = subscriptions.relations(self._session, self._sub.subid)
@@ -260,7 +260,7 @@ class Mirror:
             self._outdated = True
 
     def position(self) -> int:
-        """Return how far apply is by the ledger, WAL without a transaction included."""
+        """Return the position of apply in the ledger, including WAL without transactions."""
         return max(self.remote_lsn, self.reported_lsn)
 
     def _copying(self, heartbeats: list[Heartbeat], syncing: set[int]) -> list[CopyRow]:
@@ -270,7 +270,7 @@ class Mirror:
 
 
 def _newest(heartbeats: list[Heartbeat]) -> list[Heartbeat]:
-    """Return those of the newest attempt of each worker, however old: what a copy that waits has moved stays moved."""
+    """Return the heartbeats of each worker's newest attempt, however old: a waiting copy keeps its progress."""
     epochs: dict[int, int] = {}
     for one in heartbeats:
         epochs[one.worker] = max(epochs.get(one.worker, 0), one.epoch)

@@ -9,7 +9,7 @@ from pgsub.catalog.times import utc_now
 from pgsub.tablesync.sequences.definition import Position
 from pgsub.tablesync.sequences.synchronization import Outcome
 
-_MOST = 2**63 - 1  #: what a column holds
+_MOST = 2**63 - 1  #: the largest value of a column
 
 
 def rows(outcomes: Iterable[Outcome]) -> list[SequenceRow]:

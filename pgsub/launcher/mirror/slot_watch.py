@@ -1,4 +1,4 @@
-"""The subscription's slot and publications on the publisher, read now and then for ``status``; nothing waits for it."""
+"""Reads the subscription's slot and publications on the publisher now and then for ``status``. Nothing waits for it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from pgsub.publisher.faults import translating
 from pgsub.target.ledger.subscriptions import RelationState
 
 SECONDS = 5.0
-#: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
+#: Maximum and minimum seconds over which the growth of the publisher's WAL is measured. Shorter spans give only noise.
 WINDOW, SHORTEST = 300.0, 20.0
 _GOES_ON = 180000
-#: columns that are shown as the publisher has them
+#: Columns that are shown with the publisher's values.
 _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(slots.SlotState)} - {"inactive_since"}
 
 
 class SlotWatch:
-    """The reader of pg_replication_slots, in a thread of its own: a publisher that hangs must not block the launcher.
+    """The reader of pg_replication_slots. It has its own thread because a hanging publisher must not block the
+    launcher.
 
-    A read that failed, however it ended, is followed by another. Once what is known is old, that is an error, unless
-    apply has one: it meets the same problem then, and tells it. A slot that synchronizes no table, as one that was made
-    after the backup from which the target was restored, is told once.
+    A failed read is repeated. When no read succeeded for long, that is reported as an error unless apply has one: apply
+    meets the same problem and reports it. A slot that synchronizes no table is logged once. It may have been made after
+    the backup from which the target was restored.
 
     :ivar lock_waits: see :func:`~pgsub.launcher.mirror.lock_waits.publisher_locks`.
     """
@@ -54,22 +55,22 @@ class SlotWatch:
         self._log = log
         self._next = 0.0
         self._thread: SupervisedThread | None = None
-        self._missing: PublicationMissing | Literal[False] | None = False  #: what was read; False once reported
+        self._missing: PublicationMissing | Literal[False] | None = False  #: as read; False once reported
         self._growth: deque[tuple[float, int]] = deque()
         self._seen = False  #: since the watch began
-        self._unseen_since = time.monotonic(), utc_now()  #: when the last read began that did not fail, or the watch
-        self._failure: PgsubError | None = None  #: of a read since
-        self._told: str | None = None  #: of the slot that is not seen
-        self._excused = 0.0  #: when apply had an error last
-        self._sync_slots: list[str] | None = None  #: of the last read; None once looked at
-        self._unnamed: set[str] = set()  #: those of the read before that no table had
+        self._unseen_since = time.monotonic(), utc_now()  #: start of the last successful read, or of the watch
+        self._failure: PgsubError | None = None  #: of the last read
+        self._told: str | None = None  #: message of the last report of an unseen slot
+        self._excused = 0.0  #: when apply last had an error
+        self._sync_slots: list[str] | None = None  #: of the last read; None once handled
+        self._unnamed: set[str] = set()  #: slots of the previous read that belonged to no table
         self._warned: set[str] = set()
         self.lock_waits: dict[str, str] = {}
 
     def tick(self, relations: Sequence[RelationState] = ()) -> None:
         """Report what was read, and read again if it is time.
 
-        :param relations: the tables, as the ledger has them.
+        :param relations: the tables in the ledger.
         """
         self._warn_of_unnamed(relations)
         missing, self._missing = self._missing, False
@@ -86,7 +87,7 @@ class SlotWatch:
         self._thread.try_start()
 
     def _warn_of_unnamed(self, relations: Sequence[RelationState]) -> None:
-        """Warn of slots that no table has had after two reads: one that is made or dropped now is read once."""
+        """Warn of slots that belonged to no table in two reads. One read may see a slot that is just made."""
         found, self._sync_slots = self._sync_slots, None
         if found is None:
             return
@@ -105,7 +106,7 @@ class SlotWatch:
         thread, since = self._thread, self._unseen_since
         failure = self._failure or (thread.fatal_error if thread is not None else None)
         if self._errors.shows(APPLY):
-            self._excused = clock  # and for a while: apply may find the publisher back before the next look
+            self._excused = clock  # apply may find the publisher again before the next read does
         if self._sub.slot_name is None or (self._seen and clock - since[0] < SLOT_SECONDS):
             self._told = None
             self._errors.clear(SLOT)
@@ -140,12 +141,12 @@ class SlotWatch:
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
 
     def close(self) -> None:
-        """Wait for a read under way."""
+        """Wait for a running read."""
         if self._thread is not None:
             self._thread.join(2)
 
     def _rate(self, current_lsn: int) -> int | None:
-        """Return bytes a second that the publisher's WAL grew by; None before it can be measured."""
+        """Return the growth of the publisher's WAL in bytes per second, None before it can be measured."""
         growth, now = self._growth, time.monotonic()
         if growth and current_lsn < growth[-1][1]:
             growth.clear()  # another server answers
@@ -183,9 +184,9 @@ def _unseen(sub: Subscription, since: str, failure: PgsubError | None) -> Publis
 
 
 def _missing(connection: publisher.Connection, sub: Subscription) -> PublicationMissing | None:
-    """Look whether a publication is missing of which nobody else hears.
+    """Check for a missing publication that nothing else reports.
 
-    From 18 on the publisher only warns ("skipped loading publication") and goes on; before that it refuses to.
+    Servers before 18 report an error. Since 18 they only warn ("skipped loading publication") and continue.
     """
     if connection.info.server_version < _GOES_ON:
         return None

@@ -1,4 +1,4 @@
-"""Queries whose cost grows with what they count, and that must not become all that a launcher does."""
+"""Queries whose cost grows with the data. Running them must not take up most of a launcher's time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
 
-#: Seconds between two runs of a query, and how many times the duration of the last one.
+#: Minimum seconds between two runs of a query, and the minimum multiple of its last duration.
 SECONDS, FACTOR = 1.0, 20
 
 
 class ThrottledQuery(Generic[Found]):
-    """A query that is repeated at a pace that follows from its cost.
+    """A query whose rate of repetition depends on its cost.
 
     :param last: the result before the first run.
     :ivar last: the newest result.
@@ -25,7 +25,7 @@ class ThrottledQuery(Generic[Found]):
         self.last = last
 
     def __call__(self) -> Found:
-        """Return the newest result; repeat the query if it is time."""
+        """Return the newest result. Run the query first if it is time."""
         began = time.monotonic()
         if began >= self._next:
             self.last = self._query()
@@ -34,5 +34,5 @@ class ThrottledQuery(Generic[Found]):
         return self.last
 
     def expire(self) -> None:
-        """Run the query at the next call, whatever it costs."""
+        """Run the query at the next call, regardless of its cost."""
         self._next = 0.0

@@ -1,4 +1,4 @@
-"""Rows of pg_stat_subscription: the workers whose task runs, by what was last heard of them."""
+"""Rows of pg_stat_subscription: the workers whose task runs, made from their heartbeats."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.target.ledger import worker_takeover
 
-#: A heartbeat older than this shows nothing any more: its worker hangs or is gone.
+#: Age in seconds after which a heartbeat is outdated: its worker hangs or is gone.
 STALE_SECONDS = 30.0
-#: Roles of sessions on the target that synchronize a table: its copy, its catch-up, and what prepares them.
+#: Roles of sessions on the target that synchronize a table: copying, catching up, and preparing both.
 _OF_TABLES = ("copy", "sync", "table")
 
 
 class WorkerRows:
     """The workers of one subscription.
 
-    :param session: on the target, to ask what a worker waits for.
+    :param session: a session on the target, which tells what a worker waits for.
     """
 
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, subid), {})
-        self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
-        self._held_up: dict[int, tuple[float, str]] = {}  #: likewise tables that wait for a lock
+        self._silent: dict[int, str] = {}  #: workers without a sign of life, and since when
+        self._held_up: dict[int, tuple[float, str]] = {}  #: tables that wait for a lock, and since when
 
     def rows(
         self,
@@ -41,12 +41,13 @@ class WorkerRows:
         apply_alive: bool,
         syncing: Mapping[int, str | None],
     ) -> list[WorkerRow]:
-        """Return a row for each; that of a silent one has its last known state and what it waits for.
+        """Return a row for each worker. A silent worker's row has its last state and its wait.
 
-        :param heard: heartbeats and their age in seconds.
-        :param newest: heartbeat of the apply worker, and ``task`` its task.
+        :param heard: heartbeats, each with its age in seconds.
+        :param newest: the apply worker's newest heartbeat. Likewise ``task``.
+        :param task: the apply worker's task.
         :param apply_alive: whether the apply job runs.
-        :param syncing: relids whose sync worker runs, each with the lock of the publisher that it waits for.
+        :param syncing: relids whose sync worker runs, each with the publisher's lock that it waits for.
         """
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
@@ -54,15 +55,16 @@ class WorkerRows:
             if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
                 rows[heartbeat.worker] = self._row(age, heartbeat)
         if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
-            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
+            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeats arrive
         rows |= {row.relid: row for row in self._waiting(rows, syncing) if row.relid is not None}
         shown = [rows[worker] for worker in sorted(rows)]
-        if apply_alive and newest is not None and worker_takeover.APPLY in rows:  # threads of the leader's process
+        # parallel apply workers are threads of the leader
+        if apply_alive and newest is not None and worker_takeover.APPLY in rows:
             shown += [WorkerRow("parallel apply", newest.pid, leader_pid=newest.pid)] * newest.parallel
         return shown
 
     def _waiting(self, rows: Mapping[int, WorkerRow], syncing: Mapping[int, str | None]) -> Iterator[WorkerRow]:
-        """Yield rows of tables that wait for a lock: a copy sends heartbeats only while rows move."""
+        """Yield rows of tables that wait for a lock. A copy sends heartbeats only while rows arrive."""
         locks = self._locks() if syncing else {}
         now, before, self._held_up = time.monotonic(), self._held_up, {}
         for relid in sorted(syncing):
@@ -83,7 +85,7 @@ class WorkerRows:
             self._silent.pop(heartbeat.worker, None)
             return row
         role = "apply" if heartbeat.worker == worker_takeover.APPLY else f"sync:{heartbeat.worker}"
-        since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same every time
+        since = self._silent.setdefault(heartbeat.worker, ago(age))  # the first value is kept
         return replace(row, silent_since=since, waits_for=self._locks().get(role))
 
 

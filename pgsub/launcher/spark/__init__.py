@@ -1,5 +1,5 @@
-"""Spark as the launcher uses it: its driver, opened once and watched, and how many tasks it has room for.
+"""The launcher's use of Spark: its driver, which is opened once and watched, and the number of its task slots.
 
-Nothing of the server corresponds to it. What a job does is not known here, only which function it calls. Entry point:
-:class:`~pgsub.launcher.spark.driver.Engine`.
+The server has no counterpart. This package knows which function a job calls, but not what the function does. Entry
+point: :class:`~pgsub.launcher.spark.driver.Engine`.
 """

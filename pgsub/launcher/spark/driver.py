@@ -1,12 +1,11 @@
-"""The Spark driver of a launcher: opened once, in the background, and again after its JVM died.
+"""The Spark driver of a launcher. It is opened once, in the background, and again after its JVM died.
 
 NOTES
 
-A start takes seconds, on a busy machine many, and cannot be interrupted. So it has a thread of its own, and no lock is
-held meanwhile: submitters wait for the thread with an eye on their stop, and :meth:`Engine.close` does not wait. A JVM
-that comes up after that ends by itself, because its standard input ends with this process; in a process that lives
-on, the thread closes it. Whether an open context is still good is asked in such a thread, too: a JVM that hangs does
-not answer.
+A start takes seconds, longer on a busy machine, and cannot be interrupted. Therefore it has its own thread and holds no
+lock. Submitters wait for that thread while they check for a stop. :meth:`Engine.close` does not wait: a JVM that comes
+up later exits when this process ends, because that closes its standard input. If the process continues, the thread
+closes the JVM. The check of an open context runs in that thread, too, because a hanging JVM does not answer.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ from pgsub.tablesync.copy import task
 _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
 _POLL = 0.05  #: seconds between checks of ``stopping`` while Spark starts
-#: Seconds for which a failed start is everyone's answer: who asks a moment later must not start a second JVM.
+#: Seconds during which a failed start is the answer for all callers, so that none starts a second JVM.
 _FAILED_SECONDS = 15.0
-#: Seconds in which executors usually come: it takes no word in the log.
+#: Seconds in which executors usually register. A longer wait is logged.
 _REGISTERING_SECONDS = 5.0
-#: Between looks whether a Spark that somebody else started is still there.
+#: Seconds between checks of a Spark context that was started by others.
 _GIVEN_SECONDS = 2.0
 
 
 class Engine:
-    """A submitter of jobs, from any thread.
+    """A submitter of jobs. Any thread may use it.
 
-    :param state_dir: where Spark's log and pid file go.
+    :param state_dir: the folder of Spark's log and PID file.
     :param master: a Spark master, None for a local one.
-    :param conf: Spark settings of the user, which win over pgsub's own.
-    :param subscriptions: returns those that are to be served, which change: a long task pins a slot, and with too few a
-        copy would wait for ever. Asked by the thread that opens Spark.
-    :param patient: wait for executors of a cluster for ever.
-    :ivar settings: of the user, and what follows from them.
-    :ivar check: looks at one executor of a cluster before any worker runs there.
+    :param conf: the user's Spark settings, which override pgsub's own.
+    :param subscriptions: returns the subscriptions to serve, whose number determines the task slots; with too few
+        slots, a copy would wait forever. Called by the thread that opens Spark.
+    :param patient: whether to wait for a cluster's executors without limit.
+    :ivar settings: the user's settings and what follows from them.
+    :ivar check: checks one executor of a cluster before any worker runs there.
     """
 
     def __init__(
@@ -76,27 +75,27 @@ class Engine:
         self._watch = SparkWatch(state_dir, log)
         self._failed_at = -_FAILED_SECONDS
         self.settings = SparkSettings(master, conf)
-        self.ui: str | None = None  #: address of Spark's pages
+        self.ui: str | None = None  #: address of Spark's web pages
         self._state_dir = state_dir
         self._master = master
         self._conf = dict(conf)
-        self._total: int | None = None  #: slots of the open context
+        self._total: int | None = None  #: task slots of the open context
         self._lock = threading.Lock()
         self._opening: SupervisedThread | None = None
         self._closed = False
         self._context: Any = None
         self._submitter: jobs.Submitter | None = None
-        self._asked: set[Any] = set()  #: jobs that Spark is to be asked about
+        self._asked: set[Any] = set()  #: jobs whose state Spark must be asked for
         self._answers: dict[Any, Slots] = {}
-        self._registering: float | None = None  #: since when executors are awaited; infinity once that is logged
+        self._registering: float | None = None  #: when the wait for executors began; infinity once it is logged
         self._next_check = 0.0
-        self.lost: SparkUnusable | None = None  #: why no worker can run any more, whatever is tried
+        self.lost: SparkUnusable | None = None  #: why no worker can ever run again
 
     def start(self) -> SupervisedThread:
         """Open the context in the background, unless it is open or being opened.
 
-        :return: the thread that sees to it, which has ended by then if Spark was open and answers; once it has,
-            ``fatal_error`` is why Spark did not start.
+        :return: the thread that does so. It has already ended if Spark was open and answers. After its end,
+            ``fatal_error`` tells why Spark did not start.
         """
         with self._lock:
             opening = self._opening
@@ -122,16 +121,17 @@ class Engine:
         return self._submitter is not None and contexts.alive(self._context)
 
     def _open(self) -> None:
-        """Start Spark, in a thread, without the lock that :meth:`close` takes: it takes seconds."""
+        """Start Spark in a thread. This takes seconds, so it does not hold the lock that :meth:`close` takes."""
         self._check_given()
         if self._submitter is not None:
-            session.close_context(self._context)  # its JVM died
+            session.close_context(self._context)  # the JVM died
             self._submitter = None
-        # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
+        # Of a master that the user chose, only the slots needed now are required: apply keeps its slot, copies can take
+        # turns.
         named = self.settings.names_master
         served = self._subscriptions()
         slots = least_slots(served) if named else sum(map(slots_of, served)) + SPARE_SLOTS
-        # executors that do not come in time, and those that Spark has lost, are waited for; others are used meanwhile
+        # Executors that do not register in time, or are lost, are waited for; the others are used meanwhile.
         lasts = self._patient or self._total is not None
         awaiting = executors.Awaiting(
             lasts,
@@ -141,11 +141,11 @@ class Engine:
             (lambda: least_slots(self._subscriptions())) if named else None,
         )
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
-        try:  # pyspark has one context at a time: one that nobody knows of would be the last
+        try:  # pyspark allows one context at a time, so an abandoned one would block all others
             submitter = jobs.Submitter(context, self._guard())
             if not self.settings.local:
                 self.check.run(submitter, served, self.settings.spool_dir(self._state_dir / "spool"))
-            there, ui = submitter.slots(), jobs.ui_of(context)  # asks the JVM, which may hang: not under the lock
+            there, ui = submitter.slots(), jobs.ui_of(context)  # asks the JVM, which may hang, so without the lock
         except BaseException:
             session.close_context(context)
             raise
@@ -159,15 +159,15 @@ class Engine:
         session.close_context(context)
 
     def _guard(self) -> Callable[[], None] | None:
-        """Return what keeps tasks from running with another pgsub, which executors may have, some or all of them."""
+        """Return a check that refuses tasks on executors with another pgsub version, None for a local Spark."""
         if self.settings.local:
             return None
         return partial(executor_requirements.refuse_other, *executor_requirements.installed())
 
     def _check_given(self) -> None:
-        """Give up with the Spark that this process was given: whoever started both has to start both again.
+        """Raise an error if the Spark context in which this process was started has ended.
 
-        :raises SparkUnusable: it is gone.
+        :raises SparkUnusable: it has ended, and both must be started again.
         """
         if contexts.lost(self._context):
             self.lost = SparkUnusable(
@@ -178,7 +178,7 @@ class Engine:
             raise self.lost
 
     def _registered(self, slots: int, master: str) -> None:
-        """Log once that executors are awaited, and let whoever asks know how many there are."""
+        """Log once that executors are awaited, and record their number for callers of :meth:`slots`."""
         self._answers = {None: self._slots(False, slots)}
         clock = time.monotonic()
         self._registering = self._registering or clock
@@ -206,7 +206,7 @@ class Engine:
         return f"The cluster has no room for them, or they do not start.\ntail -n 20 {log}"
 
     def missing(self, served: Sequence[Subscription]) -> int:
-        """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
+        """Return how many task slots these subscriptions may need beyond those with which Spark was opened."""
         if self._total is None:
             return 0
         named = self.settings.names_master
@@ -219,7 +219,7 @@ class Engine:
         """Run ``function`` on each item as a task of one job, as soon as Spark has started.
 
         :param stopping: ends the wait for Spark.
-        :raises JobCancelled: ``stopping`` was set first.
+        :raises JobCancelled: ``stopping`` was set before Spark started.
         :raises PgsubError: Spark could not be started.
         """
         opening = self.start()
@@ -235,24 +235,24 @@ class Engine:
         return submitter.submit(name, function, items, len(items))
 
     def slots(self, job: Any) -> Slots | None:
-        """Return Spark's last answer about a job, None where there is none yet; the next :meth:`look` asks again."""
+        """Return Spark's last answer about a job, None before the first. The next :meth:`look` asks again."""
         self._asked.add(job)
         return self._answers.get(job)
 
     @property
     def hang(self) -> Hang | None:
-        """What is known of a Java process of Spark that does not answer; None of any other."""
+        """The hang of Spark's Java process, None if it answers."""
         return self._watch.hang
 
     def watch(self, *, stopping: bool = False) -> None:
-        """See whether the Java process answers, and kill one of its own that does not; this never hangs with it.
+        """Check that the Java process answers, and kill an own one that does not. This call never hangs.
 
         :param stopping: see :meth:`pgsub.launcher.spark.driver_watch.SparkWatch.look`.
         """
         self._watch.look(stopping=stopping)
 
     def look(self) -> None:
-        """Ask Spark about the jobs that somebody wants to know of; this may hang with its JVM."""
+        """Ask Spark about the jobs in which callers are interested. This call hangs if the JVM does."""
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _GIVEN_SECONDS
             with contextlib.suppress(SparkUnusable):
@@ -267,11 +267,11 @@ class Engine:
 
     def _slots(self, runs: bool, registered: int) -> Slots:
         needed = least_slots(self._subscriptions())
-        gone = self.settings.local and not registered  # a Spark of this machine that is to start again
+        gone = self.settings.local and not registered  # a local Spark that must be restarted
         return Slots(runs, registered, needed, None if gone else more_slots(self.settings.chosen, needed))
 
     def _leave(self, master: str) -> None:
-        """Close a context whose master does not know it any more; the next job opens another."""
+        """Close a context that its master no longer knows. The next job opens another."""
         self._log(
             "WARNING",
             log_text(executors.forgotten_by(master), detail=f"{executors.WITHOUT_STATE} Spark is started again."),
@@ -279,11 +279,11 @@ class Engine:
         session.close_context(self._context)
 
     def rotate_log(self) -> None:
-        """Keep Spark's log below its limit."""
+        """Limit the size of Spark's log."""
         jvm_process.rotate(self._state_dir)
 
     def close(self) -> None:
-        """Stop Spark. A start under way is not waited for: the JVM ends with this process, or as soon as it is up."""
+        """Stop Spark without waiting for a start: that JVM ends with this process, or as soon as it is up."""
         with self._lock:
             self._closed = True
             submitter, self._submitter = self._submitter, None

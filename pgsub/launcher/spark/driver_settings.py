@@ -1,4 +1,4 @@
-"""Spark settings of the user, and what follows from them: where tasks run, and how they reach the launcher."""
+"""The user's Spark settings and what follows from them: where tasks run, and how they reach the launcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SparkSettings:
     """The settings of one run.
 
     :param master: a Spark master, None for a local one.
-    :param conf: settings of the user, which win over pgsub's own.
+    :param conf: the user's settings, which override pgsub's own.
     """
 
     def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
@@ -21,7 +21,7 @@ class SparkSettings:
 
     @cached_property
     def chosen(self) -> Mapping[str, str]:
-        """The settings as they were before Spark ran: later it has pgsub's own, too."""
+        """The settings before Spark ran. Afterwards they include pgsub's own."""
         given = session.given_settings()
         return settings.user_settings(self._submitted, jvm_process.spark_home()) if given is None else given
 
@@ -36,10 +36,10 @@ class SparkSettings:
         return settings.is_local(self.chosen.get("spark.master", "local"))
 
     def heartbeat_place(self) -> tuple[str, str, int]:
-        """Return where workers reach this process, the address to bind, and the UDP port (0 for any).
+        """Return the address that workers send to, the address to bind, and the UDP port (0 for any).
 
-        Loopback for a local Spark; else as Spark has it for its own driver: spark.driver.host and
-        spark.driver.bindAddress, or this machine's address on the way to the master.
+        A local Spark uses loopback. Otherwise the addresses are those of Spark's driver: spark.driver.host and
+        spark.driver.bindAddress, or this machine's address on the route to the master.
         """
         port = settings.heartbeat_port(self.chosen.get("spark.pgsub.heartbeat.port", "0"))
         if self.local:
@@ -48,7 +48,7 @@ class SparkSettings:
         return host, self.chosen.get("spark.driver.bindAddress") or host, port
 
     def spool_dir(self, own: Path) -> str | None:
-        """Return where workers keep transactions in progress: on executors what the user names, else Spark's scratch.
+        """Return the folder in which workers keep transactions in progress, None for the executors' scratch folder.
 
         :param own: the folder on this machine.
         """

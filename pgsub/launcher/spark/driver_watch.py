@@ -1,9 +1,8 @@
-"""What the launcher does about a Java process of Spark that does not answer.
+"""Handles a Java process of Spark that does not answer.
 
-NOTES
-Tasks that run need nothing of it, so apply goes on meanwhile; but nothing that ends begins again, and no table is
-copied. A process of the launcher's own is killed in the end: what waits for its answer then learns that it has died,
-and does what it does in that case. One that spark-submit or a notebook started is only reported.
+Running tasks do not need that process, so apply continues. But ended tasks are not restarted, and no table is copied.
+Eventually a process of the launcher's own is killed. Callers that wait for its answer then handle its death as usual. A
+process that spark-submit or a notebook started is only reported.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pgsub.common.errors import Log, log_text
 from pgsub.launcher.retry import take_over_seconds
 from pgsub.spark.jvm_watch import JvmWatch
 
-#: Seconds without an answer that are worth a word: a machine that has other work to do, or a collection, takes some.
+#: Seconds without an answer until it is reported. Garbage collection or a busy machine may take a few seconds.
 HANGING_SECONDS = 8.0
 
 
@@ -25,9 +24,9 @@ HANGING_SECONDS = 8.0
 class Hang:
     """The hang as ``status`` shows it.
 
-    :ivar since: when it answered last.
+    :ivar since: when the process last answered.
     :ivar waits_for: what subscriptions wait for.
-    :ivar next: the command of an operator; None where nothing but patience is needed.
+    :ivar next: the command for the operator, None if waiting is enough.
     """
 
     since: str
@@ -36,10 +35,10 @@ class Hang:
 
 
 class SparkWatch:
-    """The look at the Java process, again and again.
+    """The repeated check of the Java process.
 
-    :param state_dir: has the log and the pid of the process.
-    :ivar hang: what is known of one that does not answer; None of any other.
+    :param state_dir: the folder with the log and the PID of the process.
+    :ivar hang: the hang of the process, None if it answers.
     """
 
     def __init__(self, state_dir: Path, log: Log) -> None:
@@ -50,9 +49,9 @@ class SparkWatch:
         self.hang: Hang | None = None
 
     def look(self, *, stopping: bool = False) -> None:
-        """See whether it answers; kill one that has not for long.
+        """Check that the process answers. Kill one that has not answered for long.
 
-        :param stopping: nothing is to begin any more, and what is still to end waits for it: its patience is short.
+        :param stopping: whether the launcher stops. It is then less patient, because ending workers need the process.
         """
         silent = self._jvm.look()
         if silent < HANGING_SECONDS:
@@ -68,7 +67,7 @@ class SparkWatch:
             self.hang = None
 
     def _hangs(self, silent: float) -> Hang:
-        """Log that it hangs."""
+        """Log the hang."""
         own, named = self._jvm.own, self._named()
         detail = "Tasks that run go on, and no other one begins. "
         if own:
@@ -87,5 +86,5 @@ class SparkWatch:
         return f"kill -9 {self._jvm.pid or 'PID'}"
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._jvm.close()

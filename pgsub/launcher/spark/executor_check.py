@@ -16,20 +16,20 @@ from pgsub.spark import jobs
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Seconds for each task that looks at an executor; each of its connections may take ten.
+#: Seconds for each task that checks an executor. Each of its connections may take ten.
 _CHECK_SECONDS = 90.0
-#: Seconds that a heartbeat of that task may take beyond its result.
+#: Seconds that a heartbeat of that task may arrive after its result.
 _HEARTBEAT_SECONDS = 2.0
 _POLL = 0.05
-#: Executors that may be lost under such a task before Spark is opened anew.
+#: Executors that may be lost while they are checked before Spark is reopened.
 _EXECUTORS = 3
 
 
 class ExecutorCheck:
-    """The look, once for each context.
+    """The check, done once for each context.
 
-    :param given_up: whether nobody waits for it any more.
-    :ivar heartbeats: what executors send heartbeats to.
+    :param given_up: returns whether nobody waits for it any more.
+    :ivar heartbeats: the receiver of the executors' heartbeats.
     """
 
     def __init__(self, log: Log, given_up: Callable[[], bool]) -> None:
@@ -39,12 +39,12 @@ class ExecutorCheck:
         self.heartbeats: HeartbeatReceiver | None = None
 
     def run(self, submitter: jobs.Submitter, subscriptions: Sequence[Subscription], spool_dir: str | None) -> None:
-        """Look at one executor.
+        """Check one executor.
 
-        :param subscriptions: that will be served.
-        :param spool_dir: where it keeps transactions in progress, None for Spark's scratch folder.
-        :raises SparkUnusable: nothing of pgsub can run there, or no subscription. What keeps only some from running is
-            logged, as is a server that cannot be reached from there: each worker reports it again, and tries again.
+        :param subscriptions: the subscriptions to serve.
+        :param spool_dir: the folder of transactions in progress, None for Spark's scratch folder.
+        :raises SparkUnusable: pgsub or every subscription cannot run there. If only some cannot run, or a server cannot
+            be reached from there, that is logged: each worker reports it again, and tries again.
         """
         self._checks += 1
         address = None if self.heartbeats is None else self.heartbeats.address
@@ -61,9 +61,9 @@ class ExecutorCheck:
         self._check_heartbeat(found.host)
 
     def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
-        """Run a task that looks at an executor, again if that is lost meanwhile.
+        """Run a task that checks an executor. Repeat it if the executor is lost.
 
-        :return: its result; None where it does not begin or end, which the log says and is shown as waiting.
+        :return: its result, None if it did not start or end in time, which is logged.
         """
         end = time.monotonic() + _CHECK_SECONDS
         for left in reversed(range(_EXECUTORS)):
@@ -76,7 +76,7 @@ class ExecutorCheck:
             try:
                 return job.result(0)[0]
             except WorkerDied as error:
-                if not left:  # what keeps so many from answering does not pass
+                if not left:  # losing so many executors is no temporary problem
                     raise SparkUnusable(error.message, detail=error.detail, hint=error.hint) from None
         if not self._given_up():
             text = f"the look at an executor was left out, for it has not ended within {_CHECK_SECONDS:.0f} s"
@@ -85,7 +85,7 @@ class ExecutorCheck:
         return None
 
     def _check_heartbeat(self, host: str) -> None:
-        """Say where no heartbeat arrives: what status shows is late then, for a reason that nothing else would name."""
+        """Warn if no heartbeat arrives. Nothing else would explain why ``status`` is late."""
         receiver, nobody = self.heartbeats, executor_requirements.NOBODY
         end = time.monotonic() + _HEARTBEAT_SECONDS
         while receiver is not None and receiver.seconds_since(nobody, nobody, self._checks) == math.inf:

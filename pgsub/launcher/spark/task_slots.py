@@ -1,4 +1,4 @@
-"""How many task slots of Spark subscriptions need, and what it says of those that it has."""
+"""The number of Spark task slots that subscriptions need, and Spark's answer about the slots that it has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pgsub.common.subscription import Subscription
 from pgsub.spark import settings
 
-#: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
+#: Spare task slots of a local Spark for later subscriptions. There a slot is only a thread.
 SPARE_SLOTS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Answer of Spark about a job: whether its task runs, and how many slots there are for all tasks.
+    """Spark's answer about a job: whether its task runs, and how many slots are registered for all tasks.
 
     :ivar needed: see :func:`least_slots`.
-    :ivar more: the command that gives Spark more of them, None where that is not known.
+    :ivar more: the command that adds slots, None if it is not known.
     """
 
     runs: bool
@@ -37,9 +37,9 @@ def start_worker(master: str) -> str:
 
 
 def more_slots(chosen: Mapping[str, str], needed: int) -> str | None:
-    """Return the command that gives Spark as many slots; None where only its administrator knows.
+    """Return the command that gives Spark the needed slots, None if only its administrator knows it.
 
-    :param chosen: Spark settings of the user.
+    :param chosen: the user's Spark settings.
     """
     master = chosen.get("spark.master")
     if master is None:
@@ -52,10 +52,10 @@ def more_slots(chosen: Mapping[str, str], needed: int) -> str | None:
 
 
 def slots_of(sub: Subscription) -> int:
-    """Count the tasks that one subscription runs at once at most: apply, and chunks of each table that synchronizes."""
+    """Return the maximum number of simultaneous tasks of a subscription: apply, and chunks of copied tables."""
     return 1 + sub.max_sync_workers * sub.copy_workers
 
 
 def least_slots(subscriptions: Sequence[Subscription]) -> int:
-    """Return how many slots a cluster needs: one for each apply worker, and one in which copies take turns."""
+    """Return the slots that a cluster needs: one for each apply worker, and one in which copies take turns."""
     return len(subscriptions) + 1 if subscriptions else 0

@@ -1,4 +1,4 @@
-"""The apply worker as its launcher sees it: started under a new epoch, and restarted after it ended."""
+"""The launcher's view of the apply worker: starts it under a new epoch, and restarts it after it ended."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pgsub.target.ledger.worker_takeover import Claim
 
 
 class ApplyWorkerHandle:
-    """The handle of one apply worker, which it keeps running.
+    """The handle of one apply worker, which keeps the worker running.
 
-    :param context: of the subscription's workers; its ``stopping`` event ends them.
-    :param until_lsn: apply nothing beyond; 0 for no end.
-    :ivar reached: the worker ended at ``until_lsn``.
+    :param context: shared by the subscription's workers; its ``stopping`` event ends them.
+    :param until_lsn: apply nothing beyond this position, 0 for no limit.
+    :ivar reached: whether the worker ended at ``until_lsn``.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class ApplyWorkerHandle:
         self._heartbeats = heartbeats
         self._errors = errors
         self._until = until_lsn
-        self._opening: SupervisedThread | None = None  #: opens Spark, which is waited for
+        self._opening: SupervisedThread | None = None  #: opens Spark
         self._claim: Claim | None = None
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
-        self._stopped_at: int | None = None  #: apply's position when it ended with an error last
-        self._sessions = 1  #: of the target that apply, as was logged last
+        self._stopped_at: int | None = None  #: apply's position when the worker last ended with an error
+        self._sessions = 1  #: number of sessions of the target, as logged last
         self.reached = False
         self.watch = WorkerWatch(
             *(context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui),
@@ -61,16 +61,16 @@ class ApplyWorkerHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether its job runs."""
+        """Whether the worker's job runs."""
         return self._job is not None and not self._job.done()
 
     @property
     def failed(self) -> PgsubError | None:
-        """The error it ended with last, None once it is past that."""
+        """The error of the worker's last end, None once it has recovered."""
         return self._retry.error
 
     def tick(self, session: psycopg.Connection) -> None:
-        """Handle its end, or start it if it is due."""
+        """Handle the worker's end, or start it if it is due."""
         if self._job is not None:
             if self._job.done():
                 self._ended(self._job, session)
@@ -84,7 +84,7 @@ class ApplyWorkerHandle:
             self._start(session)
 
     def _say_sessions(self) -> None:
-        """Log when the worker uses more or fewer sessions of the target than before."""
+        """Log when the worker uses a different number of sessions of the target."""
         found = self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
         if found is None or not found.sessions_why or found.sessions == self._sessions:
             return
@@ -93,7 +93,7 @@ class ApplyWorkerHandle:
         self._context.log("LOG", log_text(text, detail=found.sessions_why))
 
     def _take_over_if_silent(self, session: psycopg.Connection) -> None:
-        """Give up a worker that hangs; the next one ends its sessions and goes on where the ledger is."""
+        """Abandon a hanging worker. The next worker ends its sessions and continues from the ledger."""
         why = self.watch.overdue
         if why is None:
             return
@@ -102,7 +102,7 @@ class ApplyWorkerHandle:
         self._failed(WorkerDied(why, detail="It is taken over."), session)
 
     def _start(self, session: psycopg.Connection) -> None:
-        """Start a worker once Spark has started; until then return at once, so that a stop is seen."""
+        """Start a worker if Spark has started. Return at once if not, so that a stop takes effect."""
         opening, self._opening = self._opening or self._engine.start(), None
         if opening.is_alive():
             self._opening = opening
@@ -136,13 +136,13 @@ class ApplyWorkerHandle:
         error = self._unless_fenced(error, session)
         self._retry.failed(error)
         position = None
-        with contextlib.suppress(psycopg.Error):  # a lost session is noticed again at once
+        with contextlib.suppress(psycopg.Error):  # a lost session is noticed immediately anyway
             position = subscriptions.apply_position(session, self._sub.subid)
         self._stopped_at = position
         self._errors.report(APPLY, error, "apply_error_count", position)
 
     def _unless_fenced(self, error: PgsubError, session: psycopg.Connection) -> PgsubError:
-        """Return what is to be said of a worker's error: nothing of a slot that a command is replacing meanwhile."""
+        """Return the error to report. An error caused by a command that replaces the slot meanwhile is only a fence."""
         with contextlib.suppress(psycopg.Error):
             claims = [self._claim] if self._claim is not None and error.directive is Directive.STOP else []
             if claims and worker_takeover.taken_over(session, claims):
@@ -150,7 +150,7 @@ class ApplyWorkerHandle:
         return error
 
     def clear_if_past(self, mirror: Mirror) -> None:
-        """Forget an error that the running worker got past; try again at once where a command has moved apply."""
+        """Clear an error from which the worker has recovered. Restart it at once if a command has moved apply."""
         if self._job is None and self._stopped_at not in (None, mirror.remote_lsn):
             self._stopped_at, self._retry.not_before = None, 0.0
         place = self._errors.place(APPLY)
@@ -161,12 +161,12 @@ class ApplyWorkerHandle:
             self._errors.clear(APPLY, position)
 
     def withdraw(self, session: psycopg.Connection) -> None:
-        """Cancel a worker whose task has not begun: it could only see the stop once its process is up."""
+        """Cancel a worker whose task has not started: it could see the stop only after its process is up."""
         if self.alive and self._claim is not None and worker_takeover.withdraw(session, self._claim):
             self.cancel()
 
     def cancel(self) -> None:
-        """Abandon it: what it has not committed is rolled back and sent again."""
+        """Abandon the worker. Its uncommitted changes are rolled back and sent again."""
         if self._job is not None and not self._job.done():
             self._job.cancel()
         self._job = None

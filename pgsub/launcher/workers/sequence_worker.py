@@ -1,7 +1,7 @@
-"""The sequences of one subscription, brought to the publisher's values again and again while it is served.
+"""The sequence worker: repeatedly sets the sequences of one subscription to the publisher's values.
 
-Mirrors the sequence synchronization worker (sequencesync.c), which the server starts for REFRESH SEQUENCES only. The
-pauses double while nothing moves. Nothing waits for it, and none of its errors concerns apply.
+Mirrors the sequence synchronization worker (sequencesync.c), which the server starts only for REFRESH SEQUENCES. The
+pause between attempts doubles while no value changes. Apply does not depend on this worker.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, k
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
-#: Seconds between two attempts, from the one while values move to the other; PGSUB_SEQUENCE_SECONDS is the longest.
+#: Shortest and longest pause between attempts, in seconds. PGSUB_SEQUENCE_SECONDS replaces the longest.
 SHORTEST, LONGEST = 2.0, 30.0
-#: How many times the duration of an attempt the next one waits at least, where no bounded run waits for it.
+#: Minimum pause as a multiple of the attempt's duration, unless a bounded run waits.
 FACTOR = 10
-#: What may pass is shown after so many attempts in a row that ended with it, or after so many seconds of them.
+#: Successive attempts, or seconds, after which an error that may pass by itself is shown.
 LASTING_ATTEMPTS, LASTING_SECONDS = 5, 60.0
-#: Sessions of the target that draw values must not wait long for an attempt that has another one soon.
+#: Limit for locks, because sessions of the target that draw values must not wait long for a repeated attempt.
 _LOCK_TIMEOUT = "100ms"
 
 
 class SequenceWorker:
-    """The attempts, each in a thread of its own; their owner calls :meth:`tick` and learns how the last one ended.
+    """The attempts, each in its own thread. The owner calls :meth:`tick` and then knows how the last one ended.
 
-    :param current: the definition as it is now: the option may be changed while the subscription is served.
-    :param stopping: set where nothing is to be written any more.
-    :ivar error: what the last attempt ended with, None where every sequence follows.
+    :param current: returns the present definition, because the option may change while the subscription is served.
+    :param stopping: set when nothing may be written any more.
+    :ivar error: the error of the last attempt, None if every sequence is synchronized.
     """
 
     def __init__(
@@ -74,11 +74,12 @@ class SequenceWorker:
         self._pause = min(SHORTEST, self._longest)
         self._next = 0.0
         self._thread: SupervisedThread | None = None
-        self._outcomes: Sequence[Outcome] | None = None  #: of the last attempt, None where it failed
+        self._outcomes: Sequence[Outcome] | None = None  #: of the last attempt, None if it failed
         self._failure: PgsubError | None = None
-        self._begun = self._ended = 0  #: attempts
-        self._last = 0  #: the attempt that a bounded run waits for
-        self._passing: tuple[int, float] | None = None  #: attempts in a row that may go better, and since when
+        self._begun = self._ended = 0  #: numbers of attempts
+        self._last = 0  #: number of the attempt that a bounded run waits for
+        #: successive attempts with an error that may pass, and the time of the first
+        self._passing: tuple[int, float] | None = None
         self.error: PgsubError | None = None
 
     @property
@@ -87,7 +88,7 @@ class SequenceWorker:
         return now is not None and now.sequences
 
     def tick(self) -> None:
-        """Look how the last attempt ended, and begin another if it is time."""
+        """Handle the end of the last attempt, and start another if it is time."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return
@@ -103,10 +104,9 @@ class SequenceWorker:
             self._thread.try_start()
 
     def settled(self, *, well: bool) -> bool:
-        """Return whether an attempt has ended that began after the first call: a run that is to end waits for it.
+        """Return whether an attempt that started after the first call has ended. A bounded run waits for this.
 
-        :param well: whether it must not have met what another attempt may not meet: every sequence follows then, or
-            ``error`` is one that no attempt mends.
+        :param well: also require that the attempt's error, if any, is not one that may pass by itself.
         """
         self._last = self._last or self._begun + 1
         if not self._follows:
@@ -114,7 +114,7 @@ class SequenceWorker:
         return self._ended >= self._last and not (well and _may_pass(self.error))
 
     def close(self) -> None:
-        """Wait for an attempt under way."""
+        """Wait for a running attempt."""
         if self._thread is not None:
             self._thread.join(2)
 
@@ -134,7 +134,7 @@ class SequenceWorker:
             self._errors.report(SEQUENCES, error, "sync_seq_error_count", repeats=False)
 
     def _lasts(self, error: PgsubError | None) -> bool:
-        """Count attempts that end with what may pass by itself, and return whether there is an error to be shown."""
+        """Count successive attempts with an error that may pass by itself, and return whether to show the error."""
         if not _may_pass(error):
             self._passing = None
             return error is not None
@@ -142,13 +142,13 @@ class SequenceWorker:
         self._passing = attempts + 1, since
         return attempts + 1 >= LASTING_ATTEMPTS or time.monotonic() - since >= LASTING_SECONDS
 
-    # in the thread
+    # Runs in the thread.
 
     def _attempt(self) -> None:
         began = time.monotonic()
         try:
             outcomes = self._synchronize()
-            if not self._stopping.is_set():  # or some were left out
+            if not self._stopping.is_set():  # a stopped attempt leaves sequences out
                 self._outcomes = outcomes
                 self._run(lambda: self._write(outcomes))
         except Exception as error:
@@ -156,14 +156,14 @@ class SequenceWorker:
         self._next = time.monotonic() + (1 if self._last else FACTOR) * (time.monotonic() - began)
 
     def _write(self, outcomes: Sequence[Outcome]) -> None:
-        """Write where the sequences are, unless a command has taken the option and the rows away meanwhile."""
+        """Write the sequences' states, unless a command has removed the option and the rows meanwhile."""
         with self._store.batch():
             now = self._store.subscription_by_id(self._sub.subid)
             if now is not None and now.sequences:
                 self._store.put_sequences(self._sub.subid, rows(outcomes))
 
     def _synchronize(self) -> list[Outcome]:
-        """Set what is behind; sequences that are not reached before a stop are left out."""
+        """Set the sequences that are behind. A stop leaves out those not yet reached."""
         sub = self._sub
         name = SessionName(sub.subid, "sequences", 0)
         with contextlib.closing(target.open_session(sub, name, replica=False)) as session:
@@ -180,14 +180,14 @@ class SequenceWorker:
                 return bring(session, found, run_as_owner=sub.run_as_owner, lock_timeout=_LOCK_TIMEOUT, stop=stop)
             except psycopg.Error as error:
                 failed = target.translate(error, "synchronize sequences")
-                # the server took too long: no sequence is at fault
+                # A timeout is not the fault of a sequence.
                 slow = isinstance(error, psycopg.errors.QueryCanceled)
                 raise TargetUnavailable(failed.message, sqlstate=failed.sqlstate) if slow else failed from None
 
     def _check_publisher(self, session: psycopg.Connection, source: publisher.Connection) -> None:
         """Refuse values of another server.
 
-        :raises PublisherUnavailable: another one answers, which apply says with more words; or none is known yet.
+        :raises PublisherUnavailable: another server answers, which apply reports in detail, or none is known yet.
         """
         known = verified_publisher.recorded_database(session, self._sub.subid)
         with translating(source, "identify the publisher"):
@@ -199,5 +199,5 @@ class SequenceWorker:
 
 
 def _may_pass(error: PgsubError | None) -> bool:
-    """Return whether there is an error that another attempt may not meet."""
+    """Return whether there is an error that the next attempt may not meet."""
     return error is not None and (error.directive is Directive.RETRY or isinstance(error, StateStoreError))

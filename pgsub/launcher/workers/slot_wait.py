@@ -1,9 +1,8 @@
-"""Whether tables wait for a task slot that no worker leaves: apply workers keep theirs, so it may be for ever.
+"""Detects tables that wait for a task slot that never becomes free, because apply workers keep their slots.
 
-NOTES
-A copy that waits for others to end is no matter of this: they take turns. It is where Spark has no slot beyond those of
-the apply workers, as after the loss of an executor, or with a subscription that came later. Apply goes on meanwhile,
-and nothing else would say that a table never gets its rows.
+A copy that waits for other copies is not meant, because those take turns. But Spark may have no slots beyond those of
+the apply workers, for example after the loss of an executor, or when a subscription was added. Apply then continues,
+and nothing else would report that a table never gets its rows.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from pgsub.tablesync.context import Job, Submit
 
 
 class SlotWait:
-    """The tasks that synchronize the tables of one subscription, as far as they wait for a slot.
+    """The tasks of one subscription that synchronize tables, and their wait for a slot.
 
-    :param submit: submits such a task.
-    :param ask: asks Spark about one, or with None about all its slots; None where Spark has not answered yet.
+    :param submit: submits a task.
+    :param ask: asks Spark about a job, or about all slots if the job is None. Returns None before Spark's first answer.
     """
 
     def __init__(self, sub: Subscription, submit: Submit, ask: Callable[[Job | None], Slots | None], log: Log) -> None:
@@ -36,18 +35,18 @@ class SlotWait:
         self._ask = ask
         self._log = log
         self._jobs: set[Job] = set()
-        self._slots: Slots | None = None  #: as Spark answered last
-        self._since: tuple[float, str] | None = None  #: when none of them could begin
+        self._slots: Slots | None = None  #: Spark's last answer
+        self._since: tuple[float, str] | None = None  #: since when none of the tasks could start
         self._said = False
 
     def submit(self, name: str, function: Callable[[Any], Any], items: Sequence[Any]) -> Job:
-        """Submit a task, in any thread, and look at it until it has ended."""
+        """Submit a task from any thread, and watch it until it ends."""
         job = self._submit(name, function, items)
         self._jobs.add(job)
         return job
 
     def shown(self, task: TaskRow) -> TaskRow:
-        """Return what ``state.db`` shows of the task of apply, which may be well while tables wait."""
+        """Return the row of apply's task, with a wait of tables added. Apply may be well while tables wait."""
         self._look()
         slots, since = self._slots, self._since
         if slots is None or since is None or time.monotonic() < since[0] + WAITING_SECONDS or task.waits_for:
@@ -58,7 +57,7 @@ class SlotWait:
         return replace(task, silent_since=since[1], waits_for=waits, next=more)
 
     def _look(self) -> None:
-        """See whether none of them runs, and there is no slot in which they could take turns."""
+        """Check whether none of the tasks runs and there is no slot in which they could take turns."""
         self._jobs -= {job for job in self._jobs.copy() if job.done()}
         jobs = self._jobs.copy()
         self._slots = (self._ask(None) or self._slots) if jobs else None

@@ -1,4 +1,4 @@
-"""The tablesync workers as their launcher sees them. Mirrors ProcessSyncingTablesForApply's bookkeeping."""
+"""The launcher's view of tablesync workers. Mirrors the bookkeeping of ProcessSyncingTablesForApply."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
 from pgsub.target.ledger.subscriptions import RelationState
 
-#: How often the patience with a task is doubled at most: a quarter of an hour instead of a minute.
+#: Maximum number of times that the patience with a task is doubled: from a minute to a quarter of an hour.
 _DOUBLED = 4
 
 
 @dataclass(slots=True)
 class _Sync:
-    """One worker: a table, or some small ones together."""
+    """The worker of one table, or of some small ones together."""
 
     relids: tuple[int, ...]
     thread: SupervisedThread
-    failure: PgsubError | None = None  #: of all of them
+    failure: PgsubError | None = None  #: concerns all its tables
     errors: dict[int, PgsubError] = field(default_factory=dict)
-    outdated: set[int] = field(default_factory=set)  #: tables that a refresh took from it: its errors say nothing now
+    outdated: set[int] = field(default_factory=set)  #: tables that a refresh took away, whose errors are ignored
 
     @property
     def ended(self) -> bool:
-        """Whether its thread did, however."""
+        """Whether the worker's thread has ended, in whatever way."""
         return not self.thread.is_alive()
 
 
 class SyncWorkers:
-    """The tablesync workers of a subscription, a few at once; an error of one table never stops the others.
+    """The tablesync workers of a subscription, some at a time. An error of one table never stops the others.
 
-    :param context: of the subscription's workers; its ``stopping`` event ends them.
-    :param current: whether the definition of the context is still in effect; nothing is started where not.
+    :param context: shared by the subscription's workers; its ``stopping`` event ends them.
+    :param current: returns whether the context's definition is still in effect. If not, nothing is started.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SyncWorkers:
 
     @property
     def alive(self) -> set[int]:
-        """Tables whose worker runs."""
+        """The tables whose worker runs."""
         return {relid for sync in self._running if not sync.ended for relid in sync.relids}
 
     def tick(self, relations: Sequence[RelationState], alive: set[int]) -> None:
         """Handle the ends of workers, and start those that are due.
 
-        :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
+        :param alive: tables whose worker ran when ``relations`` was read. A worker that ended later left a newer state.
         """
         self._begin_anew(relations)
         for sync in list(self._running):
@@ -90,7 +90,7 @@ class SyncWorkers:
                 self._start(relids)
 
     def _begin_anew(self, relations: Sequence[RelationState]) -> None:
-        """Forget the failures of tables that a refresh removed or set back to be copied again."""
+        """Forget the failures of tables that a refresh removed or reset for another copy."""
         states = {rel.srrelid: rel.srsubstate for rel in relations}
         for relid, before in self._states.items():
             if relid not in states or (states[relid] == "i" and before != "i"):
@@ -103,7 +103,7 @@ class SyncWorkers:
         return self._retries.setdefault(relid, Retry(interval=self._interval))
 
     def _start(self, relids: tuple[int, ...]) -> None:
-        # what was given up too early gets more time; as with apply, not without an end
+        # A worker that was abandoned too early gets more time, up to a limit as with apply.
         failures = min(_DOUBLED, max(self._retry(relid).failures for relid in relids))
         context = replace(self._context, patience=self._context.patience * 2**failures)
 
@@ -130,18 +130,19 @@ class SyncWorkers:
                 self._retry(relid).succeeded()
                 continue
             if relid in sync.errors and error.sqlstate == LOCKED and len(sync.relids) > 1:
-                self._retry(relid).own = True  # no error: from now on it waits for the lock by itself, as by the server
+                # not an error: from now on the table waits for the lock alone, like on the server
+                self._retry(relid).own = True
                 continue
             self._retry(relid).failed(error, growing=True)
             own = relid in sync.errors or len(sync.relids) == 1
-            # an error that no retry mends is attributed by trying the tables one by one
+            # An error that retries cannot fix is attributed to a table by trying the tables one by one.
             self._retry(relid).own = own or error.directive is not Directive.RETRY
-            # an error of all of them is reported once
+            # An error of all tables is reported once.
             if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
                 self._errors.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:
-        """Return the error to end with when all that is left to synchronize fails on what no retry mends, else None."""
+        """Return the error to end with if all unfinished tables fail with errors that no retry fixes, else None."""
         errors = [self._fault(rel.srrelid) for rel in relations if rel.srsubstate != "r"]
         return errors[0] if errors and all(errors) else None
 

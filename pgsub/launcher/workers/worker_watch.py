@@ -1,15 +1,17 @@
-"""Whether the task of an apply worker is submitted, claimed, or alive: on a cluster these are three things.
+"""Whether the task of an apply worker is submitted, claimed, or alive. On a cluster these are different states.
 
 NOTES
-*Submitted*: a job of this process. Where no slot is free, Spark keeps its task waiting, silently and for ever.
-*Claimed*: the ledger says that a task has reached the target under this epoch.
-*Alive*: a sign of life was seen a moment ago. A sign is a heartbeat, or that the worker's session on the target did
-something: an idle worker reads its control row several times a second. A statement that runs is a sign, too, unless
-the server waits for the worker in it. So a worker is alive though every heartbeat is lost, and a stopped process is
-not though its session is there.
 
-Time is counted in looks, none of which adds more than a second: after a launcher was suspended, its workers get their
-time again. A take-over is harmless where it was not needed (the older worker is fenced off), so it needs no proof.
+*Submitted*: a job of this process exists. If no slot is free, Spark keeps its task waiting, silently, without limit.
+
+*Claimed*: the ledger says that a task has reached the target under this epoch.
+
+*Alive*: there was a sign of life a moment ago. A sign is a heartbeat, or activity of the worker's session on the
+target: an idle worker reads its control row several times per second. A running statement is a sign unless the worker
+waits in it. So a worker without heartbeats may be alive, and a stopped process with a session is not.
+
+Time is counted in looks, each of which adds at most a second. So after a launcher was suspended, its workers get their
+full time again. A needless take-over is harmless because the older worker is fenced off, so it needs no proof.
 """
 
 from __future__ import annotations
@@ -32,21 +34,21 @@ from pgsub.launcher.spark.task_slots import Slots
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, Sign
 
-#: Seconds without a heartbeat after which the target is asked, and between two such questions.
+#: Seconds without a heartbeat after which the target is asked, and seconds between such questions.
 ASK_SECONDS = 1.0
-#: A worker that is taken over again and again gets twice the time with each, up to that of so many doublings.
+#: Each successive take-over of a worker doubles its time, at most this many times.
 _DOUBLINGS = 5
 _STEP = 1.0
-#: Seconds without a sign of life that are worth a record of the log.
+#: Seconds without a sign of life after which the wait is logged.
 _LOG_SECONDS = 8.0
 
 
 class WorkerWatch:
-    """State of the task of one apply worker.
+    """The state of one apply worker's task.
 
-    :param ask: asks Spark about the job that runs now; None where Spark has not answered yet.
-    :param ui: returns the address of Spark's pages.
-    :param hang: returns what is known of a Spark that does not answer; None of any other.
+    :param ask: asks Spark about the running job. Returns None before Spark's first answer.
+    :param ui: returns the address of Spark's web pages.
+    :param hang: returns the hang of Spark's Java process, None if it answers.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class WorkerWatch:
         self._ui = ui
         self._hang = hang
         self._patience = take_over_seconds()
-        self._taken_over = 0  #: times in a row
-        self._reported: str | None = None  #: what the log says that it waits for
+        self._taken_over = 0  #: number of successive take-overs
+        self._reported: str | None = None  #: the wait that was logged last
         self._claim: Claim | None = None
         self._reset("none")
 
@@ -74,26 +76,26 @@ class WorkerWatch:
         self._stage, self._since = stage, ago(0)
         self._clock = time.monotonic()
         self._quiet = 0.0  #: seconds without a sign of life
-        self._queued = 0.0  #: those of them after which Spark had it waiting for a slot last
+        self._queued = 0.0  #: value of ``_quiet`` when Spark last kept the task waiting for a slot
         self._asked = -ASK_SECONDS
         self._sign: Sign | None = None
         self._slots: Slots | None = None
         self._silent_since: str | None = None
 
     def submitted(self, claim: Claim) -> None:
-        """Follow a new task from now on."""
+        """Follow a new task."""
         self._claim = claim
         self._reset("submitted")
 
     def ended(self) -> None:
-        """Follow nothing until the next task; the reason of its end is an error of its own."""
+        """Follow nothing until the next task. The reason of the end is reported elsewhere."""
         self._claim = None
         self._reset("none")
 
     def look(self, session: psycopg.Connection) -> None:
-        """See whether there is a sign of life.
+        """Look for a sign of life.
 
-        :param session: the launcher's, on the target.
+        :param session: the launcher's session on the target.
         """
         clock = time.monotonic()
         self._quiet += min(clock - self._clock, _STEP)
@@ -103,7 +105,7 @@ class WorkerWatch:
             self._slots = self._ask() if self._quiet >= ASK_SECONDS else None
         elif self._heartbeats.seconds_since(claim.subid, claim.worker, claim.epoch) < ASK_SECONDS:
             if self._sign is None or not self._sign.claimed:
-                self._sign = worker_takeover.sign(session, claim)  # once, for its host
+                self._sign = worker_takeover.sign(session, claim)  # once, to learn its host
             self._alive()
         elif self._quiet >= self._asked + ASK_SECONDS:
             self._asked = self._quiet
@@ -121,7 +123,7 @@ class WorkerWatch:
             self._slots = self._ask()
             if self._slots is not None and not self._slots.runs:
                 self._queued = self._quiet
-                if self._waits and self._stage != "submitted":  # its executor is gone, and Spark has queued it again
+                if self._waits and self._stage != "submitted":  # its executor is gone and Spark has queued it again
                     self._stage, self._since = "submitted", ago(0)
 
     def _alive(self) -> None:
@@ -132,12 +134,12 @@ class WorkerWatch:
 
     @property
     def alive(self) -> bool:
-        """Whether this task has given a sign of life, and not too long ago."""
+        """Whether the task has recently given a sign of life."""
         return self._stage == "alive" and not self._waits
 
     @property
     def gone(self) -> bool:
-        """Whether the worker has no session on the target any more."""
+        """Whether the worker no longer has a session on the target."""
         return self._waits and self._sign is not None and not self._sign.sessions
 
     @property
@@ -180,7 +182,7 @@ class WorkerWatch:
 
     @property
     def overdue(self) -> str | None:
-        """Why the worker is to be taken over; None as long as it is not. One that only waits for a slot never is."""
+        """The reason to take the worker over, None if there is none, for example if it only waits for a slot."""
         waits = self._waits_for()
         slots = self._slots
         if waits is None or self._claim is None or (slots is not None and not slots.runs):
@@ -190,11 +192,11 @@ class WorkerWatch:
         return f"the apply worker gave no sign of life for {self._quiet - self._queued:.0f} s"
 
     def taken_over(self) -> None:
-        """Count a take-over; :meth:`ended` follows."""
+        """Count a take-over. The caller then calls :meth:`ended`."""
         self._taken_over += 1
 
     def _report(self) -> None:
-        """Log once that it waits, and once that it does not any more."""
+        """Log the start and the end of a wait, once each."""
         waits = self._waits_for()
         name = f'logical replication apply worker for subscription "{self._sub.name}"'
         if waits is None:
@@ -203,7 +205,7 @@ class WorkerWatch:
                 self._log("LOG", log_text(f"{name} is alive"))
             return
         if self._claim is None or self._quiet < _LOG_SECONDS:
-            return  # a start takes a while; the engine logs what executors it waits for
+            return  # a start takes a while, and the engine logs the wait for executors
         kind = waits.partition(":")[0]
         if kind != self._reported:
             self._reported = kind
