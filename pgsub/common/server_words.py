@@ -20,6 +20,11 @@ _Text = TypeVar("_Text", str, str | None)
 #: SQLSTATE deadlock_detected.
 DEADLOCK = "40P01"
 _TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", DEADLOCK, "55P03"})
+#: Class 54 is "wired-in limits, not resource exhaustion" (errcodes.txt): those of a row, a statement or a table, which
+#: fail again. The server reports with the same SQLSTATE that it has no transaction IDs or multixacts left, until a
+#: vacuum has made room. Only the file that reports it tells them apart; texts may be translated.
+_LIMIT_EXCEEDED = "54000"
+_WRAPAROUND_FILES = frozenset({"varsup.c", "multixact.c"})
 
 
 class ServerWords(NamedTuple):
@@ -62,16 +67,18 @@ def shortened(text: _Text) -> _Text:
     return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"
 
 
-def is_transient(sqlstate: str | None) -> bool:
+def is_transient(sqlstate: str | None, file: str | None = None) -> bool:
     """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
 
     :param sqlstate: five characters, or None (the connection was lost without a message: transient).
+    :param file: the server's source file that reported the error, if known.
     """
     if sqlstate is None:
         return True
     if sqlstate == "08P01":
         return False
-    return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
+    wraparound = sqlstate == _LIMIT_EXCEEDED and file in _WRAPAROUND_FILES
+    return wraparound or sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
 
 
 def is_unreachable(sqlstate: str | None) -> bool:

@@ -69,13 +69,14 @@ class ServerError:
     message: str
     detail: str | None = None
     hint: str | None = None
+    file: str | None = None  #: of the server's source, where the error was reported
 
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
         """Take the fields of a psycopg error; one of libpq itself has a text only."""
         words = server_words.fields(error.diag)
         if words.message:
-            return cls(error.sqlstate, words.message, words.detail, words.hint)
+            return cls(error.sqlstate, words.message, words.detail, words.hint, error.diag.source_file)
         first, *rest = server_words.lines(error) or [type(error).__name__]
         return cls(error.sqlstate, first, " ".join(rest) or None)
 
@@ -169,7 +170,7 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
     state, text = said.sqlstate, said.message
     if state == "55006":
         return PublisherUnavailable, "The slot is free once its walsender ends, after wal_sender_timeout at the latest."
-    if state is None or is_transient(state) or state in ("57014", "58000", "58030"):
+    if state is None or is_transient(state, said.file) or state in ("57014", "58000", "58030"):
         full = "replication slots are in use" in text
         return PublisherUnavailable, _FULL_HINT if full else None
     if state == "55000" and "synchronized from the primary" in (said.detail or ""):
@@ -192,7 +193,7 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
         return StateForbids, WAL_LEVEL_HINT
     if state == "42710":
         return StateForbids, None
-    if state[:2] in ("22", "23") or state in ("42P01", "42703", "42883", "3F000"):
+    if state[:2] in ("22", "23", "54") or state in ("42P01", "42703", "42883", "3F000"):
         return ApplyError, None
     return ReplicationBroken, None
 

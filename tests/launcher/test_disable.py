@@ -104,7 +104,7 @@ def test_a_session_that_is_ended_in_the_middle_never_disables(watched: Watched) 
     assert watched.enabled
 
 
-@pytest.mark.parametrize("state", ["23514", "22003", "42501", "P0001"])
+@pytest.mark.parametrize("state", ["23514", "22003", "42501", "P0001", "54000", "54001"])
 def test_a_fault_disables_once_it_is_recorded_and_counted(watched: Watched, state: str) -> None:
     watched.pair.pubdb.execute("INSERT INTO t VALUES (1)")
     _refuse(watched, state)

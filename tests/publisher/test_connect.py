@@ -249,6 +249,8 @@ def test_the_words_of_an_old_pooler_lead_to_the_servers_own_address():
         ("0A000", "client sent proto_version=9 but server only supports protocol 4 or lower", ReplicationBroken),
         ("XX000", "something odd", ReplicationBroken),
         ("22012", "division by zero", ApplyError),
+        ("54000", "string buffer exceeds maximum allowed length (1073741823 bytes)", ApplyError),
+        ("54001", "stack depth limit exceeded", ApplyError),
         ("42P01", 'relation "t" does not exist', ApplyError),
     ],
 )

@@ -39,8 +39,10 @@ DISABLE_ON_ERROR = Page(
     summary="Set whether an error disables a subscription",
     description="""
 With on, an error of apply or of a table's synchronization disables the subscription once it is recorded: conflicts,
-data and schema faults, and missing privileges. Lost connections, deadlocks, a full disk and a server that shuts down
-never disable it; they are retried. With off, every error is retried after wal_retrieve_retry_interval.
+data and schema faults, and missing privileges. A row, statement or table beyond a limit of the server (SQLSTATE class
+54) is such a fault. Lost connections, deadlocks, a full disk, a server that shuts down, and one that has no transaction
+IDs left until a vacuum, never disable it; they are retried. With off, every error is retried after
+wal_retrieve_retry_interval.
 
 Running workers go on; the setting holds for their next error.
 """,

@@ -184,7 +184,7 @@ def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> P
     text, state = f"could not {doing}: {message}", error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
-    if is_transient(state):
+    if is_transient(state, error.diag.source_file):
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":
         return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message, user), sqlstate=state)
