@@ -135,6 +135,33 @@ def test_an_advisory_lock_that_a_stranger_holds_is_waited_for_in_vain_and_its_ho
     work(p.session, p.subid)
 
 
+@pytest.mark.parametrize("work", [_launches, _changes, _grants])
+def test_a_prepared_transaction_of_a_stranger_that_holds_an_advisory_lock_is_named(
+    pair: MakePair,
+    subdb: Database,
+    stranger: str,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[psycopg.Connection, int], None],
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    for name in (advisory_locks, "PATIENCE_SECONDS"), (runner, "_LOCK_SECONDS"):
+        monkeypatch.setattr(*name, 0.2)
+    gid = f"it's {p.subid}"
+    with contextlib.closing(subdb.connect(stranger)) as session:
+        session.execute("BEGIN")
+        for key in [_KEYS[0], (0x70677375, p.subid), (0x7067736D, p.subid)]:
+            session.execute(f"SELECT pg_advisory_xact_lock({', '.join(['%s'] * len(key))})", key)
+        session.execute("SELECT txid_current()")
+        session.execute(sql.SQL("PREPARE TRANSACTION {}").format(gid))
+    with pytest.raises(LockHeld) as caught:
+        work(p.session, p.subid)
+    said = f'Prepared transaction "{gid}" of role "{stranger}" on the target holds the advisory lock.'
+    statement = (caught.value.hint or "").splitlines()[-1]
+    p.session.execute(statement)
+    assert caught.value.detail == said
+    work(p.session, p.subid)
+
+
 def test_an_advisory_lock_that_a_stranger_holds_keeps_no_session_from_its_origin(
     pair: MakePair, subdb: Database, stranger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ class Adopter:
 def alone(session: psycopg.Connection, key: ChunkKey) -> Iterator[bool]:
     """Let the session be the only one that adopts a table, and be ended by a take-over of it; gives whether it is.
 
-    :raises LockHeld: a session that is no worker of the subscription holds the lock, so no take-over ends it.
+    :raises LockHeld: what is no worker of the subscription holds the lock, so no take-over ends it.
     """
     relid = key.claim.worker
     lock = (_LOCK_CLASS, relid - (1 << 32 if relid >> 31 else 0))
@@ -128,7 +128,7 @@ def alone(session: psycopg.Connection, key: ChunkKey) -> Iterator[bool]:
 
 def _check_holder(session: psycopg.Connection, subid: int, lock: tuple[int, int]) -> None:
     found = advisory_locks.holder(session, lock)
-    if found is not None and not worker_takeover.is_worker(session, found[0], subid):
+    if found is not None and (found.pid is None or not worker_takeover.is_worker(session, found.pid, subid)):
         raise advisory_locks.held(session, lock, "could not obtain the lock for the adoption of a table")
 
 

@@ -1,7 +1,7 @@
 """Advisory locks of the target database.
 
-Anyone who may connect to the database can hold one. So a lock is never waited for without an end, and the error names
-the session that holds it.
+Anyone who may connect to the database can hold one, also by a prepared transaction, which no session belongs to. So a
+lock is never waited for without an end, and the error names who holds it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import psycopg
 
@@ -26,12 +27,27 @@ _PAUSE = 0.05
 Key = tuple[int] | tuple[int, int]
 
 _HOLDER = """
-SELECT a.pid, a.usename::text, a.application_name
-  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
- WHERE l.locktype = 'advisory' AND l.granted AND a.pid <> pg_catalog.pg_backend_pid()
+SELECT a.pid, coalesce(a.usename, x.owner)::text, coalesce(a.application_name, x.gid)
+  FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a USING (pid)
+  LEFT JOIN pg_catalog.pg_locks own ON l.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
+   AND own.granted AND own.virtualtransaction = l.virtualtransaction
+  LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = own.transactionid
+ WHERE l.locktype = 'advisory' AND l.granted AND coalesce(a.pid <> pg_catalog.pg_backend_pid(), x.gid IS NOT NULL)
    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
    AND (l.classid, l.objid, l.objsubid) = (%s::bigint::oid, %s::bigint::oid, %s) ORDER BY l.mode LIMIT 1
 """
+
+
+class Holder(NamedTuple):
+    """The session, or prepared transaction, that holds a lock.
+
+    :ivar pid: of a session; None for a prepared transaction.
+    :ivar name: application_name of the session, or the identifier of the transaction.
+    """
+
+    pid: int | None
+    user: str
+    name: str
 
 
 def take(
@@ -79,26 +95,33 @@ def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) ->
         raise held(connection, key, what)
 
 
-def holder(connection: psycopg.Connection, key: Key) -> tuple[int, str, str] | None:
-    """Return PID, user and application_name of the other session that holds a lock, None where there is none."""
+def holder(connection: psycopg.Connection, key: Key) -> Holder | None:
+    """Return the other session, or the prepared transaction, that holds a lock; None where there is none."""
     high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
-    found = row(connection, _HOLDER, (high, low, len(key)))
-    return None if found is None else (found[0], found[1], found[2])
+    found: tuple[int | None, str, str] | None = row(connection, _HOLDER, (high, low, len(key)))
+    return None if found is None else Holder(*found)
 
 
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:
-    """Return the error for a lock that was not free in time, with the session that holds it.
+    """Return the error for a lock that was not free in time, with who holds it.
 
-    :param hint: a sentence that goes before the statement that ends the holder.
+    :param hint: a sentence that goes before the statement that ends the session that holds it.
     """
     found = holder(connection, key)
     if found is None:
         detail = "Its advisory lock on the target was held until a moment ago."
         return LockHeld(message, detail=detail, hint="Try again.")
-    pid, user, name = found
+    if found.pid is None:  # pgsub takes none of these locks in a transaction that it prepares
+        return LockHeld(
+            message,
+            detail=f'Prepared transaction "{found.name}" of role "{found.user}" on the target holds the advisory lock.',
+            hint="It is none of pgsub. Let that role decide it, or roll it back on the target:\n"
+            f"ROLLBACK PREPARED {quoting.literal(found.name)};",
+        )
     return LockHeld(
         message,
-        detail=f'PID {pid} of the target, user "{user}", application_name "{name}", holds the advisory lock.',
+        detail=f'PID {found.pid} of the target, user "{found.user}", application_name "{found.name}", holds the'
+        " advisory lock.",
         hint=f"{hint}{' ' if hint else ''}If that is no session of pgsub, end it on the target:\n"
-        f"SELECT pg_terminate_backend({quoting.literal(pid)});",
+        f"SELECT pg_terminate_backend({quoting.literal(found.pid)});",
     )
