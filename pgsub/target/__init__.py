@@ -1,10 +1,10 @@
-"""Everything said to the target database. Its rooms, each of which depends only on those before it:
+"""The target database: everything that pgsub says to it. Each room depends only on the rooms before it:
 
 - ``catalog``: tables as apply sees them.
 - ``session``: connections, roles, replication origins.
-- ``sql``: statements of changes, and how they travel.
-- ``ledger``: schema ``pgsub``, the truth about what is applied.
+- ``sql``: statements of changes, and the pipeline that carries them.
+- ``ledger``: schema ``pgsub``, which records what has been applied.
 
 Mirrors ``src/backend/executor/execReplication.c``, ``relation.c``, ``origin.c`` and the catalogs of subscriptions.
-Statements are composed, never formatted from strings. Nothing here knows messages or workers.
+Statements are composed, never formatted from strings. Nothing here depends on messages or workers.
 """

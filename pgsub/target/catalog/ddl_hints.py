@@ -1,7 +1,7 @@
-"""The DDL that helps where the target's tables do not fit what the publisher sends: text to read and to paste.
+"""DDL that makes the target's tables fit what the publisher sends. It is shown to the operator, never executed.
 
-A schema fault stops apply before its commit. The operator who reads it at night should not have to find out what the
-publisher's table is like. Types come from Relation messages (attribute type and modifier) and Type messages.
+A schema fault stops apply before its commit. The hint spares the operator a search for the definition of the
+publisher's table. Types come from Relation messages (attribute type and modifier) and Type messages.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from psycopg import sql
 from pgsub.common import quoting
 from pgsub.protocol.messages import Column, Relation, TypeName
 
-#: The first oid that belongs to no built-in type: from here on it means nothing on another server.
+#: The first OID that is not assigned to a built-in type. From here on, an OID has no meaning on another server.
 FIRST_UNPINNED = 10000
 _NAME_BYTES = 63
 
 _DO = "Run this on the target; apply goes on by itself:"
 
-# A type that the target lacks is shown by its name: the array of a type is called by its name with an underscore.
+# A type that the target lacks is shown by the name that the publisher sent. The name of an array type begins with "_".
 _TYPES = """
 SELECT CASE WHEN w.typname IS NULL AND w.oid >= 10000 THEN '???'
             WHEN w.typname IS NULL THEN pg_catalog.format_type(w.oid, w.typmod)
@@ -38,10 +38,10 @@ SELECT CASE WHEN w.typname IS NULL AND w.oid >= 10000 THEN '???'
 def column_types(
     connection: psycopg.Connection, columns: Sequence[Column], names: Mapping[int, TypeName]
 ) -> tuple[str, ...]:
-    """Format the publisher's column types as SQL of the target.
+    """Format the types of the publisher's columns as SQL for the target.
 
-    :param names: what Type messages said of types that are not built in, by the publisher's oid; of a domain the
-        publisher names the base type.
+    :param names: Type messages by the publisher's OID. The publisher sends them for types that are not built in; for a
+        domain, it sends the base type.
     """
     if not columns:
         return ()
@@ -57,9 +57,9 @@ def column_types(
 
 
 def hint(statement: sql.Composable, more: str = "") -> str:
-    """Format a statement for the target as the last line of a HINT, or before a further command.
+    """Format a HINT with a statement to run on the target.
 
-    :param more: a command of the shell that has to follow.
+    :param more: a shell command to run after the statement.
     """
     text = quoting.statement(statement) + ";"
     if more:
@@ -68,7 +68,7 @@ def hint(statement: sql.Composable, more: str = "") -> str:
 
 
 def create_table(relation: Relation, schema: str, types: Sequence[str]) -> sql.Composed:
-    """Create the publisher's table as the protocol describes it, with the replica identity as primary key."""
+    """Compose CREATE TABLE for the publisher's table. The replica identity becomes the primary key."""
     parts: list[sql.Composable] = [_column(c.name, text) for c, text in zip(relation.columns, types, strict=True)]
     if key := published_key(relation):
         parts.append(sql.SQL("PRIMARY KEY ({})").format(_names(key)))
@@ -76,10 +76,10 @@ def create_table(relation: Relation, schema: str, types: Sequence[str]) -> sql.C
 
 
 def create_partition(relation: Relation, schema: str, parent: str, bound: str, key: Sequence[str]) -> sql.Composed:
-    """Create a table as a partition, from which it has its columns.
+    """Compose CREATE TABLE ... PARTITION OF. The partition takes its columns from the partitioned table.
 
-    :param bound: as SQL, which the caller has checked.
-    :param key: columns of the primary key that it does not have from the partitioned table.
+    :param bound: FOR VALUES clause as SQL, which the caller has checked.
+    :param key: columns of the primary key, if the partitioned table does not have one.
     """
     own = sql.SQL(" (PRIMARY KEY ({}))").format(_names(key)) if key else sql.SQL("")
     names = sql.Identifier(relation.namespace, relation.name), sql.Identifier(schema, parent)
@@ -87,31 +87,31 @@ def create_partition(relation: Relation, schema: str, parent: str, bound: str, k
 
 
 def published_key(relation: Relation) -> list[str]:
-    """Return columns of the publisher's replica identity, where it is a key."""
+    """Return the key columns of the publisher's replica identity; none if the identity is FULL or NOTHING."""
     if relation.replica_identity not in ("d", "i"):
         return []
     return [c.name for c in relation.columns if c.is_key]
 
 
 def add_columns(schema: str, table: str, columns: Sequence[tuple[str, str]]) -> sql.Composed:
-    """Add columns that the target lacks, with the publisher's types."""
+    """Compose ALTER TABLE ... ADD COLUMN for columns that the target lacks; types are SQL."""
     added = [sql.SQL("ADD COLUMN {}").format(_column(name, text)) for name, text in columns]
     return _alter(schema, table, *added)
 
 
 def retype(schema: str, table: str, column: str, text: str) -> sql.Composed:
-    """Give a column of the target the publisher's type."""
-    # what format_type and quote_ident wrote on the target is SQL already
+    """Compose ALTER TABLE ... ALTER COLUMN ... TYPE with the publisher's type."""
+    # format_type and quote_ident wrote the type on the target, so it is SQL already
     return _alter(schema, table, sql.SQL("ALTER COLUMN {} TYPE {}").format(sql.Identifier(column), sql.SQL(text)))
 
 
 def nullable(schema: str, table: str, column: str) -> sql.Composed:
-    """Let a column of the target be NULL."""
+    """Compose ALTER TABLE ... DROP NOT NULL for a column of the target."""
     return _alter(schema, table, sql.SQL("ALTER COLUMN {} DROP NOT NULL").format(sql.Identifier(column)))
 
 
 def ordinary(schema: str, table: str, column: str, text: str, *, virtual: bool) -> sql.Composed:
-    """Make an ordinary column of a generated one of the target; the values of a virtual one are nowhere."""
+    """Compose ALTER TABLE that makes a generated column ordinary. A virtual one has no values and is re-created."""
     if not virtual:
         return _alter(schema, table, sql.SQL("ALTER COLUMN {} DROP EXPRESSION").format(sql.Identifier(column)))
     dropped = sql.SQL("DROP COLUMN {}").format(sql.Identifier(column))
@@ -119,12 +119,12 @@ def ordinary(schema: str, table: str, column: str, text: str, *, virtual: bool) 
 
 
 def add_primary_key(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
-    """Give a target without a key the publisher's."""
+    """Compose ALTER TABLE that adds the publisher's key to a target without a key."""
     return _alter(schema, table, sql.SQL("ADD PRIMARY KEY ({})").format(_names(columns)))
 
 
 def identify(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
-    """Make the publisher's key the replica identity of a target that has another key."""
+    """Compose ALTER TABLE that makes the publisher's key the replica identity of a target with another key."""
     name = sql.Identifier(table.encode()[: _NAME_BYTES - 15].decode(errors="ignore") + "_pgsub_identity")
     needed = [sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column)) for column in columns]
     unique = sql.SQL("ADD CONSTRAINT {} UNIQUE ({})").format(name, _names(columns))
@@ -132,7 +132,7 @@ def identify(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
 
 
 def rename(now: tuple[str, str], wanted: tuple[str, str]) -> list[sql.Composed]:
-    """Give a table the name that what the publisher wrote before a rename there needs."""
+    """Compose the statements that give a table the name that it had on the publisher when the changes were written."""
     statements = []
     if now[0] != wanted[0]:
         statements.append(_alter(*now, sql.SQL("SET SCHEMA {}").format(sql.Identifier(wanted[0]))))

@@ -1,7 +1,7 @@
-"""Whether tables of the target are still what they were read as.
+"""Detection of DDL on the target's tables.
 
 The server's subscriber gets an invalidation for every change to a relation's definition
-(logicalrep_relmap_invalidate_cb, relation.c); a client asks, by numbers that differ after any DDL.
+(logicalrep_relmap_invalidate_cb, relation.c). A client gets none, so it compares numbers that change with any DDL.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 import psycopg
 
-# Each row of these catalogs is written anew by whatever changes it, but for what VACUUM and ANALYZE note in pg_class.
-# Types that are not built in count, and their schemas and operators named =: statements name them.
-# A partitioned table's partitions count: their triggers and indexes are its own. Not by pg_partition_tree(): it locks,
-# and a table that a prepared transaction has truncated is locked until the COMMIT PREPARED that apply is still to read.
+# DDL writes a new version of rows of these catalogs. VACUUM and ANALYZE update pg_class in place.
+# Statements name types that are not built in, so these types, their schemas and their operators named = count too.
+# Triggers and indexes of partitions count as the partitioned table's own. pg_partition_tree() is not used: it locks the
+# partitions. A prepared transaction that truncated one holds its lock until apply has read the COMMIT PREPARED.
 _PRINTS = """
 WITH RECURSIVE member AS (
      SELECT w.oid AS root, w.oid FROM pg_catalog.unnest(%s::oid[]) AS w (oid)
@@ -57,6 +57,6 @@ DefinitionVersion = tuple[int, str]
 
 
 def definition_versions(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, DefinitionVersion]:
-    """Read a version of each table's definition, which differs after any DDL, by oid; without tables that are gone."""
+    """Read a version of each table's definition, by OID. DDL changes the version. Dropped tables are left out."""
     rows = connection.execute(_PRINTS.encode(), (list(oids),), prepare=False)
     return {oid: (count, number) for oid, count, number in rows}

@@ -1,4 +1,4 @@
-"""Tables of the target as apply sees them, read from the catalogs for any number of them at once."""
+"""Tables of the target as apply sees them. One call reads any number of tables from the catalogs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgsub.common.query import named
 from pgsub.target.catalog import relation_queries
 
 LEDGER = "pgsub"  #: schema that is never subscribed
-FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
+FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) has the same limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +26,36 @@ class TargetColumn:
     type_oid: int
     type_name: str
     generated: bool
-    identity: str  #: '' no, 'a' ALWAYS, 'd' BY DEFAULT
-    equality: str | None  #: schema-qualified operator, None for a type without equality
+    identity: str  #: '' none, 'a' ALWAYS, 'd' BY DEFAULT
+    equality: str | None  #: schema-qualified operator; None: the type has no equality
     typmod: int = -1
-    full_type: str = ""  #: with the modifier, as SQL
-    virtual: bool = False  #: generated, and not stored
-    cast_type: str = ""  #: as SQL, for casts that change no value: without a modifier, and none implied
-    array_oid: int = 0  #: of the array type, 0 where there is none
-    from_text: bool = False  #: a cast of text to cast_type is what the input function does
-    fits: bool = True  #: an assignment checks what the modifier demands
-    deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
-    quoted: str = ""  #: its name as SQL, as messages of the server have it
-    collation: str | None = None  #: as SQL, where it is not the database's
-    defaulted: bool = False  #: it has a default, or an identity
-    uncut: str | None = None  #: as SQL, the type without length whose values it has, where a cast to the length cuts
-    operand: str | None = None  #: as SQL, the type of equality's operands, where it is outside pg_catalog and another
+    full_type: str = ""  #: the type with its modifier, as SQL
+    virtual: bool = False  #: generated and not stored
+    cast_type: str = ""  #: the type as SQL, without an explicit or implied modifier: a cast to it changes no value
+    array_oid: int = 0  #: OID of the array type; 0: none
+    from_text: bool = False  #: a cast from text to cast_type gives the same value as the input function
+    fits: bool = True  #: an assignment enforces the modifier
+    deterministic: bool = True  #: the collation is deterministic: values that it finds equal have equal bytes
+    quoted: str = ""  #: quoted name, as in the server's messages
+    collation: str | None = None  #: as SQL; None: the database's default
+    defaulted: bool = False  #: has a default or an identity
+    uncut: str | None = None  #: the type without length, as SQL, if a cast to the length would truncate; else None
+    operand: str | None = None  #: operand type of equality, as SQL, if it is outside pg_catalog and not the column's
 
     def collated(self, value: sql.Composable) -> sql.Composed:
-        """Compose a value that constraints and indexes compare as they compare the column's."""
+        """Compose a value with the column's collation, so that it compares as in constraints and indexes."""
         return sql.Composed([value, sql.SQL(f" COLLATE {self.collation}" if self.collation else "")])
 
     def equal(self, one: sql.Composable, other: sql.Composable) -> sql.Composed:
-        """Compose whether two values of it are equal, by ``equality``."""
+        """Compose the comparison of two values of the column by ``equality``."""
         return equal(self.equality or "pg_catalog.=", self.operand, one, other)
 
 
 def equal(operator: str, operand: str | None, one: sql.Composable, other: sql.Composable) -> sql.Composed:
-    """Compose whether two values are equal.
+    """Compose the comparison of two values.
 
-    :param operator: with its schema, as the catalog query quoted it.
-    :param operand: the type that it takes, as SQL, where it is not theirs or need not be; an index serves as before.
+    :param operator: schema-qualified and quoted, from the catalog query.
+    :param operand: type to which both values are cast, as SQL; None: no cast. An index can still be used.
     """
     # guard: an operator that somebody made for the values' own type is not taken for that of the server
     if operand:
@@ -65,9 +65,10 @@ def equal(operator: str, operand: str | None, one: sql.Composable, other: sql.Co
 
 @dataclass(frozen=True, slots=True)
 class TargetRelation:
-    """A table of the target. ``fires``: a trigger would fire in the present session_replication_role.
+    """A table of the target.
 
-    ``row_security``: a policy applies to the session's role (not to superusers, BYPASSRLS, an owner without FORCE).
+    :ivar fires: a trigger would fire under the current session_replication_role.
+    :ivar row_security: a policy applies to the session's role (not to superusers, BYPASSRLS, an owner without FORCE).
     """
 
     oid: int
@@ -79,45 +80,45 @@ class TargetRelation:
     row_security: bool
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]  #: columns of the replica identity index, else of the primary key, else ()
-    deferrable: bool = False  #: that key is not unique before the end of a transaction
+    deferrable: bool = False  #: the key is deferrable
     user: str = ""  #: the session's role
     owner: str = ""
-    #: what the user is to the owner: own the same, set may SET ROLE to it, refused a member that may not, none no
-    #: member, trusted neither, but the owner is a superuser
+    #: The user's relation to the owner. own: the same role. set: may SET ROLE to it. refused: a member that may not.
+    #: none: no member. trusted: no member, but the owner is a superuser.
     access: str = "own"
     owner_row_security: bool = False  #: a policy applies to the owner
-    #: the user may lock it, or not use its schema, which is what is said then; ``owner_locks``: of the owner
+    #: The user may lock the table. Also True without USAGE on its schema: then the error is about the schema.
     user_locks: bool = True
-    owner_locks: bool = True
-    acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
-    partition: bool = False  #: of another table
-    #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
+    owner_locks: bool = True  #: the same for the owner
+    acts_as: str | None = None  #: role that makes the changes; None: the user; see roles.py
+    partition: bool = False  #: is a partition
+    #: Has an exclusion constraint, a deferrable unique constraint, or a foreign key whose triggers fire.
     checked_late: bool = False
     fires_on_insert: bool = False  #: a trigger on INSERT would fire
-    foreign_keys_fire: bool = False  #: checks or actions of a foreign key of it or to it fire
-    several_unique: bool = False  #: it has more than one unique index
-    foreign_partitions: bool = False  #: it has one that is a foreign table
-    key_collated: bool = True  #: the key's index compares by the collations of its columns
-    #: types and operators outside pg_catalog that statements about it name, for table_lock.VERIFY_TYPES; None: none
+    foreign_keys_fire: bool = False  #: triggers of a foreign key from or to the table fire
+    several_unique: bool = False  #: has more than one unique index
+    foreign_partitions: bool = False  #: has a foreign table as partition
+    key_collated: bool = True  #: the key's index uses the collations of its columns
+    #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
-    server_version: int = 180000  #: decides how conflicts are worded
-    #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0
+    server_version: int = 180000  #: decides the wording of conflicts
+    #: Subscription whose origins wrote the rows that are its own; 0: the origin of a row cannot be seen.
     origins_of: int = 0
 
     @property
     def replicable(self) -> bool:
-        """Whether rows may be replicated into it: not into catalogs, whatever a publisher publishes, nor the ledger."""
+        """Whether rows may be replicated into it. They never may be into catalogs and the ledger."""
         return self.relkind in ("r", "p") and self.oid >= FIRST_NORMAL and self.schema != LEDGER
 
     def column(self, name: str) -> TargetColumn | None:
-        """Return the column of that name, case-sensitive."""
+        """Return the column of that name (case-sensitive)."""
         return next((c for c in self.columns if c.name == name), None)
 
 
 def describe(connection: psycopg.Connection, schema: str, name: str, *, replica: bool = True) -> TargetRelation | None:
-    """Read a table from the catalogs; None where it does not exist.
+    """Read a table from the catalogs; return None if it does not exist.
 
-    :param replica: whether session_replication_role = replica is in effect (which triggers and rules would fire).
+    :param replica: session_replication_role is replica. It decides which triggers and rules would fire.
     """
     return describe_many(connection, [(schema, name)], replica=replica).get((schema, name))
 
@@ -125,10 +126,10 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
 def describe_many(
     connection: psycopg.Connection, names: Iterable[tuple[str, str]], *, replica: bool = True
 ) -> dict[tuple[str, str], TargetRelation]:
-    """Read any number of tables, as :func:`describe` does, with the same three round trips.
+    """Read any number of tables in three round trips; see :func:`describe`.
 
-    :param names: schema and name of each.
-    :return: by schema and name, without those that do not exist.
+    :param names: schema and name of each table.
+    :return: the tables that exist, by schema and name.
     """
     wanted = list(dict.fromkeys(names))
     if not wanted:

@@ -1,4 +1,4 @@
-"""The map from a remote relation to a target table, column by column; faults that prevent it. Mirrors relation.c."""
+"""The map from the columns of a remote relation to a target table's, and its errors. Mirrors ``relation.c``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 
 def missing(schema: str, name: str, hint: str) -> SchemaFault:
-    """Make the server's error for a target table that does not exist.
-
-    :param hint: what helps.
-    """
+    """Make the server's error for a target table that does not exist."""
     fault = SchemaFault(
         f'logical replication target relation "{schema}.{name}" does not exist', hint=hint, sqlstate="55000"
     )
@@ -26,9 +23,9 @@ def missing(schema: str, name: str, hint: str) -> SchemaFault:
 
 
 def column_faults(columns: Mapping[str, str | None], target: TargetRelation) -> list[SchemaFault]:
-    """Find what check_relation (relation.c) would refuse: missing and generated columns, in its words.
+    """Find missing and generated columns, in the words of check_relation (relation.c).
 
-    :param columns: what the publisher sends: names and types as SQL; None for a type that nobody asked for.
+    :param columns: the publisher's column names and types as SQL; a type is None if it was not looked up.
     """
     names = {c.name: c for c in target.columns}
     absent = [c for c in columns if c not in names]
@@ -62,35 +59,34 @@ def _unfit(target: TargetRelation, what: str, columns: Sequence[str], ddl: sql.C
 
 @dataclass(frozen=True, slots=True)
 class RelationMap:
-    """A remote relation and the target table its rows go to."""
+    """A remote relation and its target table."""
 
     remote: Relation
     target: TargetRelation
     columns: tuple[TargetColumn, ...]  #: target column of each remote column, by position
-    lookup: tuple[int, ...]  #: remote positions of the columns that find a row
-    local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
+    lookup: tuple[int, ...]  #: remote positions of the columns by which a row is found
+    local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row that is found by all columns
     always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
-    types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where they were looked up
-    #: remote positions of columns whose modifier may make another value of what is sent; of these, ``read`` are those
-    #: where no assignment makes the value of it that the input function does
+    types: tuple[str, ...] = ()  #: the publisher's column types as SQL for the target, if they were looked up
+    #: Remote positions of columns whose modifier may change the value that was sent.
     modified: frozenset[int] = frozenset()
-    read: frozenset[int] = frozenset()
-    rules: tuple[tuple[str, str], ...] = ()  #: what is done with conflicts other than by the server, type by type
+    read: frozenset[int] = frozenset()  #: those of ``modified`` whose value only the input function can make
+    rules: tuple[tuple[str, str], ...] = ()  #: type and resolution of conflicts that are not resolved as by the server
 
     def rule(self, conflict: str) -> str | None:
-        """Return the resolution of a type of conflict; None: the server's."""
+        """Return the resolution of a conflict type; None: the server's."""
         return next((resolution for kind, resolution in self.rules if kind == conflict), None)
 
     @property
     def by_identity(self) -> bool:
-        """Whether rows are found by the target's key rather than by all columns."""
+        """Whether rows are found by the target's key, not by all columns."""
         return bool(self.target.identity)
 
 
 def check_replicable(target: TargetRelation) -> None:
-    """Check what CheckSubscriptionRelkind does, and that the table is no catalog.
+    """Check the relation kind (CheckSubscriptionRelkind), and that the table is neither a catalog nor the ledger's.
 
-    :raises SchemaFault: a view or foreign table, a catalog, a table of the ledger.
+    :raises SchemaFault: it is a view, a foreign table, a catalog or a table of the ledger.
     """
     if not target.replicable:
         raise SchemaFault(
@@ -103,8 +99,8 @@ def check_replicable(target: TargetRelation) -> None:
 def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...] = ()) -> RelationMap:
     """Pair columns by name and decide how rows are found (FindReplTupleInLocalRel, worker.c).
 
-    :param types: of the remote columns, as SQL of the target: for hints.
-    :raises SchemaFault: missing or generated target columns; a view or foreign table.
+    :param types: types of the remote columns as SQL for the target, used in hints.
+    :raises SchemaFault: the target is not a table, or its columns are missing or generated.
     """
     check_replicable(target)
     sent = {c.name: types[i] if types else None for i, c in enumerate(remote.columns)}
@@ -123,17 +119,17 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
 
 
 def _lookup(remote: Relation, target: TargetRelation) -> tuple[tuple[int, ...], tuple[TargetColumn, ...]]:
-    """Return remote positions of the columns that find a row, and the target's columns that must be NULL in it."""
+    """Return the remote positions of the lookup columns, and the target columns that must be NULL in the row."""
     positions = {c.name: i for i, c in enumerate(remote.columns)}
     if target.identity:
         return tuple(positions[n] for n in target.identity if n in positions), ()
     if target.relkind == "p" and remote.replica_identity != "f":
-        return tuple(i for i, c in enumerate(remote.columns) if c.is_key), ()  # its partitions may have the key
+        return tuple(i for i, c in enumerate(remote.columns) if c.is_key), ()  # the partitions may have the key
     return tuple(positions.values()), tuple(c for c in target.columns if c.name not in positions and not c.generated)
 
 
 def is_updatable(relation: RelationMap) -> bool:
-    """Return whether an update or delete can find its row (check_relation_updatable)."""
+    """Return whether updates and deletes can find their rows (check_relation_updatable)."""
     remote, target = relation.remote, relation.target
     key = {c.name for c in remote.columns if c.is_key}
     if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
@@ -142,9 +138,9 @@ def is_updatable(relation: RelationMap) -> bool:
 
 
 def check_updatable(relation: RelationMap) -> None:
-    """Check that an update or delete can find its row (check_relation_updatable).
+    """Check that updates and deletes can find their rows (check_relation_updatable).
 
-    :raises SchemaFault: with the server's words.
+    :raises SchemaFault: they cannot.
     """
     if is_updatable(relation):
         return

@@ -1,8 +1,7 @@
 """The queries by which :mod:`~pgsub.target.catalog.relation` reads tables, their columns and their keys."""
 
-# One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
-# pg_partition_tree(), which locks them, as ddl_watch.py says. What it returns is named as the fields of
-# TargetRelation are.
+# "member" has one row for the table itself and one for each of its partitions. pg_partition_tree() is not used: it
+# locks the partitions (see ddl_watch.py). Columns are named as the fields of TargetRelation.
 TABLES = """
 WITH RECURSIVE wanted AS MATERIALIZED (
      SELECT c.oid, n.nspname, c.relnamespace, c.relname, c.relkind, c.relowner, c.relispartition,
@@ -55,17 +54,17 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
 
-# Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
-# its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
-# that of box compares areas. Outside pg_catalog, whoever may create operators in its schema could make one of the same
-# name that fits a domain better: so operands that are not of the operator's type are cast to it. An operator for any
-# array, say, has no such type: outside pg_catalog it is not used.
-# It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
-# to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
-# An explicit cast from text is the type's input function where pg_cast has none, or where the bytes stay and input is
-# that of text (citext); but not for domains: theirs shortens silently what is too long. What has a modifier is brought
-# to it on assignment by the type's cast to itself. An explicit cast to a length of char, varchar, bit and varbit, their
-# arrays and domains of them cuts what an assignment refuses.
+# Equality is the operator that the type cache of the server finds: that of the type's default btree or hash operator
+# class, by its qualified name. (citext's operator is outside pg_catalog, and search_path is empty.) An operator merely
+# named = is not enough: that of box compares areas. Outside pg_catalog, whoever may create operators in the schema
+# could add one of the same name that fits a domain better. So operands of another type are cast to the operator's type.
+# An operator for a pseudo-type such as anyarray has no such type: it is used only if it is in pg_catalog.
+# Equality is looked up once for each type. OFFSET 0 and LIMIT 1 make the planner use an index. Otherwise it joins all
+# of pg_amop for every type and reads all of pg_type for every domain, which takes 2 ms each.
+# An explicit cast from text calls the type's input function if pg_cast has no entry. It does the same if the cast is
+# binary-coercible and the input function is that of text (citext). A cast to a domain may truncate a value silently.
+# An assignment enforces a modifier by the type's cast to itself. An explicit cast to a length truncates what an
+# assignment rejects: so do char, varchar, bit and varbit, their arrays and domains over them.
 COLUMNS = """
 WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a

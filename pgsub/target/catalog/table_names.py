@@ -1,4 +1,4 @@
-"""Names and oids of tables of the target: looked up either way, after a rename, and of all partitions of a table."""
+"""Names and OIDs of tables of the target and of their partitions, also after a rename."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 
 from pgsub.common.query import row
 
-#: Partitions of a table (oid) that have rows, or a table itself: oid, schema, name, and which rows it takes; NULL: all.
+#: Partitions of a table that have storage, or the table itself: OID, schema, name, partition constraint (NULL: none).
 PARTITIONS = """
 WITH RECURSIVE member AS (
      SELECT %s::oid AS oid
@@ -30,7 +30,7 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint
 
 
 def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Find the oids of whatever bears these names now, tables or not; without names that nothing bears.
+    """Find the OIDs of the relations that have these names now. Names without a relation are left out.
 
     :param names: schema and name of each.
     """
@@ -40,15 +40,15 @@ def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) 
 
 
 def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str]]:
-    """Read the partitions of a partitioned table: oid of each, and which rows it takes, as SQL.
+    """Read the OID and the partition constraint, as SQL, of each partition of a partitioned table.
 
-    Each is locked as by an UPDATE of the table (ACCESS SHARE, for that matter).
+    It locks each partition in ACCESS SHARE mode. An UPDATE of the table locks them too.
     """
     return [(oid, takes) for oid, _, _, takes in connection.execute(PARTITIONS, (root,)) if takes is not None]
 
 
 def names_below(connection: psycopg.Connection, root: int) -> list[tuple[str, str]]:
-    """Return schema and name of each partition of a partitioned table that has rows, or of the table itself."""
+    """Return schema and name of each partition that has storage, or of the table itself."""
     return [(schema, name) for _, schema, name, _ in connection.execute(PARTITIONS, (root,))]
 
 
@@ -58,11 +58,11 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 
 
 def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
-    """Return schema and name that a table bears now, None where it was dropped."""
+    """Return the present schema and name of a table; None if it was dropped."""
     return row(connection, f"{_NAME} %s::oid", (oid,))
 
 
 def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
-    """Return the present name of the table that a subscription knows by this one; None where there is no such table."""
+    """Return the present name of a table that a subscription recorded by this name; None if there is no such table."""
     known = "(SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s)"
     return row(connection, f"{_NAME} {known}", (subid, schema, name))

@@ -1,7 +1,4 @@
-"""Unique indexes of a target table as SQL of the catalog: what they are of, and which rows are equal in them.
-
-Mirrors InitConflictIndexes (conflict.c), for a preview as for apply.
-"""
+"""Unique indexes of a target table: their parts as SQL from the catalogs. Mirrors InitConflictIndexes (conflict.c)."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from psycopg import sql
 
 from pgsub.target.catalog.relation import describe, equal
 
-#: Of one table by its oid, in the order in which the server searches them: fields of :class:`UniqueIndex`. What they
-#: depend on is in pg_depend for expressions and predicates, in indkey for columns. One that is not valid refuses
+#: Unique indexes of a table (by OID), in the order in which the server searches them: fields of :class:`UniqueIndex`.
+#: indkey has the plain columns; pg_depend has those of expressions and predicates. An index that is not valid rejects
 #: rows too, as soon as it is ready.
 INDEXES = """
 SELECT c.relname::text, x.indimmediate,
@@ -55,9 +52,10 @@ class UniqueIndex:
     """A unique B-tree index.
 
     :ivar immediate: checked at once, not at the end of the transaction.
-    :ivar keys: columns and expressions.
-    :ivar operators: the equality operator of each key, with its schema; ``collations`` are their collations.
-    :ivar operands: as SQL the type that the operator of each key takes, where the operator is outside pg_catalog.
+    :ivar keys: columns and expressions as SQL.
+    :ivar operators: schema-qualified equality operator of each key.
+    :ivar operands: operand type of each operator, as SQL, if the operator is outside pg_catalog; else None.
+    :ivar collations: collation of each key.
     :ivar columns: every column that keys and predicate depend on.
     """
 
@@ -73,16 +71,16 @@ class UniqueIndex:
 
     @property
     def where(self) -> sql.SQL:
-        """Which rows of the table are in it."""
+        """The condition on rows that are in the index."""
         return sql.SQL(f"({self.predicate or 'true'})")
 
     def named_keys(self) -> sql.Composed:
-        """Compose its keys of a row of the table, named for :meth:`equal`."""
+        """Compose the key values of a row as a select list, named for :meth:`equal`."""
         names = [sql.Identifier(f"pgsub_key{n}") for n in range(len(self.keys))]
         return _listed(sql.SQL("({}) AS {}").format(sql.SQL(k), name) for k, name in zip(self.keys, names, strict=True))
 
     def equal(self, other: str) -> sql.Composed:
-        """Compose whether a row of the table has the key that a subquery with :meth:`named_keys` has.
+        """Compose the condition that a row has the same key as a subquery that selects :meth:`named_keys`.
 
         :param other: alias of the subquery.
         """
@@ -96,9 +94,9 @@ class UniqueIndex:
         return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(same, mine, theirs)
 
     def fingerprint(self, equal_values: str) -> sql.Composed:
-        """Compose a text that is the same for two rows that cannot both be in the table; else NULL, or another.
+        """Compose a text that is equal for two rows that cannot both be in the table; NULL for a row without conflicts.
 
-        :param equal_values: makes a text of a row value, a format with ``{}``.
+        :param equal_values: format that makes a text of a row value, given as ``{}``.
         """
         keys = [sql.SQL(f"({key})") for key in self.keys]
         collated = _listed(self._collated(n, key) for n, key in enumerate(keys))
@@ -116,7 +114,7 @@ def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
-    """Read the indexes that stop a row at once, in the order in which the server searches them."""
+    """Read the indexes that are checked at once, in the order in which the server searches them."""
     found = [UniqueIndex(*row) for row in connection.execute(INDEXES.encode(), (oid,))]
     return [index for index in found if index.immediate]
 
@@ -124,8 +122,8 @@ def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
 def keys_of(connection: psycopg.Connection, oid: int, schema: str, name: str, index: str) -> list[str] | None:
     """Read the columns and expressions of a unique index as SQL.
 
-    :param oid: of a table; with ``schema`` and ``name`` that one itself or a partition of it.
-    :return: None where there is no such index, or it does not stop a row at once.
+    :param oid: a table. ``schema`` and ``name`` are those of the same table or of one of its partitions.
+    :return: None if there is no such index, or if it is deferrable.
     """
     table = describe(connection, schema, name)
     family = "SELECT relid::oid FROM pg_catalog.pg_partition_tree(%s::oid) UNION SELECT %s::oid"

@@ -1,15 +1,15 @@
-"""The ledger's copy of a definition, and which state store a subscription belongs to.
+"""The ledger's copy of a subscription's definition, and which state store the subscription belongs to.
 
-The state store has the definition; the copy is what another one is made of when that is lost (``run --from-target``).
-It holds no connection string, so no secret. The launcher that serves the subscription keeps it up to date.
+The state store has the definition. If it is lost, ``run --from-target`` rebuilds it from the copy. The copy holds no
+connection string, so no secret. The launcher that serves the subscription keeps it up to date.
 
 NOTES
-A worker that asks for other publications than those that the tables are of passes changes over, for ever. So (1) the
-ledger's copy names the publications that its tables follow: they change in the commit that changes the tables, or where
-no tables are to follow; until then nobody streams by the new ones. (2) Each change of them has a number, the
-``generation``. A state store of a lower one is from an older backup, and is refused. (3) A subscription that was
-rebuilt elsewhere must not be served by the old state store again. So each rebuild raises ``moves`` first, and who has a
-lower number is refused.
+A worker that streams other publications than those that the tables follow would skip changes, for ever. So (1) the
+ledger's copy names the publications that its tables follow. It changes in the commit that changes the tables, or if no
+table has to follow; until then nobody streams the new publications. (2) Each change of the publications has a number,
+the ``generation``. A state store with a lower one comes from an older backup, and is refused. (3) The old state store
+must not serve a subscription that was rebuilt elsewhere. So each rebuild first raises ``moves``, and a state store with
+a lower number is refused.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (sub
 
 
 def record(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
-    """Store the options of a definition; where nothing differs nothing is written.
+    """Store the options of a definition. Nothing is written if nothing differs.
 
-    The publications stay those that the tables follow. What is older than the copy is not stored.
+    The publications remain those that the tables follow. Options older than the copy are not stored.
     """
     with durable(connection):
         stored = _options(scalar(connection, f"{_RECORDED} FOR UPDATE", (subid,))) or {}
@@ -55,7 +55,7 @@ def record(connection: psycopg.Connection, subid: int, options: Mapping[str, Any
 
 
 def tables_follow(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
-    """Store the options of a definition in the transaction by which the tables become those of its publications."""
+    """Store the options of a definition in the transaction that makes the tables follow its publications."""
     _write(connection, subid, options)
 
 
@@ -64,7 +64,7 @@ def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any
 
 
 def tables_are_behind(connection: psycopg.Connection, sub: Subscription) -> bool:
-    """Return whether the tables are still those of the publications before."""
+    """Return whether the tables still follow the previous publications."""
     if not sub.unrefreshed:
         return False
     stored = recorded(connection, sub.subid) or {}
@@ -72,7 +72,7 @@ def tables_are_behind(connection: psycopg.Connection, sub: Subscription) -> bool
 
 
 def recorded(connection: psycopg.Connection, subid: int) -> dict[str, Any] | None:
-    """Return the options that were stored last; None where the creation was interrupted before it did."""
+    """Return the options that were stored last; None if the creation was interrupted before."""
     return _options(scalar(connection, _RECORDED, (subid,)))
 
 
@@ -81,10 +81,10 @@ def _options(found: str | None) -> dict[str, Any] | None:
 
 
 def move(connection: psycopg.Connection, subid: int, state_store: str) -> int:
-    """Make a subscription that of another state store.
+    """Assign a subscription to another state store.
 
-    :param state_store: the name of that one.
-    :return: the number to know it by: any lower one is out of date.
+    :param state_store: name of the new state store.
+    :return: the new value of ``moves``. A definition with a lower one is out of date.
     """
     with durable(connection):
         connection.execute("UPDATE pgsub.subscription SET state_store = %s WHERE subid = %s", (state_store, subid))
@@ -92,21 +92,21 @@ def move(connection: psycopg.Connection, subid: int, state_store: str) -> int:
 
 
 def moved_to(connection: psycopg.Connection, sub: Subscription) -> str | None:
-    """Return the state store that a subscription belongs to, None where the one that asks is up to date."""
+    """Return the state store that a subscription was moved to; None if the definition in ``sub`` is up to date."""
     found = _newer(connection, sub)
     return None if found is None else found[0]
 
 
 def _newer(connection: psycopg.Connection, sub: Subscription) -> tuple[str, bool] | None:
-    """Return the state store with a newer definition, and whether it was made of the ledger; None if there is none."""
+    """Return the state store with a newer definition, and whether it was rebuilt from the ledger; None if none is."""
     found = row(connection, _NEWER, (sub.moves, sub.subid, sub.moves, sub.generation))
     return None if found is None else (str(found[0]), bool(found[1]))
 
 
 def check_not_moved(connection: psycopg.Connection, sub: Subscription) -> None:
-    """Refuse to go on from a definition that was left behind.
+    """Check that the definition is up to date.
 
-    :raises StateForbids: another state store was made of the ledger since, or the publications were changed.
+    :raises StateForbids: another state store was rebuilt from the ledger, or the publications were changed.
     """
     found = _newer(connection, sub)
     # guard: an outdated state store serves nothing

@@ -1,4 +1,4 @@
-"""Rows of pgsub.event: what the launcher must have in its log and state store before feedback passes it."""
+"""Rows of pgsub.event: facts that the launcher must record in its log and state store before feedback passes them."""
 
 from __future__ import annotations
 

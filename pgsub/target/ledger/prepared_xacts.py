@@ -1,8 +1,8 @@
-"""Prepared transactions of a subscription on the target, and what the ledger knows of them.
+"""Prepared transactions of a subscription on the target, and their rows in the ledger.
 
 COMMIT PREPARED cannot share a transaction with the ledger. A prepared transaction that held a lock on the progress row
-would block apply for ever. So it holds the data and one marker row of its own, and the ledger follows in a commit of
-its own. Gid, marker and ledger row show at which step an earlier attempt ended:
+would block apply for ever. So it holds the data and a marker row of its own, and the ledger follows in a separate
+commit. Gid, marker and ledger row show at which step an earlier attempt ended:
 
 ====================  ======  ==========  =====================================================
 in pg_prepared_xacts  marker  ledger row  what happened
@@ -11,7 +11,7 @@ yes                   (no)    no          prepared, and the ledger's commit was 
 yes                   (no)    yes         prepared
 no                    yes     yes         committed, and the ledger's commit was lost
 no                    no      yes         another session rolled it back
-no                    no      no          never prepared here, or all done
+no                    no      no          never prepared here, or finished
 ====================  ======  ==========  =====================================================
 
 Mirrors TwoPhaseTransactionGid and apply_handle_prepare_internal (worker.c).
@@ -28,14 +28,14 @@ from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
 
 PREPARE, COMMIT, ROLLBACK = map(sql.SQL, ("PREPARE TRANSACTION {}", "COMMIT PREPARED {}", "ROLLBACK PREPARED {}"))
-#: For a target whose max_prepared_transactions is 0.
+#: Hint for a target whose max_prepared_transactions is 0.
 ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + (
     "ALTER SYSTEM SET max_prepared_transactions = 20;"
 )
 
-# Anyone may prepare a transaction of any name, also this role for another purpose, and also a name that the ledger has
-# once its transaction was ended by hand. But pgsub's have written a marker: until they end they hold the lock of that
-# (AtPrepare_Locks), and only who may write to the ledger can take it.
+# Anyone may prepare a transaction under any name: this role too, for another purpose, or under a recorded name whose
+# transaction was ended by hand. A transaction of pgsub has written a marker, so until it ends it holds a lock on the
+# marker table (AtPrepare_Locks). Only roles that may write to the ledger can take that lock.
 _GENUINE = """
 EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_locks own USING (virtualtransaction)
          WHERE own.locktype = 'transactionid' AND own.transactionid = x.transaction AND own.granted
@@ -62,10 +62,10 @@ SELECT x.gid, x.owner::text, x.owner = current_user OR r.rolsuper, {}
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A transaction on the target that is prepared under a name of the subscription.
+    """A transaction that is prepared on the target under a name of the subscription.
 
-    :ivar ours: whether this session's role may finish it.
-    :ivar genuine: whether it can have been prepared for the subscription.
+    :ivar ours: this session's role may finish it.
+    :ivar genuine: it can have been prepared for the subscription.
     """
 
     gid: str
@@ -76,7 +76,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The traces of one prepared transaction: see the table above."""
+    """The traces of one prepared transaction; see the table above."""
 
     prepared: bool
     marker: bool
@@ -84,14 +84,14 @@ class Found:
 
 
 def gid_prefix(subid: int) -> str:
-    """Return how identifiers of a subscription's prepared transactions begin (``TwoPhaseTransactionGid``)."""
+    """Return the prefix of the identifiers of a subscription's prepared transactions (``TwoPhaseTransactionGid``)."""
     return f"pgsub_{subid}_"
 
 
 class PreparedTransactions:
-    """One subscription's prepared transactions, through one target session.
+    """The prepared transactions of one subscription, through one target session.
 
-    :param connection: autocommit; :meth:`mark`, :meth:`list_` and :meth:`unlist` belong into the caller's transaction.
+    :param connection: in autocommit mode. Call :meth:`mark`, :meth:`list_` and :meth:`unlist` inside a transaction.
     """
 
     def __init__(self, connection: psycopg.Connection, subid: int) -> None:
@@ -99,38 +99,38 @@ class PreparedTransactions:
         self._subid = subid
 
     def gid(self, xid: int, prepare_lsn: int) -> str:
-        """Name it on the target: of this subscription and no other, never used twice although xids come again."""
+        """Return the identifier on the target: of this subscription only, and never reused, although xids are."""
         return f"{gid_prefix(self._subid)}{xid}_{prepare_lsn:X}"
 
     def listed(self, xid: int) -> str | None:
-        """Return the gid under which the ledger has the publisher's prepared transaction.
+        """Return the gid under which the ledger has the publisher's prepared transaction; None if it has none.
 
-        Its xid is not used again before it ends.
+        The publisher does not reuse the xid before the transaction ends.
         """
         query = "SELECT gid FROM pgsub.prepared_pending WHERE subid = %s AND xid = %s"
         found: str | None = scalar(self._connection, query, (self._subid, xid))
         return found
 
     def find(self, gid: str) -> Found:
-        """Look up prepared transaction, marker and ledger row."""
+        """Look up the prepared transaction, its marker and its ledger row."""
         row = self._connection.execute(_FIND.encode(), {"gid": gid, "subid": self._subid}).fetchone()
         assert row is not None
         return Found(*row)
 
     def holder(self, gid: str) -> tuple[str, str] | None:
-        """Return owner and database of the transaction that bears a name; names are those of the whole cluster."""
+        """Return owner and database of the prepared transaction with this name. Names are unique in the cluster."""
         row = self._connection.execute(_HOLDER, (gid,)).fetchone()
         return None if row is None else (str(row[0]), str(row[1]))
 
     def mark(self, connection: psycopg.Connection, gid: str) -> None:
-        """Write the marker row, inside the transaction that is about to be prepared.
+        """Write the marker row in the transaction that is about to be prepared.
 
         :param connection: the session that holds the data.
         """
         connection.execute("INSERT INTO pgsub.prepared_xact (subid, gid) VALUES (%s, %s)", (self._subid, gid))
 
     def list_(self, gid: str, prepare_lsn: int, xid: int) -> None:
-        """Write the ledger's row: from now on the prepared transaction must not vanish."""
+        """Write the ledger's row. From now on the prepared transaction must not disappear."""
         self._connection.execute(
             "INSERT INTO pgsub.prepared_pending (subid, gid, prepare_lsn, xid) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT DO NOTHING",
@@ -138,7 +138,7 @@ class PreparedTransactions:
         )
 
     def unlist(self, gid: str) -> None:
-        """Remove what is known of a prepared transaction that has ended: it will not be sent again."""
+        """Remove the rows of a prepared transaction that has ended. It will not be sent again."""
         for table in ("prepared_pending", "prepared_xact"):
             self._connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s AND gid = %s").format(sql.Identifier("pgsub", table)),
@@ -149,7 +149,8 @@ class PreparedTransactions:
 def all_prepared(connection: psycopg.Connection, subid: int, *, ledger: bool = True) -> list[Prepared]:
     """Return the transactions that are prepared under names of the subscription, oldest first.
 
-    :param ledger: whether there is one; without, only what this session's role prepared counts as genuine.
+    :param ledger: whether the target has a ledger. Without one, a transaction is genuine if this session's role
+        prepared it.
     """
     query = _PREPARED.format(_GENUINE if ledger else "x.owner = current_user")
     params = {"subid": subid, "prefix": gid_prefix(subid)}

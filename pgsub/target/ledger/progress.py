@@ -1,13 +1,13 @@
 """A worker's own rows in the ledger: claim, lock, compare-and-set, report. Mirrors origin.c for one session.
 
 NOTES
-A transaction of apply costs two round trips beside its data. :meth:`Progress.open` sends BEGIN and the lock of the
-progress row together; :meth:`Progress.close` sends the compare-and-set and COMMIT together. COMMIT follows without
-the client seeing the row count, so a compare-and-set that hits no row must be an error: it divides by zero. The lock
-also returns what may have changed since (states_version, skips), so nothing else is asked unless it has.
+A transaction of apply costs two round trips besides its data. :meth:`Progress.open` sends BEGIN and the lock of the
+progress row together. :meth:`Progress.close` sends the compare-and-set and COMMIT together, so COMMIT follows before
+the client has seen the row count. A compare-and-set that updates no row must therefore fail: it divides by zero. The
+lock also returns what may have changed since (states_version, skips), so nothing else is queried unless it has.
 
-The progress row is addressed by its remembered ctid, with the key as fall-back. Under an old snapshot on the target
-the key's index chain grows with every version: 76 µs became 350 µs after 24,000 updates. By ctid it stays at 76.
+The progress row is addressed by its remembered ctid, with the key as fallback. An old snapshot on the target makes the
+key's index chain grow with every version: 76 µs became 350 µs after 24,000 updates. By ctid it stays at 76 µs.
 
 READ COMMITTED re-reads only the locked row after a wait. So states are read in the next statement, never in a join.
 """
@@ -49,8 +49,8 @@ _LOCK = Statement.fixed(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
 _TIME = "'2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval"
-# An error where nothing is hit, so that the COMMIT behind it is not run. The time stays that of the transaction whose
-# end remote_lsn is: one that is sent late, or was held, does not move it.
+# It fails if no row is updated, so that the COMMIT behind it does not run. remote_commit_ts is the time of the
+# transaction that ends at remote_lsn: a report that is sent late, or was held back, does not move it.
 # guard: the ledger moves only from where the worker left it, without "1 / "
 _ADVANCE = """
 WITH advanced AS (
@@ -63,7 +63,7 @@ SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){tag} FROM (SELECT
 _AT_CTID = "ctid = $3::tid"
 # guard: a unit commits only under the table states it was decided with, without " AND states_version = $3"
 _BY_STATES = "$3::bigint IS NOT NULL AND states_version = $3"
-# In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
+# In the outermost select list no planner can drop the call. PostgreSQL 19 drops it as an argument of an aggregate.
 _TAG = f", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, {_TIME})"
 _NOT_HIT = "22012"  #: division_by_zero
 
@@ -72,7 +72,7 @@ _NOT_HIT = "22012"  #: division_by_zero
 class Control:
     """The flags of a worker, and apply's version of the table states.
 
-    :ivar wanted_lsn: a position that somebody waits for in the ledger; 0 for none.
+    :ivar wanted_lsn: a position that somebody waits for in the ledger; 0: none.
     """
 
     stop: bool
@@ -83,12 +83,12 @@ class Control:
 class Progress:
     """The progress row of one worker under one claim, used by one session.
 
-    :param connection: the writing session, autocommit.
-    :param claim: the epoch this worker was started under.
-    :ivar skip: what is not to be applied, as it was when the row was read last; ``rules`` those with a limit.
-    :ivar turns: of this session and those that apply beside it.
-    :ivar tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
-        as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
+    :param connection: the writing session, in autocommit mode.
+    :param claim: the claim under which this worker was started.
+    :param tagged: the session carries a replication origin. Each commit then gets the publisher's commit time, as with
+        the server's own subscriber. Otherwise all commits of the session would have the time of its first.
+    :ivar skip: what to skip, and ``rules`` with a limit, as of the last time that the row was read.
+    :ivar turns: the turns of this session and the sessions that apply beside it.
     """
 
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
@@ -111,18 +111,18 @@ class Progress:
 
     @property
     def applies(self) -> bool:
-        """Whether it is apply's own row, not that of a sync worker."""
+        """Whether it is apply's own row, not a sync worker's."""
         return self._claim.worker == APPLY
 
     @property
     def skips(self) -> bool:
-        """Whether anything is not to be applied."""
+        """Whether anything is to be skipped."""
         return self.skip is not None or bool(self.rules)
 
     def claim(self) -> None:
-        """Take the epoch for this attempt; a second attempt of the same task ends here.
+        """Take the epoch for this attempt. A second attempt of the same task ends here.
 
-        :raises Fenced: claimed already, or the epoch was raised.
+        :raises Fenced: it was claimed before, or the epoch was raised.
         """
         # guard: an epoch is claimed only once, without " AND claimed_by IS NULL"
         query = """
@@ -134,7 +134,7 @@ class Progress:
         self.read()
 
     def read(self, lock: str = "") -> None:
-        """Read the row: where the streams are to start, or where to go on from under a lock."""
+        """Read the row: the start of the streams, or, under a lock, the position to go on from."""
         query = f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY}"
         found = None
         if self._ctid is not None:
@@ -153,7 +153,7 @@ class Progress:
     def open(self, expected: int) -> None:
         """Begin a transaction and :meth:`lock` the row, in one round trip.
 
-        :raises StreamsMustRestart: as of :meth:`lock`.
+        :raises StreamsMustRestart: see :meth:`lock`.
         """
         steps: tuple[Step, ...] = (turns.BEGIN, (_LOCK, (self._ctid, *self._key), self._take))
         self._ctid = None
@@ -174,13 +174,13 @@ class Progress:
         self._ctid = found[0]
 
     def lock(self, expected: int) -> None:
-        """Lock the row in the caller's transaction, before anything is decided about table states.
+        """Lock the row in the caller's transaction, before any decision that depends on table states.
 
-        READ COMMITTED re-reads only the locked row after waiting: states are read in the *next* statement
-        (:func:`~pgsub.target.ledger.subscriptions.table_states`), and only when ``states_version`` moved.
+        READ COMMITTED re-reads only the locked row after a wait. So states are read in the *next* statement
+        (:func:`~pgsub.target.ledger.subscriptions.table_states`), and only if ``states_version`` changed.
 
-        :param expected: where this worker's memory says the ledger is.
-        :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
+        :param expected: the position that this worker remembers.
+        :raises StreamsMustRestart: the ledger has another (a target that lost its unflushed tail, another applier).
         """
         self.read("FOR UPDATE")
         self._check(expected)
@@ -196,12 +196,12 @@ class Progress:
     def close(self, old: int, new: int, commit_ts: int | None) -> None:
         """Move ``remote_lsn`` by compare-and-set in the transaction that holds the data, and COMMIT, in one round trip.
 
-        :param old: where this batch began.
+        :param old: position where this batch began.
         :param new: end LSN of its last transaction.
-        :param commit_ts: microseconds since 2000-01-01 UTC on the publisher.
-        :raises StreamsMustRestart: not one row was hit; the transaction is rolled back.
-        :raises StatementFailed: any other failure, of the COMMIT where :func:`of_commit` says so; rolled back.
-        :raises TargetUnavailable: the connection broke: only the ledger knows whether it is committed.
+        :param commit_ts: the publisher's commit time, in microseconds since 2000-01-01 UTC.
+        :raises StreamsMustRestart: no row was updated; the transaction is rolled back.
+        :raises StatementFailed: another failure (of COMMIT if :func:`of_commit`); the transaction is rolled back.
+        :raises TargetUnavailable: the connection broke; only the ledger tells whether the transaction is committed.
         """
         values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
         self._commit((self._advance, values, self._moved))
@@ -215,26 +215,26 @@ class Progress:
             raise
 
     def succeed(self, turn: int, old: int, new: int, commit_ts: int | None, states_version: int) -> None:
-        """Wait on the target for the transaction that goes before, then do as :meth:`close`, in one round trip.
+        """Wait on the target for the previous transaction, then do as :meth:`close`, in one round trip.
 
-        Where that one was rolled back, or the table states have changed, not one row is hit. The target sees who waits
-        for whom, so it ends deadlocks. The row is found by its key: others have moved it.
+        No row is updated if the previous transaction was rolled back or the table states have changed. The target sees
+        who waits for whom, so it resolves deadlocks. The row is found by its key: other sessions have moved it.
 
-        :param turn: of the transaction that goes before; it must have the lock already.
-        :param states_version: that the changes were decided by.
-        :raises StreamsMustRestart: as of :meth:`close`, and so the others.
+        :param turn: turn of the previous transaction, which must hold its lock already.
+        :param states_version: version of the table states by which the changes were decided.
+        :raises: the same errors as :meth:`close`.
         """
         values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
         self._commit(turns.awaiting(turn), (self._succeed, values, self._moved))
 
     def follow(self, other: Progress) -> None:
-        """Remember where the row is that another session of the worker moved."""
+        """Take over the remembered ctid after another session of the worker has moved the row."""
         self._ctid = other._ctid
 
     def tag(self, end_lsn: int, commit_ts: int) -> None:
-        """Give a commit that does not :meth:`close` in its own transaction the publisher's position and time.
+        """Give a commit the publisher's position and time, if :meth:`close` does not do it in the same transaction.
 
-        Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
+        For a prepared transaction, call it inside before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
         """
         if self.tagged:
             self._connection.execute(
@@ -244,9 +244,9 @@ class Progress:
             )
 
     def report(self, position: int) -> None:
-        """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.
+        """Record ``position`` as reported, durably. The flush makes every earlier commit of this server durable.
 
-        :param position: what the feedback may name as flushed from now on.
+        :param position: the position that feedback may report as flushed from now on.
         :raises Fenced: the epoch was raised meanwhile.
         """
         with durable(self._connection):
@@ -260,7 +260,7 @@ class Progress:
         self._ctid, self.reported_lsn = found[0], parse_lsn(found[1])
 
     def control(self) -> Control:
-        """Read the worker's flags, without a lock and without a write.
+        """Read the worker's flags without a lock or a write.
 
         :raises Fenced: the epoch was raised meanwhile.
         """
@@ -274,7 +274,7 @@ class Progress:
         return Control(found[0], found[1], lsn_or_none(found[2]) or 0)
 
     def unmirrored_events(self) -> tuple[int, int] | None:
-        """Return first and last id of the events that the launcher has not recorded; None where there are none."""
+        """Return the first and last id of the events that the launcher has not recorded; None if there are none."""
         query = "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s HAVING count(*) > 0"
         return row(self._connection, query, (self._claim.subid,))
 
@@ -287,5 +287,5 @@ def _skips(
 
 
 def of_commit(failure: StatementFailed) -> bool:
-    """Return whether it was the COMMIT of :meth:`Progress.close` that failed."""
+    """Return whether the COMMIT of :meth:`Progress.close` failed."""
     return failure.tag is _COMMIT

@@ -1,9 +1,9 @@
-"""The publisher as the ledger has it: its database, its timeline, and the positions that the timeline is followed with.
+"""The publisher as recorded in the ledger: database, timeline, and the positions that bind the timeline.
 
 NOTES
-A publisher whose timeline branched off before a position of the ledger has lost what the target has. Once the new
-timeline is recorded nobody compares positions with the branch any more. So all of them are compared before, and no
-worker may go on that began on the old one: the old server may live on, and its sessions with it.
+A publisher whose timeline branched off before a position of the ledger has lost changes that the target has. Once the
+new timeline is recorded, nobody compares positions with the branch point any more. So all positions are compared
+before. No worker that began on the old timeline may go on: the old server may still run, and its sessions with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
 
-# The rows of a table that is copied still are compared with the next snapshot, or removed.
+# A table that is still being copied does not count: its rows are compared with the next snapshot, or removed.
 _FURTHEST = """
 SELECT greatest(p.remote_lsn, p.reported_lsn,
                 (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid),
@@ -36,18 +36,18 @@ SELECT (EXTRACT(epoch FROM remote_commit_ts - '2000-01-01 00:00:00+00'::timestam
 
 
 def commit_time(connection: psycopg.Connection, subid: int, worker: int, remote_lsn: int) -> int | None:
-    """Return when the transaction ended that a worker's position is the end of, in microseconds since 2000-01-01 UTC.
+    """Return the commit time of the transaction that ends at a worker's position, in microseconds since 2000-01-01 UTC.
 
-    :return: None where the position is that of no transaction, or another one by now.
+    :return: None if no transaction ends there, or if the position has changed since.
     """
     found = scalar(connection, _TIME, (subid, worker, format_lsn(remote_lsn)))
     return None if found is None else int(found)
 
 
 def furthest(connection: psycopg.Connection, subid: int) -> int:
-    """Return the furthest position of the publisher that the target has changes up to.
+    """Return the furthest position of the publisher up to which the target has changes.
 
-    It is apply's own, where a table changed hands, or where a table is that catches up.
+    It is the position of apply, of a hand-over, or of a table that catches up.
 
     :raises Fenced: the subscription is gone.
     """
@@ -58,9 +58,9 @@ def furthest(connection: psycopg.Connection, subid: int) -> int:
 
 
 def follow(connection: psycopg.Connection, claims: Sequence[Claim], timeline: int) -> None:
-    """Record the timeline that the publisher moved to, whose history was checked.
+    """Record the timeline that the publisher moved to, after its history was checked.
 
-    :param claims: of all workers, made before the positions were read that its history was checked with.
+    :param claims: claims of all workers, made before the positions for the check were read.
     :raises Fenced: another worker was started since.
     """
     subid = claims[0].subid

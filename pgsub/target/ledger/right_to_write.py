@@ -1,6 +1,6 @@
-"""Whether a subscription may write to its target, by that server's journal of switchovers.
+"""The right of a subscription to write to its target, according to the journal of switchovers there.
 
-The journal is written by :mod:`pgsub.switchover.journal`, which says what its phases mean.
+:mod:`pgsub.switchover.journal` writes the journal and explains its phases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CLIENTS_WRITE = ("taken", "promoted", "done")
 
 
 def check(connection: psycopg.Connection, subid: int, name: str) -> None:
-    """Check that apply may write: not once clients write on the target, nor before they have stopped to write.
+    """Check that apply may write: clients have stopped writing on the target and have not started again.
 
     :raises StateForbids: it may not.
     """

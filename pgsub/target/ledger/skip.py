@@ -1,9 +1,9 @@
-"""``subskiplsn`` in the ledger: which remote transactions are not to be applied, or not all of them.
+"""``subskiplsn`` in the ledger: which remote transactions, or which of their rows, are not applied.
 
-Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). It is a flag of
-apply's control row: setting it waits for no transaction, however large. Several LSNs are pgsub's own: each waits for
-its transaction, so those between them are applied. So are conflict rules with a limit (``skip-lsn --conflict``): each
-commit counts off what they decided.
+Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). The skip is a flag in
+apply's control row, so setting it waits for no transaction, however large. pgsub adds two things. Several LSNs can be
+set: each waits for its transaction, and those between are applied. Conflict rules can have a limit
+(``skip-lsn --conflict``): each commit subtracts the rows that they decided.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pgsub.target.sql.jsonb import jsonb
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
 _SET = f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}"
-#: Of the control row, as :func:`decoded` takes them.
+#: Columns of the control row, in the order of :func:`decoded`.
 COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 
 
@@ -37,10 +37,10 @@ COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 class Skip:
     """The skip that is set.
 
-    :ivar lsn: the finish LSN of the transaction, of several the next one's.
-    :ivar rows: ``whole``, or ``conflicting``: only the rows that cannot be applied.
-    :ivar later: of several the others, rising.
-    :ivar waits: it was one of several: it is not cleared by a transaction that comes before its own.
+    :ivar lsn: finish LSN of the transaction, or of the next one of several.
+    :ivar rows: ``whole``, or ``conflicting``: only rows that cannot be applied.
+    :ivar later: the other LSNs, ascending.
+    :ivar waits: it was one of several, so a transaction before its own does not clear it.
     """
 
     lsn: int
@@ -50,16 +50,16 @@ class Skip:
 
     @property
     def lsns(self) -> tuple[int, ...]:
-        """All of them, rising."""
+        """All LSNs, ascending."""
         return (self.lsn, *self.later)
 
     def without(self, lsns: Sequence[int]) -> Skip | None:
-        """Return what is left once these LSNs were consumed or cleared."""
+        """Return the skip that is left once these LSNs were consumed or cleared."""
         left = [lsn for lsn in self.lsns if lsn not in lsns]
         return Skip(left[0], self.rows, tuple(left[1:]), self.waits) if left else None
 
     def missed_at(self, finish_lsn: int) -> tuple[int, ...]:
-        """Return LSNs that a later transaction clears (clear_subscription_skip_lsn): transactions come in order.
+        """Return the LSNs that a later transaction clears (clear_subscription_skip_lsn). Transactions arrive in order.
 
         :param finish_lsn: of a transaction with changes, or the end of a prepared one.
         """
@@ -69,7 +69,7 @@ class Skip:
 
 
 def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
-    """Make a skip of one LSN, as the server has it, or of several."""
+    """Make a skip of one LSN, as the server has it, or of several LSNs."""
     first, *later = sorted(set(lsns))
     return Skip(first, rows, tuple(later), waits=bool(later))
 
@@ -81,13 +81,13 @@ def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
 
 
 def shown(skip: Skip | None, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Show what is to be skipped: one text a transaction, one a rule."""
+    """Format what is to be skipped: one text for each transaction and each rule."""
     lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
     return (*lsns, *(f"{rule.conflict} {rule.table} {rule.limit}" for rule in rules))
 
 
 def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
-    """Read a skip from the values of :data:`COLUMNS`."""
+    """Decode a skip from the values of :data:`COLUMNS`."""
     if lsn is None or rows is None:
         return None
     later = tuple(parse_lsn(one) for one in (several or ())[1:])
@@ -113,7 +113,7 @@ def _control(connection: psycopg.Connection, subid: int, columns: str) -> tuple[
 
 
 def decoded_rules(found: Mapping[str, int] | None) -> tuple[Rule, ...]:
-    """Read rules with their limits from ``skip_rules``."""
+    """Decode rules with their limits from ``skip_rules``."""
     return tuple(changed(conflict_rules.parse(text), limit=limit) for text, limit in (found or {}).items())
 
 
@@ -127,7 +127,7 @@ def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...
 
 
 def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[Rule]) -> None:
-    """Set all rules with a limit durably."""
+    """Set all rules with a limit, durably."""
     with transactions.durable(connection):
         connection.execute(
             f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
@@ -138,11 +138,11 @@ def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[Rule])
 def use(
     connection: psycopg.Connection, subid: int, rules: Sequence[Rule], used: Mapping[tuple[str, str], int]
 ) -> tuple[Rule, ...]:
-    """Count off what rules with a limit have decided, inside the transaction that leaves the rows out.
+    """Subtract the rows that rules with a limit have decided, in the transaction that leaves these rows out.
 
     :param rules: as they were read in that transaction.
-    :param used: how many rows, by :attr:`Rule.place`.
-    :return: what is left of the rules.
+    :param used: number of rows, by :attr:`Rule.place`.
+    :return: the rules that are left.
     :raises StreamsMustRestart: an operator has changed them meanwhile.
     """
     counted = [changed(rule, limit=(rule.limit or 0) - used.get(rule.place, 0)) for rule in rules]
@@ -161,9 +161,9 @@ def _check_unchanged(updated: psycopg.Cursor) -> None:
 
 
 def check(skip: Skip, remote_lsn: int) -> None:
-    """Check that no LSN lies behind what was applied.
+    """Check that no LSN lies before the position of apply.
 
-    :raises StateForbids: an LSN lies behind what was applied, in the server's words.
+    :raises StateForbids: one does; in the server's words.
     """
     if skip.lsn < remote_lsn:
         raise StateForbids(
@@ -174,12 +174,12 @@ def check(skip: Skip, remote_lsn: int) -> None:
 
 
 def is_held(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
-    """Return whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
+    """Return whether it names a single transaction that apply has passed, and of which held tables keep changes."""
     return not skip.waits and held_tables.has_transaction(connection, subid, skip.lsn)
 
 
 def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -> None:
-    """Set it durably, or clear it with None."""
+    """Set the skip durably; None clears it."""
     with transactions.durable(connection):
         if skip is not None and not is_held(connection, subid, skip):
             check(skip, subscriptions.apply_position(connection, subid))
@@ -187,9 +187,9 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
 
 
 def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip | None) -> None:
-    """Store what is left of a skip, inside the transaction that consumes it.
+    """Store what is left of a skip, in the transaction that consumes it.
 
-    :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
+    :raises StreamsMustRestart: an operator has changed it meanwhile, so the decision must be made again.
     """
     unchanged = " AND skip_lsn = %s AND skip_rows = %s AND skip_lsns IS NOT DISTINCT FROM %s::pg_lsn[]"
     _check_unchanged(connection.execute(f"{_SET}{unchanged}".encode(), (*_encoded(left), subid, *_encoded(skip))))

@@ -1,6 +1,6 @@
 """Changes that were not applied, kept in ``pgsub.skipped_change``, and which of them were replayed.
 
-The server has nothing of the kind: what ALTER SUBSCRIPTION ... SKIP leaves out is lost.
+The server keeps nothing: changes that ALTER SUBSCRIPTION ... SKIP leaves out are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.sql.jsonb import jsonb
 
-#: Changes that are read, or whose ids are sent, at once.
+#: Maximum number of changes that one statement reads, or whose ids it sends.
 CHUNK = 1000
 
 _OPERATION = "body->>'operation'"
@@ -24,9 +24,9 @@ _OPERATION = "body->>'operation'"
 
 @dataclass(frozen=True, slots=True)
 class SkippedChange:
-    """One change.
+    """A skipped change.
 
-    :ivar body: as :class:`pgsub.apply.commit.skipped_writer.SkippedChanges` wrote it.
+    :ivar body: written by :class:`pgsub.apply.commit.skipped_writer.SkippedChanges`.
     """
 
     id: int
@@ -38,11 +38,12 @@ class SkippedChange:
 
 @dataclass(frozen=True, slots=True)
 class SkippedTransaction:
-    """The skipped changes of one transaction, or of a part of it.
+    """The skipped changes of one transaction, or some of them.
 
-    :ivar ids: of the changes that were not replayed, in their order.
-    :ivar totals: how many of them by schema, table and operation.
-    :ivar replayed: how many others were, and ``last_replayed_at`` when the last of them was.
+    :ivar ids: ids of the changes that were not replayed, in order.
+    :ivar totals: their number by schema, table and operation.
+    :ivar replayed: number of changes that were replayed.
+    :ivar last_replayed_at: when the last of them was replayed.
     """
 
     xid: int
@@ -55,8 +56,9 @@ class SkippedTransaction:
 class Usage(NamedTuple):
     """The size of a subscription's part of ``pgsub.skipped_change``.
 
-    :ivar waiting: changes that were not replayed; ``replayed`` those that were.
-    :ivar bytes: that all of them take, as stored.
+    :ivar waiting: number of changes that were not replayed.
+    :ivar replayed: number of changes that were replayed.
+    :ivar bytes: stored size of all of them.
     """
 
     waiting: int
@@ -65,10 +67,10 @@ class Usage(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """The changes to be removed.
+    """A selection of changes to remove.
 
-    :ivar replayed: only those that were replayed.
-    :ivar before: only those that were skipped before this time of the target, as RFC 3339 text; None for any.
+    :ivar replayed: only changes that were replayed.
+    :ivar before: only changes that were skipped before this time of the target, as RFC 3339 text; None: any.
     """
 
     replayed: bool
@@ -83,11 +85,10 @@ def of_transaction(
     table: str | None = None,
     ids: Sequence[int] | None = None,
 ) -> SkippedTransaction | None:
-    """Return what is kept of a transaction.
+    """Return the kept changes of a transaction; None if there are none.
 
-    :param table: only of this one, schema.name.
-    :param ids: only these.
-    :return: None where nothing is.
+    :param table: restricts them to this table (schema.name).
+    :param ids: restricts them to these ids.
     """
     rows = connection.execute(
         f"SELECT id, xid, schemaname, relname, {_OPERATION}, replayed_at::text FROM pgsub.skipped_change"
@@ -107,7 +108,7 @@ def of_transaction(
 
 
 def by_ref(connection: psycopg.Connection, subid: int, finish_lsn: int, ref: str) -> list[int]:
-    """Return ids of the changes that a conflict of this reference was recorded with."""
+    """Return the ids of the changes that were recorded with a conflict of this reference."""
     rows = connection.execute(
         "SELECT id FROM pgsub.skipped_change WHERE subid = %s AND finish_lsn = %s AND body->>'ref' = %s ORDER BY id",
         (subid, format_lsn(finish_lsn), ref),
@@ -123,9 +124,9 @@ def by_content(
     operation: str,
     row: dict[str, str | None],
 ) -> list[int]:
-    """Return ids of the changes whose row has these values; if none has, of all of this operation on the table.
+    """Return the ids of the changes whose row has these values; if none has, of all with this operation on the table.
 
-    :param row: of an INSERT or UPDATE the new row, of a DELETE the old one; not all of its columns, perhaps.
+    :param row: values of the new row of an INSERT or UPDATE, or of the old row of a DELETE; columns may be missing.
     """
     side = "old" if operation == "DELETE" else "new"
     rows = connection.execute(
@@ -137,9 +138,9 @@ def by_content(
 
 
 def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
-    """Mark them as replayed in the open transaction; who else wants one of them waits for its end.
+    """Mark changes as replayed in the open transaction. Concurrent replays of the same changes wait for its end.
 
-    :return: how many were not replayed before, and are there.
+    :return: number of changes that exist and were not replayed before.
     """
     # guard: a skipped change is replayed only once, without " AND replayed_at IS NULL"
     return connection.execute(
@@ -150,7 +151,7 @@ def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]
 
 
 def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iterator[SkippedChange]:
-    """Read changes in the order of their ids, :data:`CHUNK` at a time; between two of them the session is free."""
+    """Read changes in the order of their ids, :data:`CHUNK` at a time. The session is free between two reads."""
     for start in range(0, len(ids), CHUNK):
         yield from [
             SkippedChange(number, xid, schema, name, json.loads(body))
@@ -169,9 +170,9 @@ _PRUNED = (
 
 
 def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = None) -> Usage:
-    """Count what is kept.
+    """Measure the kept changes.
 
-    :param pruning: only what it would remove.
+    :param pruning: restricts them to those that it would remove; None: all.
     """
     row = connection.execute(
         "SELECT pg_catalog.count(*) FILTER (WHERE replayed_at IS NULL),"
@@ -185,7 +186,7 @@ def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = 
 
 
 def time_ago(connection: psycopg.Connection, seconds: float) -> str:
-    """Return the time on the target that many seconds ago, as :class:`Pruning` takes it."""
+    """Return the time on the target that many seconds ago, in the format of :class:`Pruning`."""
     query = """
         SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',
                                   'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
@@ -193,9 +194,9 @@ def time_ago(connection: psycopg.Connection, seconds: float) -> str:
 
 
 def prune(connection: psycopg.Connection, subid: int, pruning: Pruning) -> int:
-    """Remove at most :data:`CHUNK` changes for good; a replay of one of them under way is waited for.
+    """Remove at most :data:`CHUNK` changes for good. It waits for concurrent replays of them.
 
-    :return: how many were removed: fewer than :data:`CHUNK` once nothing is left to be removed.
+    :return: number of removed changes; less than :data:`CHUNK` if none is left.
     """
     return connection.execute(
         "DELETE FROM pgsub.skipped_change WHERE id = ANY (ARRAY(SELECT id FROM pgsub.skipped_change"

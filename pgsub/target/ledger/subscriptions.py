@@ -1,8 +1,8 @@
-"""Rows of pgsub.subscription and pgsub.subscription_rel: which slot of which publisher, and which tables.
+"""Rows of pgsub.subscription and pgsub.subscription_rel: the publisher, the slot and the tables of a subscription.
 
-Mirrors pg_subscription.c (UpdateSubscriptionRelState and its like). Everything here commits synchronously: the
-slot of a table may only be dropped when its state is on disk. Otherwise a crash of the target would bring back a state
-whose slot is gone.
+Mirrors pg_subscription.c (UpdateSubscriptionRelState and others). Everything here commits synchronously: the slot of a
+table may be dropped only when its state is on disk. Otherwise a crash of the target could bring back a state whose slot
+is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLES = (
 
 
 class Publisher(NamedTuple):
-    """The system and database that a slot is of, as columns of the ledger."""
+    """The system and database that a slot belongs to, as columns of the ledger."""
 
     system_identifier: str
     publisher_dbname: str
@@ -39,7 +39,7 @@ class Publisher(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The slot's owner and system: compared at every connect."""
+    """The slot's owner and system, compared at every connect."""
 
     subid: int
     subname: str
@@ -49,12 +49,12 @@ class Identity:
     timeline: int | None
     slot_name: str | None
     consistent_point: int | None
-    new_slot: str | None = None  #: the name of a slot that is being made in its place
+    new_slot: str | None = None  #: name of a slot that is being created in place of ``slot_name``
 
 
 @dataclass(frozen=True, slots=True)
 class RelationState:
-    """One row of pgsub.subscription_rel."""
+    """A row of pgsub.subscription_rel."""
 
     srrelid: int
     schemaname: str
@@ -64,12 +64,12 @@ class RelationState:
     handover_lsn: int | None = None
     sync_slot: str | None = None
     attempt: int = 0
-    spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
-    copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
-    recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
-    adopt: bool = False  #: its rows are compared with the publisher's, and only what differs is brought
-    adopted: tuple[int, int, int] | None = None  #: rows that were brought: missing, extra, different
-    keep: int = 0  #: rows that may still be kept of those that are replaced or deleted for it
+    spare_slot: str | None = None  #: a slot that is being created for this table, or is no longer needed
+    copy_bytes: int | None = None  #: estimated size of the copy, which decides the order
+    recorded: tuple[str, str] | None = None  #: schema and name in the ledger, if the table was renamed since
+    adopt: bool = False  #: its rows are compared with the publisher's, and only differences are transferred
+    adopted: tuple[int, int, int] | None = None  #: rows that were transferred: missing, extra, different
+    keep: int = 0  #: rows that may still be kept of those that adoption replaces or deletes
 
 
 def register(
@@ -83,10 +83,11 @@ def register(
     slot_intent: bool,
     two_phase: str = "d",
 ) -> None:
-    """Write a new subscription's rows; ``slot_intent`` is set when a slot is about to be created.
+    """Write a new subscription's rows.
 
-    :param two_phase: ``e`` where that slot will be two-phase from its creation on.
-    :raises SubscriptionExists: another state store has one of this number.
+    :param slot_intent: whether a slot is about to be created.
+    :param two_phase: ``e`` if that slot will be two-phase from its creation on.
+    :raises SubscriptionExists: the number is taken by another state store's subscription.
     """
     try:
         with durable(connection):
@@ -105,7 +106,7 @@ def register(
 
 
 def add_relations(connection: psycopg.Connection, subid: int, relations: Sequence[RelationState]) -> None:
-    """Insert relations inside the caller's transaction."""
+    """Insert relations in the caller's transaction."""
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes, adopt,"
@@ -118,26 +119,26 @@ def add_relations(connection: psycopg.Connection, subid: int, relations: Sequenc
 
 
 def slot_created(connection: psycopg.Connection, subid: int, publisher: Publisher, position: int) -> None:
-    """Record that the slot exists: its consistent point, or confirmed position, is where reporting starts."""
+    """Record that the slot exists. Reporting starts at its consistent point or confirmed position."""
     point = format_lsn(position)
     with durable(connection):
         _set(connection, subid, consistent_point=point, **publisher._asdict())
         connection.execute(_REPORT, (point, subid))
 
 
-# of apply
+# for apply
 _REPORT = "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = 0"
 
 
 def _set(connection: psycopg.Connection, subid: int, **columns: object) -> bool:
-    """Set columns of the subscription's row; False where there is none."""
+    """Set columns of the subscription's row; return False if there is none."""
     assignments = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns)
     query = sql.SQL("UPDATE pgsub.subscription SET {} WHERE subid = %s").format(assignments)
     return connection.execute(query, (*columns.values(), subid)).rowcount > 0
 
 
 def registered(connection: psycopg.Connection, subid: int) -> None:
-    """Record that the state store has the subscription: neither creation nor drop is under way any more."""
+    """Record that the state store has the subscription: no creation or drop is in progress any more."""
     _set(connection, subid, slot_intent=False)
 
 
@@ -158,7 +159,7 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
 
 
 def unknown(subid: int) -> StateForbids:
-    """Make the error for a ledger, or a database without one, that does not have the subscription."""
+    """Make the error for a target whose ledger is missing or does not have the subscription."""
     return StateForbids(
         "the target's ledger does not know this subscription",
         detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
@@ -167,9 +168,9 @@ def unknown(subid: int) -> StateForbids:
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
-    """Return all tables of a subscription, in the order of their oids, by the names that they bear now.
+    """Return all tables of a subscription by OID, under their present names.
 
-    One that was dropped has the name that it was subscribed by.
+    A dropped table has the name under which it was subscribed.
     """
     rows = connection.execute(
         "SELECT r.srrelid::bigint, coalesce(n.nspname::text, r.schemaname), coalesce(c.relname::text, r.relname),"
@@ -190,7 +191,7 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
-    """Read table states by oid, as of this statement, for apply's filter; names are the recorded ones."""
+    """Read table states by OID, as of this statement, for apply's filter. Names are the recorded ones."""
     rows = connection.execute(
         "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
         " FROM pgsub.subscription_rel WHERE subid = %s",
@@ -203,7 +204,7 @@ def table_states(connection: psycopg.Connection, subid: int) -> dict[int, Relati
 
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
-    """Remove everything the ledger has about a subscription."""
+    """Remove everything about a subscription from the ledger."""
     with durable(connection):
         for table in _TABLES:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
             connection.execute(
@@ -212,7 +213,7 @@ def forget(connection: psycopg.Connection, subid: int) -> None:
 
 
 def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
-    """Record that the main slot is about to be dropped: who finds it missing then need not ask why.
+    """Record that the main slot is about to be dropped, which explains why it may be missing later.
 
     The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase.py).
 
@@ -232,13 +233,13 @@ def any_left(connection: psycopg.Connection) -> bool:
 
 
 def apply_position(connection: psycopg.Connection, subid: int) -> int:
-    """Read apply's ``remote_lsn`` without a lock: good for estimates only."""
+    """Read apply's ``remote_lsn`` without a lock, good for estimates only."""
     query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
     return lsn_or_none(scalar(connection, query, (subid,))) or 0
 
 
 def adopt_publisher(connection: psycopg.Connection, claim: Claim, publisher: Publisher) -> None:
-    """Record whom a subscription that was created without a connection follows: the first that answered."""
+    """Record the first publisher that answered, for a subscription that was created without a connection."""
     with durable(connection):
         worker_takeover.fence(connection, claim)
         connection.execute(
@@ -249,9 +250,9 @@ def adopt_publisher(connection: psycopg.Connection, claim: Claim, publisher: Pub
 
 
 def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> None:
-    """Record where a slot that was made by hand begins, for a subscription that never received anything.
+    """Record where a manually created slot begins, for a subscription that never received anything.
 
-    :param position: its confirmed_flush_lsn.
+    :param position: the slot's confirmed_flush_lsn.
     """
     with durable(connection):
         worker_takeover.fence(connection, claim)
@@ -263,9 +264,9 @@ def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> N
 def replace_publisher(
     connection: psycopg.Connection, claim: Claim, system_identifier: str, timeline: int, position: int
 ) -> None:
-    """Record the cluster that took the publisher's place, and the position of the slot that came along.
+    """Record the cluster that replaced the publisher, and the position of the slot that it took along.
 
-    ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
+    ``remote_lsn`` stays at the end of the last transaction, like the origin of a subscription of the server.
     """
     with durable(connection):
         worker_takeover.fence(connection, claim)
@@ -274,7 +275,7 @@ def replace_publisher(
 
 
 def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
-    """Follow ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …)."""
+    """Follow ALTER SUBSCRIPTION ... RENAME TO and SET (slot_name = ...)."""
     with durable(connection):
         if not _set(connection, subid, subname=name, slot_name=slot_name):
             raise unknown(subid)

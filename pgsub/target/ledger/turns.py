@@ -1,7 +1,7 @@
 """Turns of the sessions that apply at once: each commits only after the one before it (see :mod:`pgsub.apply.writers`).
 
-A turn is an advisory lock that a transaction holds until it ends. Who comes next waits for it on the target, which
-sees who waits for whom and so ends deadlocks.
+A turn is an advisory lock that a transaction holds until it ends. The next session waits for it on the target, which
+sees who waits for whom and so resolves deadlocks.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Turns:
         self._subid = subid
 
     def take(self, turn: int, *, begin: bool) -> bool:
-        """Hold an advisory lock until the transaction ends: the session that comes next waits for that.
+        """Take an advisory lock until the transaction ends. The next session waits for it.
 
-        :return: False where somebody else has the lock, whoever it is.
+        :return: False if another session holds the lock.
         """
         found: list[Sequence[str | None]] = []
         first: tuple[Step, ...] = (BEGIN,) if begin else ()
@@ -61,12 +61,12 @@ class Turns:
             raise failure.error from None
 
     def cancel_held_up(self, pids: Collection[int]) -> int:
-        """Cancel what waits for a turn whose lock a stranger holds; not inside a transaction.
+        """Cancel waits for a turn whose lock a foreign session holds. Not inside a transaction.
 
-        Anyone who may connect to the database can ask for such a lock while it is held, and has it then. A session of
-        these that waits for another of these is left alone; all locks are of one moment.
+        Anyone who may connect to the database can request such a lock while it is held, and then gets it. A wait for
+        another session of ``pids`` is not canceled. All locks are read at one moment.
 
-        :param pids: of all sessions that take turns.
-        :return: how many were cancelled.
+        :param pids: PIDs of all sessions that take turns.
+        :return: number of canceled sessions.
         """
         return self._connection.execute(_CANCEL_HELD_UP.encode(), (self._subid, list(pids))).rowcount

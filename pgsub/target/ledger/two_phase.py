@@ -1,8 +1,8 @@
-"""two_phase in the ledger: pending until every table is ``r``, then enabled for good; what is prepared meanwhile.
+"""The state of two_phase in the ledger: pending until every table is ``r``, then enabled for good.
 
 Mirrors the tri-state of worker.c (run_apply_worker, AllTablesyncsReady) and twophase.c (LookupGXactBySubid). ``e`` is
-an intent: it is durable before the publisher is asked for a two-phase slot, so no slot is two-phase unknown to the
-ledger. A command that adds a table to copy, and one that changes the state, take the same lock (:func:`state`).
+an intent: it is durable before the publisher is asked for a two-phase slot, so the ledger knows of every two-phase
+slot. A command that adds a table to copy and one that changes the state take the same lock (:func:`state`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"
-#: What the server's refusals call the commands (:func:`refuse_copy`).
+#: Names of the commands in the server's refusals (:func:`refuse_copy`).
 REFRESH, ALTER = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION with", "ALTER SUBSCRIPTION with refresh and"
 _NAMED = 20
 
-# Once every table is r everything before is applied: a table becomes r only when apply has passed its srsublsn.
+# A table becomes r only when apply has passed its srsublsn. So once every table is r, everything before is applied.
 _BEHIND = """
 SELECT greatest(p.remote_lsn, p.reported_lsn,
                 (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid))::text
@@ -45,7 +45,7 @@ SELECT gid, xid, prepare_lsn::text,
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A row of pgsub.prepared_pending; ``prepared_at`` as RFC 3339 text."""
+    """A row of pgsub.prepared_pending. ``prepared_at`` is RFC 3339 text."""
 
     gid: str
     xid: int
@@ -54,10 +54,10 @@ class Pending:
 
 
 def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> str:
-    """Read ``d``, ``p`` or ``e``.
+    """Read the state: ``d``, ``p`` or ``e``.
 
-    :param lock: whether it stays as it is until the caller's transaction ends. Not FOR UPDATE: where foreign keys are
-        checked for this role, the marker of a prepared transaction holds the row's key for as long as that is prepared.
+    :param lock: keeps the state until the caller's transaction ends. The lock is not FOR UPDATE: if foreign keys are
+        checked for this role, the marker of a prepared transaction holds the row's key as long as it is prepared.
     """
     query = "SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s"
     found = scalar(connection, f"{query} FOR NO KEY UPDATE" if lock else query, (subid,))
@@ -67,21 +67,21 @@ def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> 
 
 
 def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
-    """Set ``p`` → ``e`` if all tables, and one at least, are ``r``: before START_REPLICATION asks for two_phase.
+    """Set ``p`` → ``e`` if there is a table and all tables are ``r``, before START_REPLICATION asks for two_phase.
 
     It is an event: whoever waits for ``replay_lsn`` finds the new state in log and ``state.db``, as with the server.
 
-    :param claim: apply's.
-    :return: whether it is ``e``; and from where to start then. The slot keeps that position as its ``two_phase_at``,
-        which must not lie below the srsublsn of any table: what is prepared between the two would be sent as prepared
-        before srsublsn, and taken for a change that came with the copy.
+    :param claim: apply's claim.
+    :return: whether it is ``e``, and the start position in that case. The slot keeps the position as ``two_phase_at``.
+        It must not lie below the srsublsn of any table. Otherwise a transaction prepared between the two would be sent
+        as prepared before srsublsn, and taken for a change that the copy contains.
     """
     subid = claim.subid
     with transactions.durable(connection):
         transactions.lock_timeout(connection)
         now = state(connection, subid, lock=True)
         worker_takeover.fence(connection, claim)
-        # a statement of its own: it must see what was committed while the lock was awaited
+        # a separate statement: it must see what was committed while it waited for the lock
         # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
         if now == PENDING and scalar(connection, _ALL_READY, (subid,)):
             _set(connection, subid, ENABLED)
@@ -93,7 +93,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
 
 
 def behind(connection: psycopg.Connection, subid: int) -> int:
-    """Return the furthest position of the publisher in the ledger: apply's own, or where a table changed hands.
+    """Return the furthest position of the publisher in the ledger: that of apply or of a hand-over.
 
     :raises Fenced: the subscription is gone.
     """
@@ -108,13 +108,13 @@ def _set(connection: psycopg.Connection, subid: int, to: str) -> None:
 
 
 def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH) -> None:
-    """Refuse to give the subscription a table to copy while ``e``.
+    """Refuse to add a table to copy while the state is ``e``.
 
-    A table that is not ``r`` would lose what was prepared before its snapshot and is committed after its hand-over:
-    COMMIT PREPARED carries no rows. Who goes on must ask again in the transaction that adds the table.
+    A table that is not ``r`` would lose transactions that are prepared before its snapshot and committed after its
+    hand-over: COMMIT PREPARED carries no rows. The caller must call it again in the transaction that adds the table.
 
-    :param words: how the server calls the command.
-    :raises StateForbids: in the server's words.
+    :param words: the server's name of the command.
+    :raises StateForbids: the state is ``e``; in the server's words.
     """
     if state(connection, subid, lock=True) == ENABLED:
         name = quoting.word(subscriptions.identity(connection, subid).subname)
@@ -128,7 +128,7 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
 
 
 def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
-    """Return the transactions that the ledger has as prepared and not decided."""
+    """Return the transactions that the ledger has as prepared and undecided."""
     return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in connection.execute(_PENDING, (subid,))]
 
 
@@ -155,7 +155,7 @@ def check_finishable(found: Sequence[Prepared]) -> None:
 
 
 def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None:
-    """Roll prepared transactions back for good: the publisher will not send them again. Missing ones are ignored.
+    """Roll back prepared transactions for good: the publisher will not send them again. Missing ones are ignored.
 
     :param connection: in autocommit mode.
     """
@@ -165,16 +165,16 @@ def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None
 
 
 def ask_for(connection: psycopg.Connection, subid: int) -> None:
-    """Set ``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
+    """Set ``d`` → ``p``. The next start of apply enables it if every table is ``r``. ``e`` stays."""
     with transactions.durable(connection):
         if state(connection, subid, lock=True) == DISABLED:
             _set(connection, subid, PENDING)
 
 
 def check_disable(connection: psycopg.Connection, subid: int) -> None:
-    """Refuse to end two_phase while something is prepared (``LookupGXactBySubid``), inside a transaction.
+    """Refuse to disable two_phase while a transaction is prepared (``LookupGXactBySubid``). Call it in a transaction.
 
-    :raises StateForbids: in the server's words, naming what is prepared.
+    :raises StateForbids: one is prepared; in the server's words, with its name.
     """
     state(connection, subid, lock=True)
     listed = {one.gid for one in pending(connection, subid)}
@@ -190,7 +190,7 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
 
 
 def disable(connection: psycopg.Connection, subid: int) -> None:
-    """Set ``d``, once the slot is not two-phase any more."""
+    """Set ``d`` once the slot is no longer two-phase."""
     with transactions.durable(connection):
         check_disable(connection, subid)
         _set(connection, subid, DISABLED)

@@ -1,13 +1,14 @@
-"""Rows of pgsub.control: which worker may write, the take-over of one that is running, and its stop flag.
+"""Rows of pgsub.control: which worker may write, the take-over of a running one, and its stop flag.
 
 NOTES
-A worker is apply (0) or the sync worker of a table (its oid). A launcher starts it by a take-over, which raises the
-worker's epoch; every commit of the worker checks the epoch that it was started with. So of two workers of one number
+A worker is apply (0) or the sync worker of a table (its OID). A launcher starts it by a take-over, which raises the
+worker's epoch. Every commit of a worker checks the epoch with which it was started. So of two workers with one number
 only the later can commit.
 
-A session of a worker is named ``pgsub SUBID ROLE EPOCH``. One that connects after the epoch was raised fails its claim.
-One that connected before is listed in pg_stat_activity, and is terminated. The new worker reads the ledger only when
-none is left, so it sees whatever the older committed. This breaks if a session of a worker bears another name.
+A worker's session is named ``pgsub SUBID ROLE EPOCH``. If it connects after the epoch was raised, its claim fails. If
+it connected before, it is listed in pg_stat_activity and is terminated. The new worker reads the ledger only when no
+older session is left, so it sees everything that the older worker committed. This breaks if a session of a worker has
+another name.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pgsub.common.errors import Fenced, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.session.transactions import durable
 
-APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
+APPLY = 0  #: worker number of apply in control and progress; any other is a table's OID
 _EVICT_SECONDS = 30
 
-#: Sessions ``a`` of pg_stat_activity whose name is believed. Any may bear any, but only who may write to the ledger can
-#: be a worker.
+#: Condition for sessions ``a`` of pg_stat_activity whose name is trusted. Any session may take any name, but only one
+#: that may write to the ledger can be a worker.
 WORKER_SESSIONS = """a.datname = pg_catalog.current_database()
    AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"""
 #: application_name of a subscription's workers, as a regular expression.
@@ -64,7 +65,7 @@ SELECT count(*), coalesce(pg_catalog.bool_or(a.state = 'disabled' OR
 
 
 class TableSign(NamedTuple):
-    """Evidence of tasks that synchronize tables, as of :class:`Sign`; ``copied`` are bytes of copies under way."""
+    """Evidence of tasks that synchronize tables, as in :class:`Sign`; ``copied``: bytes of copies in progress."""
 
     sessions: int
     works: bool
@@ -74,7 +75,7 @@ class TableSign(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The fence of one try of one worker: given to its task, checked by every commit."""
+    """The fence of one attempt of one worker. Its task receives it, and every commit checks it."""
 
     subid: int
     worker: int
@@ -87,9 +88,9 @@ class Sign:
     """Evidence of a worker on the target.
 
     :ivar claimed: a task has begun, in process ``pid`` of ``host``.
-    :ivar sessions: how many sessions it has.
-    :ivar works: whether a statement of it runs and does not wait for the worker itself.
-    :ivar changed: when a statement of it began or ended last.
+    :ivar sessions: number of its sessions.
+    :ivar works: one of its statements runs and does not wait for the worker itself.
+    :ivar changed: when one of its statements last began or ended.
     """
 
     claimed: bool = False
@@ -101,7 +102,7 @@ class Sign:
 
 
 def sign(connection: psycopg.Connection, claim: Claim) -> Sign:
-    """Look for a worker's sessions on the target; an epoch that was raised shows none."""
+    """Look for a worker's sessions on the target. Nothing is found for an epoch that was raised."""
     [role, *_] = _roles(claim.worker)
     name = f"pgsub {claim.subid} {role} {claim.epoch}"
     row = connection.execute(_SIGN.encode(), (name, claim.subid, claim.worker, claim.epoch)).fetchone()
@@ -117,7 +118,7 @@ def table_sign(connection: psycopg.Connection, claims: Sequence[Claim]) -> Table
 
 
 def is_worker(connection: psycopg.Connection, pid: int, subid: int) -> bool:
-    """Return whether a session of the target is one that a take-over of a worker of the subscription would end."""
+    """Return whether a take-over of a worker of the subscription would end this session of the target."""
     query = (
         f"SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND {WORKER_SESSIONS} AND application_name ~ %s"
     )
@@ -125,18 +126,18 @@ def is_worker(connection: psycopg.Connection, pid: int, subid: int) -> bool:
 
 
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
-    """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
+    """Raise the epoch of a worker and end every session of an older one. No worker starts without it.
 
-    :param worker: :data:`APPLY` or a table's oid.
-    :raises TargetUnavailable: an older session would not end within 30 s.
+    :param worker: :data:`APPLY` or a table's OID.
+    :raises TargetUnavailable: an older session did not end within 30 s.
     """
     return take_over_many(connection, subid, [worker])[worker]
 
 
 def take_over_others(connection: psycopg.Connection, claims: Sequence[Claim]) -> list[Claim]:
-    """Take over all workers of a subscription but those that ask for it; return the claims of these others.
+    """Take over all workers of a subscription except those that ask for it; return the claims of the others.
 
-    :raises Fenced: one of those that ask was taken over: of two who do it at once only the first goes on.
+    :raises Fenced: a worker that asks was taken over. If two do it at once, only the first goes on.
     """
     subid = claims[0].subid
     others = started(connection, subid) - set(numbers(claims))
@@ -154,12 +155,12 @@ def take_over_many(
 ) -> dict[int, Claim]:
     """Take over several workers in one commit; return their claims by worker.
 
-    :param under: claims of other workers, which must stand.
-    :raises Fenced: one of them was taken over.
+    :param under: claims of other workers, which must be valid.
+    :raises Fenced: one of these was taken over.
     """
     token = uuid.uuid4()
     with durable(connection):
-        if under:  # one at a time: each holds its own rows and wants those of the other
+        if under:  # one caller at a time: each locks its own rows and waits for those of the other
             connection.execute("SELECT FROM pgsub.subscription WHERE subid = %s FOR NO KEY UPDATE", (subid,))
             fence(connection, *under)
         rows = connection.execute(
@@ -181,12 +182,12 @@ def _roles(worker: int) -> tuple[str, ...]:
 
 
 def evict_all(connection: psycopg.Connection, subid: int) -> None:
-    """Terminate every worker's session of a subscription and wait until none is left."""
+    """Terminate all sessions of a subscription's workers and wait until none is left."""
     _evict(connection, subid, None)
 
 
 def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | None) -> None:
-    """Terminate sessions of roles with an epoch below the given one, or all sessions, and wait until none is left."""
+    """Terminate sessions of roles with an epoch below the given one, or all, and wait until none is left."""
     name = _PATTERN.format(subid)
     numbers = None if epochs is None else list(epochs.values())
     deadline = time.monotonic() + _EVICT_SECONDS
@@ -196,7 +197,7 @@ def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | 
 
 
 def fence(connection: psycopg.Connection, *claims: Claim) -> None:
-    """Hold control rows of a subscription's workers against a take-over until this (short) transaction ends."""
+    """Protect control rows of a subscription's workers from a take-over until this (short) transaction ends."""
     if not claims:
         return
     if len(_held(connection, claims, "FOR SHARE OF c")) != len(claims):
@@ -218,14 +219,14 @@ def _held(connection: psycopg.Connection, claims: Sequence[Claim], lock: str = "
 
 
 def numbers(claims: Sequence[Claim]) -> list[int]:
-    """Return the workers that claims are of."""
+    """Return the workers of these claims."""
     return [claim.worker for claim in claims]
 
 
 def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
-    """Set the stop flag of every worker; each reads it at a transaction boundary.
+    """Set the stop flag of every worker. Each worker reads it at a transaction boundary.
 
-    A row that another session holds is passed over rather than waited for: ask again.
+    A row that another session has locked is passed over: ask again.
     """
     connection.execute(
         "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
@@ -235,9 +236,9 @@ def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
 
 
 def ask_to_record(connection: psycopg.Connection, subid: int, position: int) -> None:
-    """Ask apply to record a position in the ledger as soon as it is there, rather than within the status interval.
+    """Ask apply to record a position in the ledger as soon as it is reached, not only at the status interval.
 
-    What is asked last counts, and a row that another session holds is passed over: the position is recorded later then.
+    The last request counts. A row that another session has locked is passed over: the position is recorded later then.
     """
     connection.execute(
         "UPDATE pgsub.control SET wanted_lsn = %s WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
@@ -247,9 +248,9 @@ def ask_to_record(connection: psycopg.Connection, subid: int, position: int) -> 
 
 
 def withdraw(connection: psycopg.Connection, claim: Claim) -> bool:
-    """Raise the epoch of a worker that has not taken its claim yet: it ends as soon as it begins.
+    """Raise the epoch of a worker that has not taken its claim yet, so that it ends as soon as it begins.
 
-    :return: whether it had not; one that has is to be asked, see :func:`ask_to_stop`.
+    :return: whether it had not taken it. A worker that has must be asked: :func:`ask_to_stop`.
     """
     row = connection.execute(
         "UPDATE pgsub.control SET epoch = epoch + 1"

@@ -1,4 +1,4 @@
-"""Sessions on the target: how they are opened, as whom they write, whose ledger they trust, how writes are tagged.
+"""Sessions on the target: how they are opened, their role, the trust in the ledger, and the tags on their writes.
 
 Mirrors InitializeLogRepWorker (``worker.c``), ``usercontext.c`` and the session API of ``origin.c``. Entry points:
 :func:`~pgsub.target.session.connect.connect`, :mod:`~pgsub.target.session.roles`,

@@ -1,7 +1,7 @@
-"""Advisory locks of the target database.
+"""Advisory locks in the target database.
 
-Anyone who may connect to the database can hold one, also by a prepared transaction, which no session belongs to. So a
-lock is never waited for without an end, and the error names who holds it.
+Anyone who may connect to the database can hold one. A prepared transaction, which belongs to no session, can hold one
+too. So every wait for a lock is limited, and the error names the holder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pgsub.common import quoting
 from pgsub.common.errors import LockHeld
 from pgsub.common.query import row
 
-#: "pgsu", with a subid: the lock that makes it one launcher a subscription, whatever host and state store it runs on.
+#: "pgsu", used with a subid: this lock ensures one launcher per subscription, across hosts and state stores.
 LAUNCHER = 0x70677375
 #: Seconds to wait for a lock that sessions of pgsub hold for a moment.
 PATIENCE_SECONDS = 5.0
 _PAUSE = 0.05
 
-#: A lock as the server's functions name it: one bigint, or two integers.
+#: A lock as an argument of the server's functions: one bigint, or two integers.
 Key = tuple[int] | tuple[int, int]
 
 _HOLDER = """
@@ -58,12 +58,11 @@ def take(
     seconds: float | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Take a lock, or give up.
+    """Take a lock, or give up, and return whether the session has it.
 
-    :param scope: ``xact_`` for a lock of the open transaction; otherwise of the session.
-    :param seconds: None for :data:`PATIENCE_SECONDS`.
-    :param pause: waits for so many seconds; a true result ends the wait, as that of ``Event.wait``.
-    :return: whether the session has the lock.
+    :param scope: ``xact_`` for a lock of the open transaction; otherwise it is a session lock.
+    :param seconds: maximum wait; None: :data:`PATIENCE_SECONDS`.
+    :param pause: waits for the given seconds. A true result ends the wait for the lock, as with ``Event.wait``.
     """
     query = f"SELECT pg_catalog.pg_try_advisory_{scope}lock({', '.join(['%s'] * len(key))})"
     deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
@@ -75,7 +74,7 @@ def take(
 
 @contextlib.contextmanager
 def holding(connection: psycopg.Connection, key: Key, seconds: float | None = None) -> Iterator[bool]:
-    """Hold a lock of the session as long as the block lasts; give whether the session has it, as :func:`take`."""
+    """Hold a session lock for the duration of the block; yield whether the session has it, as :func:`take`."""
     taken = take(connection, key, seconds=seconds)
     try:
         yield taken
@@ -88,7 +87,7 @@ def holding(connection: psycopg.Connection, key: Key, seconds: float | None = No
 def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) -> None:
     """Take a lock of the open transaction.
 
-    :param what: what others do who hold it, for the error.
+    :param what: the error message: what the holder is doing.
     :raises LockHeld: it was not free within :data:`PATIENCE_SECONDS`.
     """
     if not take(connection, key, scope="xact_"):
@@ -96,16 +95,16 @@ def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) ->
 
 
 def holder(connection: psycopg.Connection, key: Key) -> Holder | None:
-    """Return the other session, or the prepared transaction, that holds a lock; None where there is none."""
+    """Return the other session or the prepared transaction that holds a lock; None if there is none."""
     high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
     found: tuple[int | None, str, str] | None = row(connection, _HOLDER, (high, low, len(key)))
     return None if found is None else Holder(*found)
 
 
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:
-    """Return the error for a lock that was not free in time, with who holds it.
+    """Make the error for a lock that was not free in time. It names the holder.
 
-    :param hint: a sentence that goes before the statement that ends the session that holds it.
+    :param hint: a sentence before the statement that ends the session that holds it.
     """
     found = holder(connection, key)
     if found is None:

@@ -1,4 +1,4 @@
-"""The end of what runs on a session of the target, from another thread."""
+"""Cancellation of statements in a session of the target, from another thread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import socket
 import psycopg
 
 _CANCEL_SECONDS = 2.0
-#: Seconds between two cancellations: what was canceled last may have been about to begin.
+#: Seconds between two cancel requests: a statement may begin just after the first one.
 AGAIN_SECONDS = 0.3
 
 
 def cancel(session: psycopg.Connection) -> None:
-    """Cancel what runs there, if anything does; hang up on a server that cannot be told.
+    """Cancel the running statement, if any; close the connection to a server that cannot be reached.
 
-    A COMMIT that waits for a synchronous standby is done when it is canceled (SyncRepWaitForLSN).
+    If a COMMIT that waits for a synchronous standby is canceled, it is done nevertheless (SyncRepWaitForLSN).
     """
     try:
         session.cancel_safe(timeout=_CANCEL_SECONDS)

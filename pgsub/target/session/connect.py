@@ -1,4 +1,4 @@
-"""Sessions on the target; the only place that opens them. Mirrors InitializeLogRepWorker (worker.c)."""
+"""Connections to the target; no other module opens any. Mirrors InitializeLogRepWorker (worker.c)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pgsub.common.query import scalar
 from pgsub.common.server_words import is_transient
 from pgsub.common.subscription import Subscription
 
-#: Beside :data:`pgsub.common.connections.conninfo.PINNED`.
+#: In addition to :data:`pgsub.common.connections.conninfo.PINNED`.
 _SETTINGS = {
     "xmloption": "content",
     "client_min_messages": "warning",
     "jit": "off",
 }
-#: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
-#: and a backend that waits for a lock reads nothing. Others have
+#: For sessions that receive many rows. The kernel also counts a peer as vanished if it receives nothing for this long,
+#: and a backend that waits for a lock does not read. Other sessions use
 #: :data:`pgsub.common.connections.conninfo.KEEPALIVES`.
 _PATIENCE = {"tcp_user_timeout": "300000"}
 _DENIED = re.compile(r"^permission denied for (table|schema) (.+)$")
@@ -42,10 +42,10 @@ _PASSWORD_STATES = ("28P01", "28000")
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """The owner of a target session: a take-over finds the sessions of older epochs by it."""
+    """The application_name of a target session. A take-over finds the sessions of older epochs by it."""
 
     subid: int
-    role: str  #: launcher, apply, table:<relid> of what prepares a synchronization, sync:<relid>, copy:<relid>
+    role: str  #: launcher, apply, sync:<relid>, copy:<relid>, or table:<relid> (prepares a synchronization)
     epoch: int
 
     def __str__(self) -> str:
@@ -53,10 +53,10 @@ class SessionName:
 
 
 def open_session(sub: Subscription, name: SessionName | str, **options: Any) -> psycopg.Connection:
-    """Open a session with the target of a subscription: the database that it was created for, whatever its name.
+    """Open a session in the target database of a subscription.
 
-    :param options: of :func:`connect`.
-    :raises TargetReplaced: another database bears the name.
+    :param options: options of :func:`connect`.
+    :raises TargetReplaced: another database has its name.
     """
     return connect(sub.target, name, expected=sub, **options)
 
@@ -71,18 +71,17 @@ def connect(
     views: bool = True,
     expected: Subscription | None = None,
 ) -> psycopg.Connection:
-    """Open a session with everything pinned that apply relies on.
+    """Open a session, in autocommit mode, with all settings that apply relies on.
 
-    :param conninfo: without a password (a passfile is named in it).
+    :param conninfo: without a password; it may name a passfile.
     :param name: the session's application_name.
     :param synchronous_commit: the session's default for that setting.
     :param replica: whether to try ``session_replication_role = replica``; see :func:`is_replica`.
-    :param bulk: whether rows will be sent: a vanished host is noticed within five minutes then, otherwise within one.
-        What the conninfo or its service says of it goes before.
-    :param views: False for a session that only reads tables by name: one exchanged for a view is refused,
-        and so are foreign partitions.
-    :param expected: a subscription, whose database it is to be if that is known.
-    :return: an autocommit connection.
+    :param bulk: rows will be sent: a vanished host is noticed within five minutes instead of one. Settings of the
+        conninfo or its service take precedence.
+    :param views: False for a session that only reads tables by name: a view in place of a table is refused, and so are
+        foreign partitions.
+    :param expected: a subscription that the database must belong to; None: no check.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     :raises StateForbids: a connection pooler answered.
     :raises TargetReplaced: it is another database.
@@ -101,7 +100,7 @@ def connect(
         if expected is not None and expected.dboid not in (0, oid):
             raise _replaced(expected, connection.info.dbname, oid)
         if replica:
-            # works without; create and status say what that means and name the GRANT
+            # apply works without it; create and status explain the consequences and name the GRANT
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
                 connection.execute("SET session_replication_role = replica")
     except BaseException as error:
@@ -113,24 +112,24 @@ def connect(
 
 
 def is_replica(connection: psycopg.Connection) -> bool:
-    """Return whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
+    """Return whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules do not fire."""
     return bool(scalar(connection, "SHOW session_replication_role") == "replica")
 
 
 def tracks_commits(connection: psycopg.Connection) -> bool:
-    """Return whether the server remembers time and origin of commits."""
+    """Return whether the server tracks time and origin of commits."""
     return bool(scalar(connection, "SHOW track_commit_timestamp") == "on")
 
 
 def is_superuser(connection: psycopg.Connection) -> bool:
-    """Return whether the session's user is one, whatever role it has assumed meanwhile."""
+    """Return whether the session's user is a superuser, whatever role it has assumed."""
     return scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
 
 
 def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
     """Return whether the publisher must ask for a password (``must_use_password`` of run_apply_worker, worker.c).
 
-    :param session: a session of the role that the subscription works as on the target; superusers are exempt.
+    :param session: a target session of the subscription's role. Superusers are exempt.
     """
     return sub.password_enforced and not is_superuser(session)
 
@@ -174,16 +173,16 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
 
 
 def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> PgsubError:
-    """Make pgsub's error of an error on an established target session.
+    """Make pgsub's error for a server error in an established target session.
 
     :param doing: completes "could not …".
-    :param user: of the session, where it is known: a hint names the whole GRANT then.
-    :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.
+    :param user: the session's user, if known, for a complete GRANT in the hint.
+    :return: TargetUnavailable if a retry may help, otherwise another error with the server's own words.
     """
     message, detail, hint, context = server_words.said(error)
     text, state = f"could not {doing}: {message}", error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return InternalError(text)  # psycopg refused our own statement: no server said anything
+        return InternalError(text)  # psycopg itself rejected the statement: there are no words of a server
     if is_transient(state, error.diag.source_file):
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":

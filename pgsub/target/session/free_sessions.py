@@ -1,4 +1,4 @@
-"""Free sessions: how many more a role may open on a server (max_connections, CONNECTION LIMIT), either of the two."""
+"""Free sessions: how many more a role may open on either server (max_connections, CONNECTION LIMIT)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import psycopg
 
-# Reserved connections are not for everybody, and a role and a database have limits of their own. What the role may not
-# see of others counts as a client's; what the subscription has already is counted among those that it may take.
+# Reserved connections are not available to everyone. Roles and databases have limits of their own. A session whose
+# backend_type the role may not see counts as a client's. "present" are the subscription's own sessions.
 _SESSIONS = """
 SELECT least(
        current_setting('max_connections')::bigint - CASE WHEN r.rolsuper THEN 0 ELSE
@@ -32,7 +32,7 @@ class SessionCounts(NamedTuple):
     """The sessions of a server, counted.
 
     :ivar free: sessions that the role may still open.
-    :ivar present: sessions of the subscription that are there.
+    :ivar present: existing sessions of the subscription.
     :ivar most: max_connections.
     """
 
@@ -44,8 +44,8 @@ class SessionCounts(NamedTuple):
 def free_sessions(connection: psycopg.Connection, subid: int = 0) -> SessionCounts | None:
     """Count the sessions that the role of a connection may still open.
 
-    :param subid: of the subscription whose sessions are counted apart, too; 0 for none.
-    :return: None where the server does not say.
+    :param subid: subscription whose sessions are counted as present; 0: none.
+    :return: None if the server does not tell.
     """
     row = connection.execute(_SESSIONS.encode(), (f"pgsub {subid} %",)).fetchone()
     return None if row is None else SessionCounts(*(int(one) for one in row))

@@ -1,8 +1,8 @@
-"""Code that somebody attached to the ledger: it would run with the rights of every role that writes there.
+"""Code that somebody attached to the ledger. It would run with the rights of every role that writes there.
 
-The ledger's tables have a known form (:mod:`~pgsub.target.ledger.schema.versions`): columns of the system's types, keys
-among themselves, defaults that are constants or the time, checks that list constants. What has another form is no part
-of it, whoever owns it: functions of the system are not harmless, ``query_to_xml`` runs what it is given.
+The ledger's tables have a known form (:mod:`~pgsub.target.ledger.schema.versions`): columns of built-in types, keys
+among themselves, defaults that are constants or the time, checks that list constants. Anything else is no part of the
+ledger, whoever owns it. Built-in functions are not harmless either: ``query_to_xml`` runs the query that it is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psycopg
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, one_line
 
-#: Roles that are trusted with the ledger, as a part of WITH.
+#: CTE with the roles that are trusted with the ledger.
 TRUSTED = """
 trusted AS (
      SELECT r.oid FROM pg_catalog.pg_roles r
@@ -24,7 +24,7 @@ trusted AS (
          OR r.oid = (SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))
 """
 
-# As search_path is empty, servers write a name without its schema only if it is the system's.
+# search_path is empty, so the server writes a name without its schema only if it is built in.
 _CONSTANT = r"(?:'(?:[^'\\]|'')*'(?:::(?:[a-z_0-9 ]+|\"char\"))?|-?[0-9.]+|true|false)"
 _FORMS = {
     "default": re.compile(rf"{_CONSTANT}|(?:now|clock_timestamp)\(\)"),
@@ -37,7 +37,7 @@ ledger AS MATERIALIZED (
        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
       WHERE n.nspname = 'pgsub' AND c.relkind IN ('r', 'p', 'v', 'm', 'f'))
 """
-# Kind, table of the ledger, name of the part, another relation, text.
+# Columns: kind, table of the ledger, name of the part, schema and name of another relation, text.
 _WRITTEN = f"""
 WITH {_LEDGER}
 SELECT 'default', l.relname::text, a.attname::text, NULL::text, NULL::text, pg_catalog.pg_get_expr(e.adbin, e.adrelid)
@@ -48,8 +48,8 @@ SELECT 'constraint', l.relname::text, k.conname::text, NULL, NULL, pg_catalog.pg
   FROM ledger l JOIN pg_catalog.pg_constraint k ON k.conrelid = l.oid WHERE k.contype = 'c'
  ORDER BY 1, 2, 3
 """
-# A foreign key acts at both of its tables, and triggers of the other one can be deferred to the commit. What the system
-# brings is pinned: nothing is recorded to depend on it. Who has the privilege TRIGGER or REFERENCES could attach later.
+# A foreign key acts at both of its tables, and triggers of the other one can be deferred to the commit. pg_depend has
+# no entries for built-in objects: they are pinned. A role with TRIGGER or REFERENCES could attach code later.
 _ATTACHED = f"""
 WITH {TRUSTED}, {_LEDGER},
 part AS (
@@ -122,10 +122,10 @@ SELECT kind, relname::text, name::text, schema::text, relation::text, NULL::text
 
 
 class _Part(NamedTuple):
-    """A thing that is attached to the ledger.
+    """A part that is attached to the ledger.
 
-    :ivar name: None for a grantee: PUBLIC.
-    :ivar relation: of the ledger's table and this one, the latter is another's, such as a child.
+    :ivar name: for a privilege, the grantee; None: PUBLIC.
+    :ivar relation: another relation that takes part, such as a child.
     """
 
     kind: str
@@ -142,7 +142,7 @@ class _Part(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """What it is, for a message."""
+        """The name of the part in a message."""
         of = f'of "pgsub.{self.table}"'
         if self.kind == "kind":
             return f'relation "pgsub.{self.table}"'
@@ -154,7 +154,7 @@ class _Part(NamedTuple):
 
     @property
     def removal(self) -> str | None:
-        """The statement that takes it away, None where the table has to be looked at first."""
+        """The statement that removes it; None if somebody has to look at the table first."""
         table, name = quoting.name("pgsub", self.table), quoting.name(self.name or "")
         other = quoting.name(self.schema or "", self.relation or "")
         match self.kind:
@@ -174,9 +174,9 @@ class _Part(NamedTuple):
 
 
 def check(connection: psycopg.Connection) -> None:
-    """Check that the ledger has its own form; the session's search_path is empty.
+    """Check that the ledger has its own form. The session's search_path must be empty.
 
-    :raises PermissionMissing: with what removes what it has besides.
+    :raises PermissionMissing: something is attached; the hint removes it.
     """
     attached = _attached(connection)
     if attached and all(part.kind.startswith("privilege ") for part in attached):
@@ -188,7 +188,7 @@ def check(connection: psycopg.Connection) -> None:
 
 
 def runs_code(connection: psycopg.Connection) -> bool:
-    """Return whether the ledger has another form than its own; privileges to attach something are no code yet."""
+    """Return whether the ledger has another form than its own. Privileges to attach code do not count."""
     return any(not part.kind.startswith("privilege ") for part in _attached(connection))
 
 
@@ -198,7 +198,7 @@ def _attached(connection: psycopg.Connection) -> list[_Part]:
 
 
 def _revoke(connection: psycopg.Connection, privileges: list[_Part]) -> None:
-    """Take away what GRANT ALL gave besides what a role needs that uses the ledger, where this session may."""
+    """Revoke privileges that GRANT ALL gave and that a role does not need to use the ledger, if this session may."""
     with contextlib.suppress(psycopg.Error), connection.transaction():
         for part in privileges:
             connection.execute(str(part.removal).encode())

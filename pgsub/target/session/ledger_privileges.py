@@ -1,8 +1,8 @@
-"""The ledger's owner and its grantees: which roles are trusted with the ledger, which may use it.
+"""The ledger's owner and grantees: which roles are trusted with the ledger, and which may use it.
 
-A ledger's owner can attach code to its tables, which runs with the rights of every role that writes there. So the owner
-must be the session's user, a superuser or the database's owner. A ledger that a superuser makes belongs to the
-bootstrap superuser, whom the server never lets be anything else. Other superusers get GRANTs: they may cease to be one.
+A ledger's owner can attach code to its tables. The code runs with the rights of every role that writes there. So the
+owner must be the session's user, a superuser or the database's owner. A ledger that a superuser creates belongs to the
+bootstrap superuser, which the server never lets lose that attribute. Other superusers may lose it, so they get GRANTs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgsub.common.query import scalar
 from pgsub.target.session import advisory_locks, ledger_code
 from pgsub.target.session.ledger_code import TRUSTED
 
-_LOCK_KEY = 0x7067737562  #: "pgsub", beside the launcher's own
+_LOCK_KEY = 0x7067737562  #: "pgsub", different from the launcher's key
 
 _STRANGERS = f"""
 WITH {TRUSTED},
@@ -34,7 +34,7 @@ ledger AS (
 SELECT l.name, o.rolname::text FROM ledger l JOIN pg_catalog.pg_roles o ON o.oid = l.owner
  WHERE l.owner NOT IN (SELECT oid FROM trusted) ORDER BY l.name NULLS FIRST
 """
-# What the role was granted itself: a superuser may do everything, for as long as it is one.
+# Privileges that were granted to the role itself. A superuser may do everything, but only as long as it is one.
 _UNGRANTED = """
 SELECT r.rolname::text FROM pg_catalog.pg_namespace n, pg_catalog.pg_roles r
  WHERE n.nspname = 'pgsub' AND r.rolname = coalesce(%s, current_user) AND r.oid <> n.nspowner AND (
@@ -45,7 +45,7 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n, pg_catalog.pg_roles r
              AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) a
                               WHERE a.grantee = r.oid AND a.privilege_type = w)))
 """
-# A schema without a table is no ledger yet, and no code is attached to one.
+# A schema without tables is not a ledger yet, and no code is attached to it.
 _EMPTY = f"""
 WITH {TRUSTED}
 SELECT n.oid FROM pg_catalog.pg_namespace n
@@ -64,11 +64,11 @@ SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o
 
 
 def check(connection: psycopg.Connection) -> None:
-    """Check that the ledger's owner, and owners of code attached to it, are trusted; nothing where there is no ledger.
+    """Check that the ledger's owner, and owners of code attached to it, are trusted. Do nothing if there is no ledger.
 
-    Asked by every command before it writes there, and at the start of launchers, workers and copies.
+    Every command checks it before it writes there; launchers, workers and copies check it when they start.
 
-    :raises PermissionMissing: with what a superuser is to run.
+    :raises PermissionMissing: they are not; the hint has the statements for a superuser.
     """
     strangers = connection.execute(_STRANGERS.encode()).fetchall()
     if strangers:
@@ -77,7 +77,7 @@ def check(connection: psycopg.Connection) -> None:
 
 
 def trusted(connection: psycopg.Connection) -> bool:
-    """Return whether a ledger may be read: :func:`check` for a server where nothing is to be changed."""
+    """Return whether the ledger may be read: the :func:`check` for a server that must not be changed."""
     return not connection.execute(_STRANGERS.encode()).fetchall() and not ledger_code.runs_code(connection)
 
 
@@ -121,9 +121,9 @@ def _owner(connection: psycopg.Connection) -> str | None:
 
 
 def give(connection: psycopg.Connection, role: str | None = None) -> None:
-    """Make the GRANTs that a role lacks, where the session's user may; where not, nothing happens.
+    """Grant the missing privileges to a role, if the session's user may; otherwise do nothing.
 
-    :param role: None for the session's own.
+    :param role: None: the session's own role.
     """
     if not _lacking(connection, role):
         return
@@ -135,9 +135,9 @@ def give(connection: psycopg.Connection, role: str | None = None) -> None:
 
 
 def lock(connection: psycopg.Connection) -> None:
-    """Keep others from changing the ledger's schema or its privileges until the open transaction ends.
+    """Protect the ledger's schema and privileges from changes by others until the open transaction ends.
 
-    :raises LockHeld: another session does for too long.
+    :raises LockHeld: another session changes them for too long.
     """
     message = "the ledger on the target is being changed by another session"
     advisory_locks.take_for_transaction(connection, (_LOCK_KEY,), message)
@@ -149,11 +149,11 @@ def _lacking(connection: psycopg.Connection, role: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def acting(connection: psycopg.Connection) -> Iterator[None]:
-    """Act as the ledger's owner, or its future one, inside an open transaction, where the session's user may."""
+    """Act as the ledger's owner, or its future owner, in an open transaction, if the session's user may."""
     bootstrap = _bootstrap_superuser(connection)
     if bootstrap is not None and scalar(connection, _EMPTY) is not None:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
-        for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # whom its maker let in
+        for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # grantees of its creator
             connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
     owner = _owner(connection) or bootstrap
     if owner is not None:
@@ -164,7 +164,7 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
 
 
 def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:
-    """Return the bootstrap superuser, who owns a ledger that a superuser makes; None for another role."""
+    """Return the bootstrap superuser, which owns a ledger that a superuser creates; None if the role is not one."""
     query = """
         SELECT b.rolname::text FROM pg_catalog.pg_roles b, pg_catalog.pg_roles me
          WHERE b.oid = 10 AND b.rolsuper AND me.rolname = current_user AND me.rolsuper"""

@@ -1,8 +1,8 @@
-"""Replication origins as tags, which distinguish what pgsub writes from local writes. Mirrors origin.c's session API.
+"""Replication origins as tags that distinguish pgsub's writes from local writes. Mirrors origin.c's session API.
 
-A peer that subscribes to the target with ``origin = none`` must not be sent what came from elsewhere. One session an
-origin at a time, so each writing session takes a free one of the pool ``pgsub_<subid>[_n]``. Progress is not kept in
-them: the ledger is the authority.
+A peer that subscribes to the target with ``origin = none`` must not receive changes that came from elsewhere. An origin
+serves one session at a time, so each writing session takes a free one of the pool ``pgsub_<subid>[_n]``. The origins do
+not keep the progress: the ledger does.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.session import advisory_locks
 
-#: Sessions of one subscription that write at once: apply, sync workers, chunks.
+#: Maximum number of sessions of one subscription that write at once: apply, sync workers, chunks.
 POOL = 32
-#: Origins that a session which is not needed leaves to the rest of the server: the first session of another
-#: subscription cannot do without.
+#: Number of origins that an optional session leaves free on the server, because the first session of another
+#: subscription cannot do without one.
 LEFT_TO_OTHERS = 4
 _COUNTING = 0x70677375626F  #: "pgsubo", an advisory lock
-FEATURE = "replication origins"  #: as ``status`` names what is not available
-EXHAUSTED = "53400"  #: configuration_limit_exceeded, as replorigin_session_setup says that none is free
+FEATURE = "replication origins"  #: name of the missing feature in ``status``
+EXHAUSTED = "53400"  #: configuration_limit_exceeded, from replorigin_session_setup if no origin is free
 SHORT_HINT = "Raise max_active_replication_origins (max_replication_slots before 18) and restart the target."
 
-#: Arguments differ by version: 19 added the pid of a session that has the origin already.
+#: The first version with another argument: the PID of a session that has the origin already.
 _SETUP_WITH_PID = 190000
 
 
 def _functions(connection: psycopg.Connection) -> list[str]:
-    """Return the functions that are called here, as this server's signatures."""
+    """Return the functions that this module calls, as this server's signatures."""
     pid = ", integer" if connection.info.server_version >= _SETUP_WITH_PID else ""
     return [
         "pg_replication_origin_oid(text)",
@@ -45,7 +45,7 @@ def _functions(connection: psycopg.Connection) -> list[str]:
 
 
 def allowed(connection: psycopg.Connection) -> bool:
-    """Return whether the role may use origins: superusers may, others need EXECUTE on the functions."""
+    """Return whether the role may use origins. Superusers may; other roles need EXECUTE on the functions."""
     query = """
         SELECT bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
           FROM pg_catalog.unnest(%s::text[]) AS f"""
@@ -61,18 +61,18 @@ def grant_hint(connection: psycopg.Connection) -> str:
 def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = False, spare: bool = False) -> str | None:
     """Tag everything that this session commits from now on.
 
-    :param connection: autocommit, outside a transaction.
-    :param must: whether another session of the subscription is tagged: this one may not go on without, then.
-    :param spare: whether it can be done without this session: it takes no origin that others may need more.
-    :return: the origin's name; None where the role may not use origins, and where none is free and nobody could see
-        the difference (see :func:`needed`).
-    :raises TargetUnavailable: none is free (max_active_replication_origins), as the server's subscriber refuses to go
-        on untagged.
+    :param connection: in autocommit mode, outside a transaction.
+    :param must: another session of the subscription is tagged, so this one may not go on untagged.
+    :param spare: the session is optional: it takes no origin that others may need more.
+    :return: the origin's name. None if the role may not use origins, or if none is free and no peer could see the
+        difference (see :func:`needed`).
+    :raises TargetUnavailable: none is free (max_active_replication_origins). The server's subscriber does not go on
+        untagged either.
     """
     if not allowed(connection):
         return None
     try:
-        # Two that count what is left at once would take one too many. Anyone may hold the lock: the wait is short.
+        # Two sessions that count at once would take one too many. Anyone may hold the lock, so the wait is short.
         with advisory_locks.holding(connection, (_COUNTING,)):
             return _attached(connection, sub.subid, spare=spare)
     except TargetUnavailable:
@@ -85,8 +85,8 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
 def needed(connection: psycopg.Connection, sub: Subscription) -> bool:
     """Return whether a peer distinguishes the subscription's writes from local ones by their origin.
 
-    Peers that replicate with ``origin = none`` do, as this subscription does itself, and so do subscribers to its
-    tables here.
+    If this subscription has ``origin = none``, its peers are assumed to have it too. Any subscriber to its tables on
+    the target may have it.
     """
     return sub.origin == "none" or bool(scalar(connection, _PUBLISHED, (sub.subid,)))
 
@@ -105,11 +105,11 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
         name = f"pgsub_{subid}" + (f"_{number}" if number else "")
         try:
             if scalar(connection, "SELECT pg_catalog.pg_replication_origin_oid(%s)", (name,)) is None:
-                # where the first name is not taken yet, a session that cannot do without is still to come
+                # before the first origin exists, a session that needs one is still to come
                 others = LEFT_TO_OTHERS + (number == 0)
                 if spare and (left := free(connection)) is not None and left <= others:
                     break
-                # another session of this subscription may be faster
+                # another session of this subscription may create it first
                 with contextlib.suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
                     connection.execute("SELECT pg_catalog.pg_replication_origin_create(%s)", (name,))
             connection.execute("SELECT pg_catalog.pg_replication_origin_session_setup(%s)", (name,))
@@ -126,12 +126,12 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
 
 
 def free(connection: psycopg.Connection, subid: int = 0) -> int | None:
-    """Count the replication origins that sessions of new names can have on this server.
+    """Count the replication origins that are left on this server for sessions with new names.
 
-    One that a session has had once counts as taken until it is dropped (replorigin_session_setup).
+    An origin that a session has used once counts as taken until it is dropped (replorigin_session_setup).
 
-    :param subid: of the subscription whose own do not count as taken; 0 for none.
-    :return: None where the role may not see it.
+    :param subid: subscription whose own origins do not count as taken; 0: none.
+    :return: None if the role may not see it.
     """
     function = "'pg_catalog.pg_show_replication_origin_status()'"
     if not scalar(connection, f"SELECT pg_catalog.has_function_privilege({function}, 'EXECUTE')"):
@@ -145,9 +145,9 @@ def free(connection: psycopg.Connection, subid: int = 0) -> int | None:
 
 
 def spare(connection: psycopg.Connection, subid: int) -> int | None:
-    """Count the origins that sessions of a subscription can have, of which no other subscription may be in need.
+    """Count the origins that sessions of a subscription may use without taking those that others may need.
 
-    :return: those that it has already included; None where the role may not see it.
+    :return: the number, including those that it has already; None if the role may not see it.
     """
     others, left = free(connection, subid), free(connection)
     if others is None or left is None:
@@ -156,12 +156,12 @@ def spare(connection: psycopg.Connection, subid: int) -> int | None:
 
 
 def _names(subid: int) -> str:
-    """Return the names of a subscription's origins as a regular expression."""
+    """Return a regular expression for the names of a subscription's origins."""
     return f"^pgsub_{subid}(_[0-9]+)?$"
 
 
 def drop_all(connection: psycopg.Connection, subid: int) -> None:
-    """Remove the subscription's origins; its writing sessions must have ended."""
+    """Drop the subscription's origins. Its writing sessions must have ended."""
     if allowed(connection):
         connection.execute(
             "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
@@ -171,12 +171,12 @@ def drop_all(connection: psycopg.Connection, subid: int) -> None:
 
 
 def advance(connection: psycopg.Connection, subid: int, position: int) -> None:
-    """Let the subscription's origin show a position that no commit carried; the ledger has it already.
+    """Advance the subscription's origin to a position that no commit carried. The ledger has it already.
 
-    Without the privilege, or while a session of the subscription holds the origin, the next commit will.
+    Without the privilege, or while a session of the subscription holds the origin, the next commit advances it.
     """
     function = "'pg_catalog.pg_replication_origin_advance(text, pg_lsn)'"
-    # asked first: a statement that names the function is refused even where its WHERE would not call it
+    # checked first: the server rejects a statement with the function even if its WHERE would not call it
     if not scalar(connection, f"SELECT pg_catalog.has_function_privilege({function}, 'EXECUTE')"):
         return
     with contextlib.suppress(psycopg.errors.ObjectInUse):

@@ -1,6 +1,6 @@
-"""Publications of the target, to whose subscribers a change without a replication origin is a local one.
+"""Publications of the target. To their subscribers, a change without a replication origin is a local change.
 
-A publisher that subscribes to the target with ``origin = none`` would be sent such a change, and lose its own rows.
+A publisher that subscribes to the target with ``origin = none`` would receive it, and lose its own rows.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PUBLISHING = f"""{_TABLES}
 
 
 def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str] | None:
-    """Return a publication of a table, and what it publishes: the table, a partition of it, or what it is part of."""
+    """Return a publication of a table, its partitions or ancestors, and the name of the table that it publishes."""
     found = row(connection, _PUBLISHING, {"relid": relid})
     return None if found is None else (found[0], found[1])
 
 
 def check_not_published(connection: psycopg.Connection, relid: int, what: str) -> None:
-    """Refuse changes without a replication origin of a table that the target publishes.
+    """Refuse changes without a replication origin to a table that the target publishes.
 
-    :param what: of the table would be replicated.
+    :param what: the changes, as the subject of the message.
     :raises StateForbids: a publication of the target has it.
     """
     if found := publication_of(connection, relid):
@@ -40,7 +40,7 @@ def check_not_published(connection: psycopg.Connection, relid: int, what: str) -
 
 
 def check_truncate_not_published(connection: psycopg.Connection, relids: Sequence[int]) -> None:
-    """Refuse TRUNCATE without a replication origin of tables of which the target publishes it.
+    """Refuse TRUNCATE without a replication origin of tables whose TRUNCATE the target publishes.
 
     :raises StateForbids: a publication of the target has one of them.
     """

@@ -1,10 +1,10 @@
 """The role that makes changes: each table's owner, or the session's user. Mirrors usercontext.c and run_as_owner.
 
-The server's subscriber refuses to apply where it may not become the owner. So an owner's code (triggers, defaults,
-expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so refusing would
-protect nobody: a user that is no member of the owner, but has rights of its own on the table, goes on as itself. A
-warning says so, unless the owner is a superuser, whom nobody should be made a member of. Where the user's rights do not
-suffice, the error is the server's: that it may not become the owner.
+The server's subscriber refuses to apply if it may not become the owner. So an owner's code (triggers, defaults,
+expressions) never runs with more than the owner's rights. A client cannot keep such code from RESET ROLE, so a refusal
+would protect nobody. Therefore a user that is no member of the owner, but has rights of its own on the table, makes the
+changes as itself. A warning says so, unless the owner is a superuser, because nobody should be made a member of one.
+If the user's rights do not suffice, the error is the server's: it may not become the owner.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
 
-FILTERED = "0A000"  #: feature_not_supported: the SQLSTATE of the refusal of row-level security
-#: What a change takes, by its message type; TRUNCATE is never made as the owner.
+FILTERED = "0A000"  #: feature_not_supported: SQLSTATE of the refusal because of row-level security
+#: Privileges for a change, by message type. TRUNCATE is never made as the owner.
 NEEDED = {"INSERT": ("INSERT",), "UPDATE": ("SELECT", "UPDATE"), "DELETE": ("SELECT", "DELETE")}
 
-# A privilege on columns is taken for enough: the change itself fails where it is not.
+# A privilege on some columns counts as enough. If it is not, the change itself fails.
 _LACKING = """
 SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
        ARRAY(SELECT w FROM pg_catalog.unnest(%s::text[]) AS w
@@ -36,10 +36,10 @@ SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
 
 
 def with_role(target: TargetRelation, sub: Subscription) -> TargetRelation:
-    """Return the table with the role that its changes are made as.
+    """Return the table with the role that makes its changes.
 
-    :raises PermissionMissing: the user is a member of the owner that may not SET ROLE (SwitchToUntrustedUser), or a
-        row security policy applies to the acting role (TargetPrivilegesCheck).
+    :raises PermissionMissing: the user is a member of the owner and may not SET ROLE (SwitchToUntrustedUser), or a row
+        security policy applies to the acting role (TargetPrivilegesCheck).
     """
     role = None
     if not sub.run_as_owner and target.access in ("set", "refused"):
@@ -66,8 +66,8 @@ def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMiss
 def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subscription, needed: str) -> None:
     """Check that a user that may not become the owner can make a change as itself.
 
-    :param connection: its session, out of a transaction that has failed.
-    :param needed: the message type of the change, as in :data:`NEEDED`.
+    :param connection: its session, outside of a failed transaction.
+    :param needed: message type of the change; a key of :data:`NEEDED`.
     :raises PermissionMissing: it lacks a privilege.
     """
     if sub.run_as_owner or target.access not in ("none", "trusted"):
@@ -100,7 +100,7 @@ def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subsc
 
 
 def row_security(target: TargetRelation, role: str) -> PermissionMissing:
-    """Make the server's refusal: policies would filter, or run code, row by row."""
+    """Make the server's refusal: policies would filter rows, or run code for each of them."""
     return PermissionMissing(
         f'user "{role}" cannot replicate into relation with row-level security enabled: "{target.name}"',
         detail=f'A policy of "{target.schema}.{target.name}" applies to the role that makes its changes.',
@@ -111,7 +111,7 @@ def row_security(target: TargetRelation, role: str) -> PermissionMissing:
 
 @contextlib.contextmanager
 def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
-    """Act as a role inside an open transaction; an error leaves it to the rollback to change back."""
+    """Act as a role in an open transaction. After an error, the rollback resets the role."""
     if role is not None:
         connection.execute(session_role.set_role(role))
     yield
@@ -121,10 +121,10 @@ def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def using(connection: psycopg.Connection, target: TargetRelation, purpose: str = table_lock.WRITING) -> Iterator[None]:
-    """Act as the role of a table, which is locked and whose name is verified, inside an open transaction.
+    """Act as the role of a table, lock the table and verify its name, in an open transaction.
 
-    :param purpose: as of :func:`~pgsub.common.table_lock.hold`.
-    :raises TableReplaced: the name is another table's.
+    :param purpose: see :func:`~pgsub.common.table_lock.hold`.
+    :raises TableReplaced: another table has the name.
     """
     with acting(connection, target.acts_as):
         table_lock.hold(connection, target.oid, target.schema, target.name, purpose)

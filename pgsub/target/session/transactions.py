@@ -1,4 +1,4 @@
-"""Transactions of a target session: durable ones, and those that wait for no lock for long."""
+"""Transactions of a target session: durable ones, and ones with a short lock timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 
 @contextlib.contextmanager
 def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
-    """Open a transaction that is on disk once it has committed, whatever the subscription's synchronous_commit is."""
+    """Open a transaction that is flushed to disk at its commit, whatever the subscription's synchronous_commit is."""
     with connection.transaction():
         # guard: state changes are durable
         connection.execute("SET LOCAL synchronous_commit = on")
@@ -18,5 +18,5 @@ def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
 
 
 def lock_timeout(connection: psycopg.Connection) -> None:
-    """Limit the wait for a lock of the ledger: it is waited for while another is held."""
+    """Limit the wait for a lock of the ledger, because the session holds another one meanwhile."""
     connection.execute("SET LOCAL lock_timeout = '1s'")

@@ -1,7 +1,7 @@
-"""The search for rows of the target in the way of a row, after a unique violation, index by index.
+"""The search for rows of the target that conflict with a row, after a unique violation, index by index.
 
-Mirrors FindConflictTuple (execReplication.c) and GetTupleTransactionInfo (conflict.c). The server searches inside the
-transaction that fails; here it is rolled back already, so what that itself had done before is not seen.
+Mirrors FindConflictTuple (execReplication.c) and GetTupleTransactionInfo (conflict.c). The server searches in the
+transaction that fails. Here that transaction is already rolled back, so its own earlier changes are not seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgsub.target.session.connect import tracks_commits
 from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored
 from pgsub.target.sql.statement_builder import Statement
 
-#: Milliseconds that a search may take.
+#: Timeout of a search, in milliseconds.
 TIMEOUT = 5000
 _IndexQueries = list[tuple[UniqueIndex, bytes]]
 
@@ -37,8 +37,8 @@ SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.
  WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND (d.oid IS NOT NULL OR a.attidentity <> '')
 """
 
-# Of interval and money, in whatever they are: another session, with its own IntervalStyle or lc_monetary, may read the
-# text as another value. Dates are written as ISO, which all read alike.
+# Columns that contain interval or money, at any depth. A session with another IntervalStyle or lc_monetary may read
+# their text as another value. Dates are written as ISO, which every session reads alike.
 _READ_OTHERWISE = """
 WITH RECURSIVE kind AS (
      SELECT a.attname, a.atttypid AS oid FROM pg_catalog.pg_attribute a WHERE a.attrelid = %s::oid AND a.attnum > 0
@@ -63,21 +63,21 @@ SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END,
 
 @dataclass(frozen=True, slots=True)
 class ConflictingRow:
-    """A row of the target that has a key already. What could not be read is None."""
+    """A row of the target that already has a key. Values that could not be read are None."""
 
     index: str
-    key: str | None = None  #: of the index, as the server shows it: (a)=(1)
+    key: str | None = None  #: key of the index, in the server's format: (a)=(1)
     row: dict[str, str | None] | None = None  #: by column, in the table's order
     xid: int | None = None  #: transaction on the target that wrote it
-    commit_ts: str | None = None  #: when, where the target tracks it
-    origin: str | None = None  #: None a local one, '' one that does not exist any more
-    identical: bool = False  #: no column that came from the publisher differs
-    ctid: str | None = None  #: where it is
-    at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
-    key_columns: list[str] | None = None  #: whose values in ``row`` no other row of the table has; None: not known
+    commit_ts: str | None = None  #: its commit time, if the target tracks it
+    origin: str | None = None  #: name of its origin; None: local; '': dropped since
+    identical: bool = False  #: no column that the publisher sent differs
+    ctid: str | None = None  #: the row's ctid
+    at: int | None = None  #: commit_ts in microseconds since 2000, as in the protocol
+    key_columns: list[str] | None = None  #: columns whose values in ``row`` identify the row; None: unknown
 
     def as_record(self) -> dict[str, Any]:
-        """Return its fields for a record, without what is of use only for a moment."""
+        """Return its fields for a record, without those that are valid only for a moment."""
         return {name: value for name, value in asdict(self).items() if name not in ("ctid", "at")}
 
 
@@ -86,10 +86,10 @@ class Search:
     """The result of a search.
 
     :ivar hits: in the order of the server's report.
-    :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
-    :ivar moved: it would leave the partition that it is in.
-    :ivar indexes: all that stop a row at once, in the order in which the server searches them; a violation of any
-        other is none of its conflicts.
+    :ivar remote: the row as the change would make it, by column; None if the row to update does not exist.
+    :ivar moved: the row would move to another partition.
+    :ivar indexes: the indexes that are checked at once, in the order in which the server searches them. A violation of
+        another index is not one of its conflicts.
     """
 
     hits: list[ConflictingRow]
@@ -99,7 +99,7 @@ class Search:
 
 
 class TableSearch:
-    """A search for the rows in the way of rows of one table, in the session's transaction and role, without a lock."""
+    """A search for conflicting rows of one table, in the session's transaction and role, without locks."""
 
     def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
         self._connection = connection
@@ -120,14 +120,14 @@ class TableSearch:
         sent: Sequence[str],
         inserts: bool,
     ) -> Search:
-        """Look for every row that stands in the way of a row.
+        """Look for every row that conflicts with a row.
 
         :param change: :func:`~pgsub.target.sql.row_queries.resulting_row`; ``values`` and ``formats`` are its
-            parameters. The same object has the same ``sent`` and ``inserts``.
-        :param sent: columns that came from the publisher.
-        :raises psycopg.Error: not allowed, or not in time.
+            parameters. Calls with the same object must have the same ``sent`` and ``inserts``.
+        :param sent: columns that the publisher sent.
+        :raises psycopg.Error: not permitted, or a timeout.
         """
-        if id(change) not in self._queries:  # composing them takes longer than running them
+        if id(change) not in self._queries:  # it takes longer to compose them than to run them
             self._queries[id(change)] = change, *self._compose(change, sent, inserts=inserts)
         _, remote, indexes = self._queries[id(change)]
 
@@ -148,9 +148,9 @@ class TableSearch:
         return Search(hits, self._row(found[1]), moved=moved, indexes=names)
 
     def _compose(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> tuple[bytes, _IndexQueries]:
-        """Compose the query of the row as it would be, and of each index that of the row that has its key already."""
+        """Compose the query for the row as the change would make it, and for the conflicting row in each index."""
         generated = {name: text for name, is_generated, text in self._expressions if is_generated}
-        # whose value an insert takes from a default: nobody knows it
+        # an insert takes these values from a default, so they are unknown
         unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
         remote = completed(self.table, change.text, generated)
         known = [index for index in self._indexes if not unknown.intersection(index.columns)]
@@ -175,9 +175,9 @@ class TableSearch:
     def _key_columns(
         self, index: UniqueIndex, row: dict[str, str | None], key: Sequence[str | None]
     ) -> list[str] | None:
-        """Return the columns of an index, where a comparison with ``=`` of all of them finds this row alone.
+        """Return the columns of an index if a comparison of all of them by ``=`` identifies the row; else None.
 
-        It is made with the text of their values, in whatever session.
+        The comparison uses the text of their values and must hold in any session.
         """
         by_name = {column.quoted: column for column in self.table.columns}
         columns = [by_name.get(text) for text in index.keys]
@@ -187,30 +187,30 @@ class TableSearch:
         for column, operator, value in zip(columns, index.operators, key, strict=True):
             if column is None or column.equality != operator or not column.deterministic:
                 return None
-            if value is None or row.get(column.name) != value:  # what is large is only told of
+            if value is None or row.get(column.name) != value:  # of a large value, ``row`` has only the size
                 return None
             names.append(column.name)
         return None if self._read_otherwise.intersection(names) else names
 
     @cached_property
     def _read_otherwise(self) -> set[str]:
-        """Columns whose values the sessions of others may read from their text as other values."""
+        """The columns whose text another session may read as another value."""
         return {name for (name,) in self._connection.execute(_READ_OTHERWISE.encode(), (self.table.oid,))}
 
     def _row(self, values: str | None) -> dict[str, str | None]:
         read = dict(zip((c.name for c in stored(self.table)), json.loads(values or "[]"), strict=True))
-        # of a virtual column the server's word
+        # the server shows "virtual" for a virtual column
         return {c.name: read.get(c.name, "virtual") for c in self.table.columns}
 
 
 def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingRow:
-    """Add time and origin of the transaction that wrote a row; none where the target does not know them."""
+    """Add time and origin of the transaction that wrote a row, if the target tracks them."""
     found = row(connection, _WRITTEN, (str(hit.xid),)) if hit.xid is not None else None
     return hit if found is None else replace(hit, commit_ts=found[0], origin=found[1], at=found[2])
 
 
 def member(connection: psycopg.Connection, root: TargetRelation, name: tuple[str, str]) -> TargetRelation | None:
-    """Describe the table that has a name, if it is this one or one of its partitions."""
+    """Describe the table with this name if it is ``root`` or one of its partitions."""
     table = describe(connection, *name)
     if table is None or table.oid == root.oid:
         return table
@@ -220,7 +220,7 @@ def member(connection: psycopg.Connection, root: TargetRelation, name: tuple[str
 
 @contextlib.contextmanager
 def bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
-    """Read as a role, for :data:`TIMEOUT` at most, in a transaction that its owner rolls back."""
+    """Read as a role, with a timeout of :data:`TIMEOUT`, in a transaction that the caller rolls back."""
     connection.execute("SET TRANSACTION READ ONLY")
     limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}").format(sql.Literal(TIMEOUT))
     connection.execute(limits)

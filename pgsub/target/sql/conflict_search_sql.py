@@ -1,6 +1,6 @@
-"""SQL that finds the rows in the way of another one, index by index: see :mod:`pgsub.target.sql.conflict_search`.
+"""SQL that finds conflicting rows, index by index; see :mod:`pgsub.target.sql.conflict_search`.
 
-Keys and predicates are SQL of the catalog; the values of the change are parameters. Mirrors
+Keys and predicates are SQL from the catalogs. The values of the change are parameters. Mirrors
 ExecCheckIndexConstraints (execIndexing.c) as FindConflictTuple (execReplication.c) calls it.
 """
 
@@ -16,7 +16,7 @@ from pgsub.target.sql.row_queries import row_texts
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
-    """Compose the row as it would be, generated columns included. Expressions of the catalog are SQL already."""
+    """Compose the row as the change would make it, with generated columns by their expressions from the catalogs."""
     names = {column.name for column in stored(table)}
     more = [
         sql.SQL(", ({}) AS {}").format(sql.SQL(text), sql.Identifier(name))
@@ -28,9 +28,9 @@ def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, 
 
 
 def remote_row(table: TargetRelation, remote: sql.Composed) -> sql.Composed:
-    """Compose the row as it would be, as text, and the table that it is in.
+    """Compose the row as the change would make it, as text, and the table that it is in.
 
-    :param remote: gives that row.
+    :param remote: query for that row.
     """
     return sql.SQL("SELECT pgsub_tableoid, {} FROM ({}) AS pgsub_remote").format(
         row_texts(stored(table), "pgsub_remote"), remote
@@ -38,17 +38,17 @@ def remote_row(table: TargetRelation, remote: sql.Composed) -> sql.Composed:
 
 
 def stored(table: TargetRelation) -> list[TargetColumn]:
-    """Return columns that have a value of their own in a row."""
+    """Return the columns whose values are stored in a row."""
     return [column for column in table.columns if not column.virtual]
 
 
 def conflicting_row(
     table: TargetRelation, index: UniqueIndex, remote: sql.Composed, sent: Sequence[str]
 ) -> sql.Composed:
-    """Compose the search for the row that has the key of an index already, as the server's output functions write it.
+    """Compose the search for the row that already has the key of an index, in the format of the output functions.
 
-    :param remote: gives the row as it would be.
-    :param sent: columns that came from the publisher.
+    :param remote: query for the row as the change would make it.
+    :param sent: columns that the publisher sent.
     """
     same = [
         sql.SQL("{}::text IS NOT DISTINCT FROM {}::text").format(

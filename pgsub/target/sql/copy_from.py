@@ -1,4 +1,4 @@
-"""COPY FROM STDIN of streams that are made already. Mirrors CopyMultiInsert's reason to be."""
+"""COPY FROM STDIN of prepared streams. Serves the same purpose as the server's CopyMultiInsert."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 import psycopg
 from psycopg import sql
 
-_PLACE = re.compile(r" \d+, \w+ ")  #: the line's number and the word for column
+_PLACE = re.compile(r" \d+, \w+ ")  #: the line's number, and "column" in any language
 
 
 def column_of(context: str, columns: Iterable[str]) -> str | None:
-    """Find the column that the CONTEXT of a failed COPY names: ``COPY t, line 1, column c: "…"``, in any language.
+    """Find the column in the CONTEXT of a failed COPY: ``COPY t, line 1, column c: "…"``, in any language.
 
-    A binary value is not shown after it.
+    The value does not follow if it is binary.
     """
     line = context.partition("\n")[0]
     place = _PLACE.search(line)
@@ -25,9 +25,9 @@ def column_of(context: str, columns: Iterable[str]) -> str | None:
 
 
 def run(connection: psycopg.Connection, statement: sql.Composed, stream: memoryview) -> None:
-    """Send a stream through COPY FROM STDIN inside the session's open transaction.
+    """Send a stream through COPY FROM STDIN in the session's open transaction.
 
-    :raises psycopg.Error: as the server says it; the transaction is aborted.
+    :raises psycopg.Error: the server's error; the transaction is aborted.
     """
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(stream)

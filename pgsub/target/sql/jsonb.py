@@ -1,6 +1,6 @@
-"""JSON for the ledger, whatever the encoding of the target: jsonb refuses a character that the database cannot have.
+"""JSON for the ledger, for any encoding of the target: jsonb rejects characters that the database cannot store.
 
-It does so where the character is escaped, too, and with SQL_ASCII it refuses every escape. No database has U+0000.
+It rejects them as escapes too; with SQL_ASCII it rejects every escape. No database can store U+0000.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-_ESCAPED = re.compile(r"\\(?:\\|u0000)")  #: a backslash, whose text may go on as an escape does, or U+0000
-#: Those whose databases have every character: SQL_ASCII takes UTF-8 as bytes, and gives it back.
+_ESCAPED = re.compile(r"\\(?:\\|u0000)")  #: an escaped backslash (the text after it is no escape), or U+0000
+#: Encodings that can store every character. SQL_ASCII stores the bytes of UTF-8 and returns them.
 _ALL = ("UTF8", "SQL_ASCII")
 
 
 def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
-    """Make a parameter for a jsonb; what the database cannot have is in it as Python shows it (``\u65e5``)."""
+    """Make a jsonb parameter. Characters that the database cannot store are replaced by Python escapes (``\u65e5``)."""
     return Jsonb(body, dumps=partial(text, encoding=encoding(connection)))
 
 
@@ -30,7 +30,7 @@ def encoding(connection: psycopg.Connection) -> str:
 
 
 def text(body: Any, encoding: str) -> str:
-    """Write JSON that a database of this encoding takes."""
+    """Write JSON that a database with this encoding accepts."""
     found = json.dumps(body, ensure_ascii=False)
     if "\\u0000" in found:
         found = _ESCAPED.sub(lambda pair: pair[0].replace("u0000", r"\x00"), found)
@@ -48,7 +48,7 @@ def _shown(found: re.Match[str], codec: str) -> str:
 
 
 def _codec(encoding: str) -> str:
-    """Return Python's name of an encoding; ASCII, which is part of each, for an unknown one."""
+    """Return Python's name for an encoding. For an unknown one, return ASCII, which every encoding includes."""
     name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
     try:
         return codecs.lookup(name).name

@@ -1,6 +1,6 @@
-"""Which partition a row of a partitioned table would be in. Mirrors ExecFindPartition (execPartition.c).
+"""The partition that a row of a partitioned table belongs to. Mirrors ExecFindPartition (execPartition.c).
 
-No server says it outside an INSERT, so partition constraints are evaluated over the rows, many at a time.
+The server does not tell it outside of an INSERT. So partition constraints are evaluated for many rows at a time.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
 
 
 def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
-    """Read the columns of a partition in its own order, which need not be that of the partitioned table."""
+    """Read the columns of a partition in their own order, which may differ from the partitioned table's."""
     return [name for (name,) in connection.execute(_COLUMNS.encode(), leaf)]
 
 
 def leaves(
     connection: psycopg.Connection, table: TargetRelation, rows: Sequence[Mapping[str, str | None]]
 ) -> list[Name | None]:
-    """Find the partition of each row; None where it cannot be evaluated.
+    """Find the partition of each row; None if it cannot be evaluated.
 
-    Inside an open transaction it is a savepoint: a value that no input function takes does no harm.
+    In an open transaction it runs in a savepoint, so a value that an input function rejects does no harm.
 
-    :param table: partitioned.
-    :param rows: values as text by column; what is not there is NULL.
+    :param table: a partitioned table.
+    :param rows: values as text, by column. Missing columns are NULL.
     """
     try:
         with connection.transaction(), roles.acting(connection, table.acts_as):
@@ -62,7 +62,7 @@ def _routed(
     found: Sequence[tuple[str, str, str | None]],
 ) -> list[Name | None]:
     columns = [column for column in table.columns if not column.generated]
-    # types and constraints were written as SQL by the catalog
+    # types and constraints are SQL from the catalogs
     cases = sql.SQL(" ").join(
         sql.SQL("WHEN ({}) THEN {}").format(sql.SQL(constraint or "true"), sql.Literal(number))
         for number, (_, _, constraint) in enumerate(found)

@@ -1,7 +1,7 @@
-"""Single-row statements in libpq's pipeline mode: many changes to a round trip, each with its own row count.
+"""Single-row statements in libpq's pipeline mode: many changes in a round trip, each with its own row count.
 
 psycopg's cursors cost more per statement than the server needs to run it. So ``pgconn`` is called directly, with the
-wire's bytes as parameters.
+bytes from the wire as parameters.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
 from pgsub.target.sql.statement_builder import Statement
 
-#: Results to leave unread before the sender reads some: enough to fill a round trip, little enough that neither
-#: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).
+#: Number of unread results after which the sender reads some. It is enough for a round trip, and small enough that the
+#: socket buffers do not fill while nobody reads. (Unbounded queues are quadratic in libpq's memmove.)
 WINDOW = 256
-#: Bytes of values after which the sender waits as well: they are in libpq's buffer and held by the senders' tags.
+#: Bytes of values after which the sender also waits: libpq's buffer and the senders' tags hold them.
 WINDOW_BYTES = 4 << 20
-#: What prepared statements may cost this session and the server together, in parameters. An update of a table with
-#: many columns has as many shapes as there are sets of columns that are NULL or not sent.
+#: Maximum cost of prepared statements, counted in parameters, because session and server keep them. Updates of a table
+#: with many columns have a statement for each set of columns that are NULL or not sent.
 PREPARED = 40_000
-_STATEMENT = 8  #: what a statement without parameters costs
+_STATEMENT = 8  #: cost of a statement without parameters
 
 _OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.starts_with(name, %s)"
 
-#: invalid_sql_statement_name: psycopg deallocates every prepared statement of a session after a rollback that it sees,
-#: the pipeline's too. It is no fault of a row; they are prepared again.
+#: invalid_sql_statement_name: after a rollback that it sees, psycopg deallocates every prepared statement of a session,
+#: including the pipeline's. This is no fault of a row; the statements are prepared again.
 DEALLOCATED = "26000"
 
 RowCount = Callable[[int], None]
-#: Takes the values of a row as text.
+#: A function that receives the values of a row as text.
 FirstRow = Callable[[list[str | None]], None]
-#: What :meth:`Pipeline.round_trip` sends, with which values, and who takes its first row.
+#: A step of :meth:`Pipeline.round_trip`: statement, values, and the receiver of its first row.
 Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 
 class StatementFailed(Exception):
-    """A statement of the pipeline failed; everything after it was not run.
+    """The failure of a statement in the pipeline. No later statement was run.
 
-    :ivar tag: what the sender named it by.
+    :ivar tag: the sender's tag.
     :ivar error: psycopg's exception with SQLSTATE and diagnostics.
-    :ivar statement: what failed, None where it was no single-row statement.
+    :ivar statement: the failed statement; None if it was not a single-row statement.
     """
 
     def __init__(self, tag: object, error: psycopg.Error, statement: Statement | None) -> None:
@@ -58,8 +58,8 @@ class StatementFailed(Exception):
 class Pipeline:
     """A sender of prepared statements that checks their row counts.
 
-    :param connection: an autocommit session; between :meth:`sync` and the next :meth:`send` others may use it.
-    :param prefix: of the names of what it prepares, its own in the session.
+    :param connection: in autocommit mode. Others may use it between :meth:`sync` and the next :meth:`send`.
+    :param prefix: prefix of the names of its prepared statements, unique in the session.
     """
 
     def __init__(self, connection: psycopg.Connection, prefix: str = "pgsub") -> None:
@@ -72,7 +72,7 @@ class Pipeline:
         self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
-        self.undo = "ROLLBACK"  #: what leaves a transaction in which a statement failed
+        self.undo = "ROLLBACK"  #: statement that ends a failed transaction
 
     def send(
         self,
@@ -85,11 +85,11 @@ class Pipeline:
     ) -> None:
         """Queue one execution.
 
-        :param values: parameter values as they came from the wire.
-        :param formats: 0 text, 1 binary, one per value.
-        :param tag: returned in :class:`StatementFailed`.
-        :param on_count: called with the number of rows when the result is read.
-        :param on_row: called with the first row, if there is one.
+        :param values: parameter values as received.
+        :param formats: for each value, 0 text or 1 binary.
+        :param tag: tag for :class:`StatementFailed`.
+        :param on_count: receives the number of rows when the result is read.
+        :param on_row: receives the first row, if there is one.
         """
         if not self._active:
             self._pgconn.nonblocking = 1
@@ -105,9 +105,9 @@ class Pipeline:
             self._pump(until_sync=False)
 
     def round_trip(self, *steps: Step) -> None:
-        """Send statements with their values as text, and wait for all of them; each is its own tag.
+        """Send statements with their values as text, and wait for all of them. Each statement is its own tag.
 
-        :raises StatementFailed: as of :meth:`sync`, and so TargetUnavailable.
+        :raises: the same errors as :meth:`sync`.
         """
         for statement, values, on_row in steps:
             texts = [None if value is None else str(value).encode() for value in values]
@@ -137,7 +137,7 @@ class Pipeline:
     def sync(self) -> None:
         """Wait for every result.
 
-        :raises StatementFailed: the first failure; the session left the pipeline and its transaction is aborted.
+        :raises StatementFailed: the first failure. The session has left the pipeline and its transaction is aborted.
         :raises TargetUnavailable: the connection broke.
         """
         if not self._active:
@@ -154,9 +154,9 @@ class Pipeline:
             raise failure
 
     def reset(self) -> None:
-        """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed).
+        """Forget prepared statements, because a failed Parse leaves no statement behind and none may be missing.
 
-        One by one: psycopg has statements of its own in the session, and does not notice every DEALLOCATE ALL.
+        They are deallocated one by one: psycopg has its own in the session, and does not notice every DEALLOCATE ALL.
         """
         self._prepared.clear()
         self._cost = 0
@@ -193,8 +193,8 @@ class Pipeline:
             raise TargetUnavailable(f"could not receive from the target: {server_words.said(error).message}") from None
 
     def _drain(self, until_sync: bool) -> bool:
-        """Read the results at hand; True when what was waited for is complete."""
-        separator = False  # libpq gives None after each statement's result, and again when it has nothing
+        """Read the available results; return True once everything that was waited for is complete."""
+        separator = False  # libpq returns None after each statement's result, and again if there is nothing to read
         while not self._pgconn.is_busy():
             result = self._pgconn.get_result()
             if result is None:

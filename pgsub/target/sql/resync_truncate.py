@@ -1,7 +1,7 @@
-"""TRUNCATE of tables that are copied again, and all that speaks against it. Mirrors ExecuteTruncate (tablecmds.c).
+"""TRUNCATE of tables that are copied again, and the checks before it. Mirrors ExecuteTruncate (tablecmds.c).
 
-What PostgreSQL would refuse is refused before anything is touched, naming the constraint, the trigger or the GRANT; and
-what PostgreSQL would do although nobody wants it (rows of another subscription, a TRUNCATE that travels on) as well.
+If PostgreSQL would refuse, it is refused before anything is changed, naming the constraint, the trigger or the GRANT.
+So is what PostgreSQL would do although nobody wants it: truncate rows of another subscription, or replicate TRUNCATE.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
 
 @dataclass(frozen=True, slots=True)
 class TruncatedTable:
-    """A table that is to be emptied.
+    """A table to truncate.
 
-    :ivar members: its oid, and those of its partitions.
-    :ivar rows: the planner's estimate, None for a table that was never analyzed and is not empty.
-    :ivar bytes: of its rows, without TOAST.
+    :ivar members: OIDs of the table and its partitions.
+    :ivar rows: the planner's estimate; None if the table was never analyzed and is not empty.
+    :ivar bytes: size of its rows, without TOAST.
     """
 
     oid: int
@@ -82,11 +82,11 @@ class TruncatedTable:
 def inspect(
     connection: psycopg.Connection, subid: int, relids: Sequence[int], *, replica: bool, tagged: bool
 ) -> list[TruncatedTable]:
-    """Describe the tables, if all of them may be emptied together.
+    """Describe the tables if all of them may be truncated together.
 
     :param relids: tables of subscription ``subid``.
-    :param replica: whether session_replication_role = replica is in effect (which triggers would fire).
-    :param tagged: whether the session carries a replication origin.
+    :param replica: session_replication_role = replica is in effect. It decides which triggers would fire.
+    :param tagged: the session carries a replication origin.
     :raises StateForbids: a foreign key, a trigger, another subscription or a publication forbids it.
     :raises PermissionMissing: no TRUNCATE privilege; the hint has the GRANT.
     """
@@ -150,7 +150,7 @@ def _check_triggers(connection: psycopg.Connection, members: Sequence[int], repl
 
 
 def members(connection: psycopg.Connection, relids: Sequence[int]) -> list[int]:
-    """Return the oids of tables and of their partitions."""
+    """Return the OIDs of tables and of their partitions."""
     query = """
         SELECT w::bigint FROM pg_catalog.unnest(%s::oid[]) AS w
          UNION SELECT t.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_tree(w) AS t"""
@@ -158,7 +158,7 @@ def members(connection: psycopg.Connection, relids: Sequence[int]) -> list[int]:
 
 
 def other_writer(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> tuple[str, str] | None:
-    """Return another subscription that writes tables, and which; also through a table that they are partitions of."""
+    """Return another subscription that writes one of these tables or its ancestors, and the name of that table."""
     query = "SELECT a.relid::bigint FROM pg_catalog.unnest(%s::oid[]) AS w, pg_catalog.pg_partition_ancestors(w) AS a"
     written = [*members, *(oid for (oid,) in connection.execute(query, (list(members),)))]
     found = row(connection, _OTHERS, (subid, written, written))
@@ -182,9 +182,9 @@ def check_writers(
 
 
 def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> None:
-    """Empty all of them in one statement, inside the caller's transaction and under its lock_timeout.
+    """Truncate all tables in one statement, in the caller's transaction and with its lock_timeout.
 
-    A plain table without its inheritance children: those are published, and subscribed, on their own.
+    Inheritance children of a plain table are excluded: they are published and subscribed on their own.
     """
     if tables:
         for table in tables:
@@ -196,7 +196,7 @@ def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -
 
 
 def lock_holders(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> list[str]:
-    """List sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
+    """List the sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
     members = [oid for table in tables for oid in table.members]
     rows = connection.execute(_HOLDERS.encode(), (members,)).fetchall()
     return [f"PID {pid} ({user}, {name or 'no name'}, {state}): {query}" for pid, user, name, state, query in rows]

@@ -1,6 +1,6 @@
-"""Fingerprints of rows: two rows have the same one where the target takes them for equal.
+"""Fingerprints of rows: two rows have the same one if they are equal on the target.
 
-Types and collations decide what is equal: 1.0 and 1.00, or "Bob" and "bob". Only the target knows that, so it is asked.
+Equality depends on types and collations: 1.0 and 1.00, "Bob" and "bob". Only the target knows it, so it is queried.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from psycopg import sql
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 
-#: Equal for two rows that are equal in some columns.
+#: The fingerprint of a row in some columns: the same for rows that are equal in them.
 Fingerprint = tuple[str | None, ...]
 
-#: Asks the target: what for, columns of a row, how the query is composed, and their values as text.
+#: Queries the target. Arguments: purpose, columns of a row, composer of the query, values of the columns as text.
 Ask = Callable[[str, Sequence[TargetColumn], Callable[[], sql.Composed], Sequence[str | None]], list[tuple[Any, ...]]]
 
-# The type's own hash, of 64 bits: two values that a type, or a collation, takes for one have one.
+# The type's own 64-bit hash. It is the same for two values that the type or collation treats as equal.
 _HASHED = "pg_catalog.hash_record_extended({}, 0)::pg_catalog.text"
-_AS_TEXT = "({})::pg_catalog.text"  #: for types that have none, such as money
+_AS_TEXT = "({})::pg_catalog.text"  #: for types without a hash function, such as money
 _REMEMBERED = 10000
-#: Types whose values are equal where their texts are: bool, bytea, name, int8, int2, int4, text, oid, varchar, date,
-#: timestamp, timestamptz, uuid.
+#: Types whose values are equal exactly if their texts are: bool, bytea, name, int8, int2, int4, text, oid, varchar,
+#: date, timestamp, timestamptz, uuid.
 _BY_TEXT = frozenset({16, 17, 19, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
-_BY_BYTES = frozenset({None, 'pg_catalog."default"', 'pg_catalog."C"'})  #: collations that take no two texts for one
+_BY_BYTES = frozenset({None, 'pg_catalog."default"', 'pg_catalog."C"'})  #: collations with bytewise equality
 
 
 class Fingerprints:
-    """Fingerprints of one target table's rows.
+    """Fingerprints of the rows of one target table.
 
     :param as_row: composes a row with all columns of the table from parameters for some of them.
     """
@@ -50,10 +50,10 @@ class Fingerprints:
         self._ask = ask
         self._as_row = as_row
         self._known: dict[tuple[str | None, ...], Fingerprint] = {}
-        self._unhashed: set[str] = set()  #: a type of theirs cannot be hashed
+        self._unhashed: set[str] = set()  #: purposes for which a type has no hash function
 
     def unique(self, row: Mapping[str, str | None]) -> list[tuple[str, Fingerprint]]:
-        """Return what no other row may have, by unique index."""
+        """Return the row's unique keys as fingerprints, with the name of the index. No other row may have them."""
         found: list[tuple[str, Fingerprint]] = []
         for name, columns in self._plain:
             values = tuple(row.get(column) for column in columns)
@@ -65,7 +65,7 @@ class Fingerprints:
         return found
 
     def of(self, row: Mapping[str, str | None], names: Sequence[str]) -> Fingerprint:
-        """Return what rows have in common that are equal in these columns, NULLs being equal too."""
+        """Return the fingerprint of a row in these columns. NULLs are equal."""
         columns = [c for c in self._columns if c.name in names]
         known = {c.name: row.get(c.name) for c in columns}
         if self.are_texts(names):
@@ -74,11 +74,11 @@ class Fingerprints:
         return self._made("key", known, [lambda text: sql.SQL(text).format(values)])
 
     def are_texts(self, names: Collection[str]) -> bool:
-        """Return whether values of these columns are equal where their texts are: the target need not be asked."""
+        """Return whether values of these columns are equal exactly if their texts are, so that no query is needed."""
         return all(c.type_oid in _BY_TEXT and c.deterministic for c in self._columns if c.name in names)
 
     def _plain_columns(self, index: UniqueIndex) -> list[str]:
-        """Return the columns of an index whose values are equal where their texts are; none for any other index."""
+        """Return the columns of an index whose values are equal exactly if their texts are; none for another index."""
         by_text = {c.quoted: c.name for c in self._columns if c.type_oid in _BY_TEXT}
         if index.predicate or index.nulls_equal or not set(index.collations) <= _BY_BYTES:
             return []

@@ -1,9 +1,9 @@
-"""Rows of target tables as a preview reads them: nothing is written, and no code of a table is run.
+"""Rows of target tables as a preview reads them: nothing is written, and no code of a table runs.
 
-Values come as the publisher's text and are read by the target's own input functions; what is compared afterwards is
-the target's text of both. Unique indexes, NOT NULL and CHECK are asked by SELECT: so no trigger fires, no default is
-taken, no sequence moves, no row is locked. Mirrors RelationFindReplTupleByIndex, CheckAndReportConflict
-(execReplication.c) and ExecConstraints (execMain.c).
+The target's input functions read the publisher's text. Comparisons use the target's text of both sides. Unique
+indexes, NOT NULL and CHECK are evaluated by SELECT. So no trigger fires, no default is evaluated, no sequence advances,
+and no row is locked. Mirrors RelationFindReplTupleByIndex, CheckAndReportConflict (execReplication.c) and
+ExecConstraints (execMain.c).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints
 from pgsub.target.sql.statement_builder import found_by, only
 
-#: A row as texts of the target, by column; None is NULL.
+#: A row as texts of the target, by column.
 Row = Mapping[str, str | None]
 
 _CHECKS = """
@@ -41,7 +41,7 @@ SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attr
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row of the target: where it is, which transaction wrote it, and its values as text."""
+    """A row of the target: its place, the transaction that wrote it, and its values as text."""
 
     place: str
     xid: str
@@ -49,9 +49,9 @@ class Found:
 
 
 class ReadOnlySession:
-    """One read-only session of a preview; statements act as the role that apply would act as.
+    """A read-only session of a preview. Statements run as the role as which apply would act.
 
-    :param connection: autocommit, with nothing in the way of reading.
+    :param connection: in autocommit mode.
     """
 
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -60,7 +60,7 @@ class ReadOnlySession:
         self._open = False
         self._verified: set[str | None] = {None}
         connection.execute("SET default_transaction_read_only = on")
-        connection.execute("SET lock_timeout = '10s'")  # of a TRUNCATE or ALTER TABLE of others
+        connection.execute("SET lock_timeout = '10s'")  # another session's TRUNCATE or ALTER TABLE may hold a lock
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +75,9 @@ class ReadOnlySession:
         self._verified = {None}
 
     def rows(self, table: TargetRelation, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
-        """Run a query about a table as its role.
+        """Run a query on a table as its role.
 
-        :raises psycopg.Error: the transaction has ended then; the next question begins another one.
+        :raises psycopg.Error: the transaction has ended; the next query begins another.
         :raises TableReplaced: a type was renamed.
         """
         role, types = table.acts_as, table.named_types
@@ -91,20 +91,20 @@ class ReadOnlySession:
             if types not in self._verified:
                 table_lock.verify_types(self._connection, types, table.schema, table.name)
                 self._verified.add(types)
-            # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
+            # the query contains names and expressions from the catalogs, in which % is an ordinary character
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
         except (psycopg.Error, TableReplaced):
             self._end()
             raise
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
-        """Run a query about one table on the catalogs."""
+        """Run a query on the catalogs about one table."""
         self._end()
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
 
 class InTransaction:
-    """An open transaction of a writing session, which sees what that did so far."""
+    """The open transaction of a writing session, whose own changes are visible."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -123,10 +123,9 @@ class InTransaction:
 class TableLookup:
     """Reads of one target table.
 
-
     :ivar indexes: its unique indexes.
-    :ivar fingerprints: compares rows by them, and by keys.
-    :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
+    :ivar fingerprints: compares rows by unique indexes and keys.
+    :ivar required: NOT NULL columns; True if no default fills in a missing value.
     """
 
     def __init__(self, session: ReadOnlySession | InTransaction, target: TargetRelation) -> None:
@@ -149,7 +148,7 @@ class TableLookup:
     def read(self, row: Row) -> Row:
         """Convert a row's values to the target's text of them.
 
-        :raises psycopg.Error: a value is none of its column's type.
+        :raises psycopg.Error: a value is invalid for its column's type.
         """
         columns = self._sent(row)
         if not columns:
@@ -163,7 +162,7 @@ class TableLookup:
         return dict(zip((c.name for c in columns), texts, strict=True))
 
     def find(self, key: Row) -> Found | None:
-        """Find the row that has these values in these columns, NULLs being equal; one of them where several have.
+        """Find a row that has these values in these columns. NULLs are equal.
 
         :raises SchemaFault: a column's type has no equality.
         """
@@ -186,7 +185,7 @@ class TableLookup:
         return self._found(rows[0]) if rows else None
 
     def taken(self, row: Row) -> list[tuple[UniqueIndex, Found]]:
-        """Find rows that have one of the row's unique keys already, by index; the row itself is one, if it is there."""
+        """Find rows that have one of the row's unique keys, by index. The row itself is among them if it exists."""
         if not self.indexes:
             return []
         columns = self._sent(row)
@@ -207,9 +206,9 @@ class TableLookup:
         )  # fmt: skip
 
     def violated(self, row: Row) -> str | None:
-        """Return why a whole new row is refused, in the server's words; None where it fits.
+        """Return the server's error for a complete new row; None if the row fits.
 
-        NOT NULL and CHECK constraints of the table itself, and whether a partition takes it.
+        It checks NOT NULL and CHECK constraints of the table, and whether a partition accepts the row.
         """
         for name, nothing_fills_it in self.required.items():
             if row.get(name) is None and (name in row or nothing_fills_it):
@@ -237,7 +236,7 @@ class TableLookup:
         build: Callable[[], sql.Composed],
         values: Sequence[str | None],
     ) -> list[tuple[Any, ...]]:
-        """Run a query, composed once for each set of columns: that takes longer than to run it."""
+        """Run a query. It is composed once for each set of columns, because that takes longer than to run it."""
         key = (what, *(c.name for c in columns))
         query = self._queries.get(key)
         if query is None:
@@ -251,7 +250,7 @@ class TableLookup:
         return Found(row[0], row[1], {c.name: value for c, value in zip(self.columns, row[2:], strict=True)})
 
     def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
-        """Compose a subquery of the row with all columns; what was not sent is NULL, which violates nothing."""
+        """Compose a subquery of the row with all columns. Missing values are NULL, which violates nothing."""
         positions = {c.name: i for i, c in enumerate(columns)}
         casts = [
             sql.SQL("{} AS {}").format(
@@ -268,7 +267,7 @@ class TableLookup:
 
 
 def _partitions(session: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
-    """Return the message where no partition takes a row, and the condition that one does (ExecFindPartition)."""
+    """Return the error if no partition accepts a row, and the condition that one does (ExecFindPartition)."""
     found = [text for *_, text in session.catalog(PARTITIONS, target.oid)]
     if target.relkind == "p":
         said = f'no partition of relation "{target.name}" found for row'

@@ -1,4 +1,4 @@
-"""SELECTs about single rows: what a change would leave, who wrote a row last, whether it leaves its partition.
+"""SELECTs about single rows: the result of a change, the last writer of a row, whether it changes its partition.
 
 They find rows as :mod:`~pgsub.target.sql.statements` does, and change nothing.
 """
@@ -13,14 +13,14 @@ from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
 
-#: Bytes of a value above which it is not read to be shown.
+#: Larger values, in bytes, are not read for display.
 LARGEST = 65536
 
 
 def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
-    """Compose a JSON array of the values as their types' output functions write them; very large ones as their size.
+    """Compose a JSON array of the values in the format of their output functions. Of a large value, it has the size.
 
-    One value, for a table may have more columns than two thirds of what a target list can.
+    It is a single column, because a target list is limited to 1664 columns and a table can have 1600.
     """
     value = sql.SQL(
         "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN pg_catalog.format('%s', {0})"
@@ -31,9 +31,9 @@ def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
 
 
 def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
-    """Compose a query that gives time and origin of a row that another origin wrote last, where the target knows.
+    """Compose a query for time and origin of a row's last writer, if it is known and another origin.
 
-    :param xmin: of the row. What its own transaction wrote, or what was written before anybody tracked it, is nobody's.
+    :param xmin: the row's xmin. The session's own transaction, and one that was not tracked, have no origin.
     """
     return sql.SQL(
         "SELECT pgsub_w.pgsub_at, pgsub_w.pgsub_origin"
@@ -50,11 +50,12 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
 def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
     """Compose a SELECT of the row that an update or delete finds, if another origin wrote it last.
 
-    Columns: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), :func:`row_texts`,
+    Columns: schema and name of its table, transaction, time, origin (NULL: local, '': dropped), :func:`row_texts`,
     time in microseconds since 2000.
 
-    :param kinds: of the tuple that the row is searched by, the old one or the new one.
-    :param lock: nobody changes the row until the transaction ends.
+    :param kinds: column kinds of the tuple by which the row is found.
+    :param old: whether that is the old tuple, not the new one.
+    :param lock: locks the row until the transaction ends.
     """
     build = Builder(relation, kinds, kinds if old else None)
     where = build.condition()
@@ -80,7 +81,7 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
 def present(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
     """Compose a SELECT that finds the row of an update or delete, unless the transaction itself has written it.
 
-    Parameters as of :func:`origin_differs`.
+    The parameters are those of :func:`origin_differs`.
     """
     build = Builder(relation, kinds, kinds if old else None)
     own = "coalesce(xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.xid, false)"
@@ -89,10 +90,10 @@ def present(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
 
 
 def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
-    """Compose a SELECT of the row that a change would leave, generated columns excepted.
+    """Compose a SELECT of the row that a change would leave, without generated columns.
 
-    What did not come is of the row that an update finds, whose place is in pgsub_tableoid and pgsub_ctid, and NULL for
-    an insert. Parameters as of :func:`update`.
+    Columns that were not sent come from the row that an update finds, and are NULL for an insert. pgsub_tableoid and
+    pgsub_ctid are the place of the row that was found. The parameters are those of :func:`update`.
     """
     build = Builder(relation, kinds, old_kinds)
     shown: list[sql.Composable] = []
@@ -103,7 +104,7 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
         if column.name in build.sent or inserts:
             absent = column.name not in build.sent
             value = sql.SQL("NULL") if absent else build.value(build.sent[column.name])
-            # the catalog query wrote the type as SQL
+            # the type is SQL from the catalogs
             cast = column.collated(sql.SQL("{}::{}").format(value, sql.SQL(column.full_type)))
             shown.append(sql.SQL("{} AS {}").format(cast, name))
         else:
@@ -120,12 +121,12 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
 def leaves_partition(
     relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
 ) -> Statement:
-    """Compose a SELECT of whether the row that an update finds would leave its partition; it locks the row.
+    """Compose a SELECT of whether the row that an update finds would leave its partition. It locks the row.
 
-    :param partitions: of the table; the others are as of :func:`update`.
+    :param partitions: OID and constraint of each partition. The other parameters are those of :func:`update`.
     """
     becomes = resulting_row(relation, kinds, old_kinds, inserts=False)
-    # the catalog wrote the constraints as SQL
+    # the constraints are SQL from the catalogs
     takes = sql.SQL(" ").join(
         sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint))
         for oid, constraint in partitions
@@ -137,11 +138,11 @@ def leaves_partition(
 
 
 def lock_at(table: TargetRelation) -> sql.Composed:
-    """Compose a SELECT that locks a row, by its place and the transaction that wrote it, for a RawCursor."""
+    """Compose a SELECT that locks a row, by ctid and xmin, for a RawCursor."""
     return sql.SQL("SELECT FROM ONLY {} WHERE ctid = $1::tid AND xmin = $2::xid FOR UPDATE").format(table_name(table))
 
 
-#: Gives a row if a table (oid) still has its name (schema, name).
+#: Returns a row if a table (OID) still has its name (schema, name).
 NAME_UNCHANGED = Statement(
     sql.SQL(
         "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"

@@ -1,7 +1,7 @@
-"""SQL of change sets: one statement for all rows of a relation, over ``unnest`` of arrays with a column each.
+"""SQL of change sets: one statement for all rows of a relation, over ``unnest`` of one array per column.
 
-Binary values make arrays of the column's own type, which its receive function reads; text values arrays of text, cast
-as their input function would read them. Where that holds is in :class:`~pgsub.target.catalog.relation.TargetColumn`.
+Binary values form arrays of the column's type, which its receive function reads. Text values form arrays of text, cast
+as the input function would read them, if :class:`~pgsub.target.catalog.relation.TargetColumn` says that this is so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pgsub.target.sql.row_queries import foreign_origin
 from pgsub.target.sql.statement_builder import Statement, table_name
 from pgsub.target.sql.statements import unassigned
 
-#: The arrays are small beside a table: each of their rows finds its own by the key's index. What the planner knows
-#: of neither decides then, and no table is read whole for a few rows; a generic plan is made once for any number.
+#: The arrays are small compared with a table, but the planner knows the size of neither. With these settings each
+#: array element finds its row by the key's index, no table is scanned for a few rows, and one generic plan serves all.
 PLAN = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -32,16 +32,16 @@ TEXT, TEXT_ARRAY = 25, 1009
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An array of values of a column; ``position`` is the remote column's."""
+    """An array of values of a column; ``position`` is that of the remote column."""
 
     position: int
     binary: bool
 
 
 def plan(*, pinned: bool) -> Statement:
-    """Compose what sets for this transaction what the planner may do, or sets it back to what it was before.
+    """Compose the statement that pins the planner's settings for this transaction, or restores the previous ones.
 
-    That is remembered in settings of our own: NULL would bring back the default of the session, not what it had SET.
+    The previous values are saved in custom settings: NULL would restore the session's default, not its SET values.
     """
     text = "set_config({setting}, current_setting({kept}), true)"
     if pinned:
@@ -55,24 +55,24 @@ def plan(*, pinned: bool) -> Statement:
 
 
 def element_type(column: TargetColumn, *, binary: bool) -> int:
-    """Return the oid of the type that a column's values have in an array."""
+    """Return the OID of the array element type for a column's values."""
     return column.type_oid if binary else TEXT
 
 
 def present(relation: RelationMap, keys: Sequence[Parameter]) -> Statement:
-    """Select a row for each of the keys that exists."""
+    """Compose a SELECT that returns a row for each key that exists."""
     return _statement(relation, "SELECT FROM", sql.SQL(", "), keys)
 
 
 def delete(relation: RelationMap, keys: Sequence[Parameter]) -> Statement:
-    """Delete the rows of all keys."""
+    """Compose a DELETE of the rows with these keys."""
     return _statement(relation, "DELETE FROM", sql.SQL(" USING "), keys)
 
 
 def update(relation: RelationMap, keys: Sequence[Parameter], values: Sequence[Parameter]) -> Statement:
-    """Set columns of the rows of all keys.
+    """Compose an UPDATE of the rows with these keys.
 
-    :param values: of the columns to set; where there are none nothing changes, but the rows are counted.
+    :param values: values of the columns to set; if there are none, nothing changes, but the rows are counted.
     """
     assignments = [
         sql.SQL("{} = {}").format(sql.Identifier(relation.columns[value.position].name), _value(relation, value, i))
@@ -95,15 +95,16 @@ def _statement(
 ) -> Statement:
     """Compose a statement over the table as t and the arrays as u.
 
-    :param verb: what stands before the table, ``between`` what stands between the two.
+    :param verb: SQL before the table.
+    :param between: SQL between table and arrays.
     """
     parameters = [*keys, *values]
-    # in a select list, where they go in step: in FROM each would be written to a store of its own first
+    # in a select list the arrays advance in step; in FROM each would first be stored in a tuplestore of its own
     arrays = sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${i + 1})") for i in range(len(parameters)))
     names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
     conditions: list[sql.Composable] = [_equals(relation, key, i) for i, key in enumerate(keys)]
     if relation.target.origins_of and not verb.startswith("SELECT"):
-        # a row that another origin wrote is not counted: it is a conflict, which row by row execution records
+        # rows of other origins are not counted: each is a conflict, which the execution row by row records
         foreign = foreign_origin(relation, sql.Identifier("t", "xmin"))
         conditions.append(sql.SQL("NOT EXISTS ({})").format(foreign))
     found = sql.SQL(" AND ").join(conditions)

@@ -1,7 +1,7 @@
-"""Pieces of statements about single rows: parameters with their types, assignments, the condition that finds a row.
+"""Parts of statements about single rows: parameters with their types, assignments, the condition that finds a row.
 
-Parameters are declared with the *target* column's type. So a value is read by the very input (or receive) function that
-the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.catalog.typmod`'s.
+Parameters are declared with the *target* column's type. So a value is read by the same input (or receive) function that
+the server's own apply would call. :mod:`~pgsub.target.catalog.typmod` handles the column's modifier.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NEW, _OLD = "n", "o"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement to prepare: text, parameter types, and which values it takes in which order.
+    """A statement to prepare: text, parameter types, and the values for its parameters, in order.
 
-    ``takes``: pairs of ('n'ew or 'o'ld tuple, remote column position).
+    ``takes``: pairs of tuple ('n'ew or 'o'ld) and remote column position.
     """
 
     text: sql.Composed
@@ -34,18 +34,18 @@ class Statement:
 
     @classmethod
     def fixed(cls, text: LiteralString) -> Statement:
-        """Return a statement that takes no value of a row; the server derives the types of its parameters."""
+        """Return a statement without values of a row. The server derives the types of its parameters."""
         return cls(sql.Composed([sql.SQL(text)]), (), ())
 
 
 def table_name(target: TargetRelation) -> sql.Identifier:
-    """Quote the table's qualified name."""
+    """Return the table's qualified name as an identifier."""
     return sql.Identifier(target.schema, target.name)
 
 
 def only(target: TargetRelation) -> sql.Composed:
-    """Compose the table as FROM and UPDATE name it, without its inheritance children."""
-    # inheritance children are tables of their own; a partitioned table is nothing without its partitions
+    """Compose the table for FROM and UPDATE, without its inheritance children."""
+    # inheritance children are subscribed on their own; a partitioned table has no rows without its partitions
     prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")
     return sql.Composed([prefix, table_name(target)])
 
@@ -53,7 +53,7 @@ def only(target: TargetRelation) -> sql.Composed:
 def check_equality(column: TargetColumn) -> None:
     """Check that a row can be found by this column.
 
-    :raises SchemaFault: its type has no equality operator, as tuples_equal (execReplication.c).
+    :raises SchemaFault: its type has no equality operator, as in tuples_equal (execReplication.c).
     """
     if column.equality is None:
         raise SchemaFault(
@@ -67,18 +67,18 @@ def check_equality(column: TargetColumn) -> None:
 def found_by(column: TargetColumn, name: sql.Composable, value: sql.Composable) -> sql.Composed:
     """Compose the condition that finds rows by a value of this column.
 
-    :raises SchemaFault: as of :func:`check_equality`.
+    :raises SchemaFault: see :func:`check_equality`.
     """
     check_equality(column)
     return column.equal(name, value)
 
 
 class Builder:
-    """A statement about one row of a relation while it is composed.
+    """A builder of a statement about one row of a relation.
 
-    :param kinds: kinds of the new tuple's columns.
-    :param old_kinds: kinds of the K or O tuple, None where there is none.
-    :ivar types: parameter types; ``takes`` as in :class:`Statement`.
+    :param kinds: column kinds of the new tuple.
+    :param old_kinds: column kinds of the K or O tuple; None: there is none.
+    :ivar types: parameter types; ``takes``: see :class:`Statement`.
     :ivar sent: remote position of each column that the new tuple has, by name.
     """
 
@@ -90,13 +90,13 @@ class Builder:
         self.sent = {relation.columns[i].name: i for i, kind in enumerate(kinds) if kind != UNCHANGED}
 
     def value(self, position: int) -> sql.Composable:
-        """Add a value of the new tuple that is to be assigned, which brings it to the column's modifier."""
+        """Add a value of the new tuple for an assignment, which applies the column's modifier."""
         return self._value(_NEW, position, self._relation.read)
 
     def _value(self, source: str, position: int, by_input: frozenset[int]) -> sql.Composable:
         """Add a value.
 
-        :param by_input: positions of columns that only their input function brings to their modifier.
+        :param by_input: positions of columns whose modifier only the input function applies.
         """
         column, kinds = self._relation.columns[position], self._kinds[source]
         if position not in by_input:
@@ -112,7 +112,7 @@ class Builder:
         return sql.SQL(f"${len(self.types)}")
 
     def assignments(self) -> list[sql.Composed]:
-        """Compose SET of every column that was sent, but for GENERATED ALWAYS identities."""
+        """Compose the SET clause: every column that was sent, except GENERATED ALWAYS identities."""
         return [
             sql.SQL("{} = {}").format(sql.Identifier(name), self.value(i))
             for name, i in self.sent.items()
@@ -120,19 +120,19 @@ class Builder:
         ]
 
     def has_identities(self) -> sql.Composed:
-        """Compose whether a row has what was sent for its GENERATED ALWAYS identities, which are of integer types."""
+        """Compose the condition that a row has the GENERATED ALWAYS identity values that were sent (integers)."""
         sent = [(name, i) for name, i in self.sent.items() if self._relation.columns[i].identity == "a"]
         parts = [sql.SQL("{} OPERATOR(pg_catalog.=) {}").format(sql.Identifier(n), self.value(i)) for n, i in sent]
         return sql.SQL(" AND ").join(parts)
 
     def completed(self, old: str) -> tuple[sql.Composed, sql.Composed]:
-        """Compose names and values of all columns that can be inserted; what was not sent is of the row ``old``."""
+        """Compose names and values of all insertable columns. Values that were not sent come from the row ``old``."""
         columns = [c.name for c in self._relation.target.columns if not c.generated]
         values = [self.value(self.sent[c]) if c in self.sent else sql.Identifier(old, c) for c in columns]
         return sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join(values)
 
     def condition(self) -> sql.Composed:
-        """Compose the condition that finds one row, by the old tuple where there is one."""
+        """Compose the condition that finds one row, by the old tuple if there is one."""
         relation, target = self._relation, self._relation.target
         source = _NEW if self._kinds[_OLD] is None else _OLD
         kinds = self._kinds[source] or b""
@@ -147,9 +147,9 @@ class Builder:
         found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
         if relation.by_identity:
             return sql.Composed([found])
-        # exactly one row per message, even among duplicates; a ctid alone is ambiguous among partitions, but only
-        # alone is it a TID scan. Once more what it was found by: a row that another session changed while its commit
-        # was waited for must not pass for it, and the recheck of a TID scan (TidRecheck) accepted any up to 17.6
+        # Exactly one row per message, even among duplicates. A ctid alone is ambiguous among partitions, but only a
+        # ctid alone gives a TID scan. The condition is repeated: another session may have changed the row while its
+        # commit was awaited, and the recheck of a TID scan (TidRecheck) accepted any row up to 17.6.
         place, places = ("(tableoid, ctid)", "t.tableoid, t.ctid") if target.relkind == "p" else ("ctid", "t.ctid")
         row = sql.SQL(f"{place} = (SELECT {places} FROM {{}} t WHERE {{}} LIMIT 1) AND {{}}")
         return row.format(only(target), found, found)

@@ -12,7 +12,7 @@ from pgsub.target.sql.statement_builder import Builder, Statement, only, table_n
 
 _OID, _TID = 26, 27
 
-#: Savepoints of subtransactions all have one name: the newest hides the others until it is released.
+#: All savepoints of subtransactions have the same name: the newest hides the others until it is released.
 SAVEPOINT = Statement.fixed("SAVEPOINT pgsub_subxact")
 ROLLBACK_TO = Statement.fixed("ROLLBACK TO SAVEPOINT pgsub_subxact")
 RELEASE = Statement.fixed("RELEASE SAVEPOINT pgsub_subxact")
@@ -27,9 +27,9 @@ def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> 
 
 
 def insert(relation: RelationMap, kinds: bytes) -> Statement:
-    """Compose an INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value.
+    """Compose an INSERT of all remote columns. A GENERATED ALWAYS identity gets the publisher's value.
 
-    :param kinds: kinds of the new tuple's columns.
+    :param kinds: column kinds of the new tuple.
     """
     if not relation.columns:
         text = sql.SQL("INSERT INTO {} DEFAULT VALUES").format(table_name(relation.target))
@@ -45,18 +45,18 @@ def insert(relation: RelationMap, kinds: bytes) -> Statement:
 
 
 def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """Compose an UPDATE of one row: every sent column but unchanged TOAST ones and GENERATED ALWAYS identities.
+    """Compose an UPDATE of one row. It sets every sent column except unchanged TOAST and GENERATED ALWAYS identities.
 
-    :param kinds: kinds of the new tuple's columns.
-    :param old_kinds: kinds of the K or O tuple, None where there is none.
+    :param kinds: column kinds of the new tuple.
+    :param old_kinds: column kinds of the K or O tuple; None: there is none.
     """
     build = Builder(relation, kinds, old_kinds)
     assignments = build.assignments()
     where = build.condition()
     text = _assigning(relation.target, assignments, where)
-    if not assignments:  # it returns the rows that it found
+    if not assignments:  # the statement returns the rows that it found
         return build.done(text)
-    if relation.target.fires:  # a row that a trigger keeps as it is was not missing (worker.c), but one that is gone is
+    if relation.target.fires:  # a row that a trigger keeps unchanged is not missing (worker.c), one that is gone is
         text = sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(
             text, only(relation.target), where
         )
@@ -64,7 +64,7 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
 
 
 def _assigning(target: TargetRelation, assignments: Sequence[sql.Composed], where: sql.Composed) -> sql.Composed:
-    """Compose an UPDATE; where there is nothing to set, what locks the row, for a missing one is still a conflict."""
+    """Compose an UPDATE. With nothing to set, compose a row lock: a missing row is a conflict nevertheless."""
     if not assignments:
         name = unassigned(target)
         if name is None:
@@ -74,15 +74,15 @@ def _assigning(target: TargetRelation, assignments: Sequence[sql.Composed], wher
 
 
 def unassigned(target: TargetRelation) -> str | None:
-    """Return a column that an UPDATE may set to what it is; None where the server computes them all."""
+    """Return a column that an UPDATE may set to its present value; None if the server computes all columns."""
     return next((c.name for c in target.columns if not c.generated and c.identity != "a"), None)
 
 
 def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
     """Compose an UPDATE that may change a GENERATED ALWAYS identity column, whose value only INSERT may override.
 
-    A row that has the value is updated. Any other is deleted and inserted; what was not sent is carried over. The
-    statement returns the rows that it found. Parameters as of :func:`update`.
+    A row with the same identity value is updated. Any other is deleted and inserted with its unsent columns. The
+    statement returns the rows that it found. The parameters are those of :func:`update`.
     """
     build = Builder(relation, kinds, old_kinds)
     assignments = build.assignments()
@@ -109,7 +109,7 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
 def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
     """Compose the move of a row to another partition: no UPDATE trigger fires (apply_handle_tuple_routing, worker.c).
 
-    The row comes even where a trigger keeps the old one. Parameters as of :func:`update`.
+    The row is inserted even if a trigger keeps the old one. The parameters are those of :func:`update`.
     """
     build = Builder(relation, kinds, old_kinds)
     columns, values = build.completed("pgsub_old")
@@ -134,15 +134,15 @@ def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     build = Builder(relation, b"", old_kinds)
     where = build.condition()
     text = sql.SQL("DELETE FROM {} WHERE {}").format(only(relation.target), where)
-    if relation.target.fires:  # as of update(); to lock the row would need the privilege to update it
+    if relation.target.fires:  # see update(); a row lock would need the UPDATE privilege
         text = sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(relation.target), where)
     return build.done(text)
 
 
 def update_at(relation: RelationMap, kinds: bytes) -> Statement:
-    """Compose an UPDATE of the row at a place to a remote row that was to be inserted; what did not come stays.
+    """Compose an UPDATE that sets the row at a place to a remote row of an INSERT. Unsent columns stay.
 
-    The last two parameters are the place: table (oid) and ctid.
+    The last two parameters are the place: table (OID) and ctid.
     """
     build = Builder(relation, kinds)
     assignments = build.assignments()
@@ -155,11 +155,11 @@ def update_at(relation: RelationMap, kinds: bytes) -> Statement:
 
 
 def delete_at(table: TargetRelation) -> sql.Composed:
-    """Compose a DELETE of the row at a place, for a RawCursor."""
+    """Compose a DELETE of the row at a ctid, for a RawCursor."""
     return sql.SQL("DELETE FROM ONLY {} WHERE ctid = $1::tid").format(table_name(table))
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
-    """Compose one TRUNCATE for all tables, RESTRICT whatever the publisher said, as apply calls ExecuteTruncateGuts."""
+    """Compose one TRUNCATE for all tables. It is RESTRICT, whatever the publisher sent, as with ExecuteTruncateGuts."""
     names = sql.SQL(", ").join(only(t) for t in targets)
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))

@@ -1,6 +1,6 @@
-"""The tables of a target transaction whose names were verified, with those of their types: statements may name them.
+"""The tables whose names, and names of types, were verified in a target transaction. Statements may name them.
 
-Mirrors logicalrep_rel_open (relation.c), which opens and locks a relation by oid before anything is done with it.
+Mirrors logicalrep_rel_open (relation.c), which opens and locks a relation by OID before anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pgsub.target.sql.pipeline import Pipeline
 from pgsub.target.sql.statement_builder import Statement
 
 _OID, _TEXT = 26, 25
-#: Fails where a name is no more that of the table that it was, so that nothing behind it is run.
+#: Fails if another table has the name now, so that no statement behind it runs.
 VERIFY = Statement.fixed(table_lock.VERIFY)
 VERIFY_TYPES = Statement.fixed(table_lock.VERIFY_TYPES)
 _Known = tuple[int, str, str, str | None]
@@ -22,17 +22,17 @@ _Known = tuple[int, str, str, str | None]
 def may_lock(table: TargetRelation, role: str | None) -> bool:
     """Return whether a role may lock the table.
 
-    :param role: None for the user of the session.
+    :param role: None: the session's user.
     """
     if role is None:
         return table.user_locks
-    return role == table.owner and table.owner_locks  # of another role nobody has asked
+    return role == table.owner and table.owner_locks  # the privileges of other roles are unknown
 
 
 class VerifiedNames:
     """The names that one session has verified in its open transaction.
 
-    :param pipeline: of the session; what verifies a name goes with the statements that use it, in one round trip.
+    :param pipeline: the session's pipeline. A name is verified in the same round trip as the statements that use it.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -41,11 +41,11 @@ class VerifiedNames:
         self._statements: dict[tuple[_Known, str], tuple[Statement, tuple[bytes, bytes]]] = {}
 
     def known(self) -> frozenset[_Known]:
-        """Return what is verified, for :meth:`forget`."""
+        """Return the verified names, for :meth:`forget`."""
         return frozenset(self._verified)
 
     def forget(self, kept: Iterable[_Known] = ()) -> None:
-        """Forget all of them but some: the locks are gone, with the transaction or back to a savepoint."""
+        """Forget all names but some: the transaction or a rollback to a savepoint has released the locks."""
         self._verified = set(kept)
 
     def verified(self, table: TargetRelation) -> bool:
@@ -53,10 +53,10 @@ class VerifiedNames:
         return (table.oid, table.schema, table.name, table.named_types) in self._verified
 
     def verify(self, table: TargetRelation, tag: object, *, locks: bool, purpose: str = table_lock.WRITING) -> None:
-        """Send what locks a table and verifies its name, and the names of its types, unless that was done.
+        """Send the statements that lock a table and verify its name and the names of its types, unless that was done.
 
-        :param tag: of what the table is needed for.
-        :param locks: whether the role may lock it; if not, the name is verified only.
+        :param tag: tag of the change that needs the table.
+        :param locks: whether the role may lock it; if not, only the name is verified.
         :param purpose: WRITING or EMPTYING of :mod:`pgsub.common.table_lock`.
         """
         known = table.oid, table.schema, table.name, table.named_types

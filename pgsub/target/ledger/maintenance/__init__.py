@@ -1,6 +1,6 @@
-"""What commands do about the position of apply: stop it there, move it, or begin at another slot.
+"""Operations on the position of apply: stop it there, move it, or begin at another slot.
 
-Each module is one such operation with its rules. Entry points: :func:`~pgsub.target.ledger.maintenance.barrier.put`,
+Each module is one operation with its rules. Entry points: :func:`~pgsub.target.ledger.maintenance.barrier.put`,
 :func:`~pgsub.target.ledger.maintenance.origin_advance.advance`,
 :func:`~pgsub.target.ledger.maintenance.reconciliation.move`.
 """

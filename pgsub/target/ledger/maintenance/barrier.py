@@ -1,17 +1,17 @@
-"""The barrier: apply comes to a stop at one position of the publisher's WAL, and goes on when it is told to.
+"""The barrier: a position in the publisher's WAL at which apply stops until it is told to go on.
 
 NOTES
-At the barrier the target has every transaction that finished before its LSN, and no other: a snapshot of the target is
-then the publisher's of that LSN. Who raises it, moves it forward as often as he likes, and releases it.
+At the barrier the target has every transaction that finished before its LSN, and no other. A snapshot of the target
+then equals the publisher's at that LSN. The command that puts it up may move it forward repeatedly, and releases it.
 
-It is changed as the state of a table is (:mod:`states`): under the lock of apply's row and with a new
-``states_version``, which is what apply compares under that lock before it commits. So nothing that the barrier does not
-cover is committed once :func:`put` has returned. What ends a prepared transaction is not decided under the lock: apply
-reads the version just before, so that what it had received by then may still be committed. Whoever wants one point
-therefore takes it on the publisher after :func:`put`, and moves the barrier there.
+The barrier is changed as the state of a table is (:mod:`states`): under the lock of apply's row, with a new
+``states_version``, which apply compares under that lock before it commits. So once :func:`put` has returned, nothing is
+committed that the barrier does not cover. The end of a prepared transaction is an exception: apply reads the version
+just before, not under the lock, so one that it had already received may still be committed. A command that needs one
+exact point therefore determines it on the publisher after :func:`put`, and moves the barrier there.
 
-Apply stands for a bounded time: then it takes the barrier away, and goes on. Who finds it still there after he has
-taken what he wanted knows that nothing was committed before. Another one of the same subscription takes its place.
+Apply waits for a bounded time, then removes the barrier and goes on. If the barrier is still there after a command took
+its snapshot, nothing was committed before. A new barrier of the same subscription replaces the old one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pgsub.target.session.transactions import lock_timeout
 
 
 class Barrier(NamedTuple):
-    """A barrier as the ledger has it.
+    """A barrier as recorded in the ledger.
 
-    :ivar token: names the request.
-    :ivar lsn: apply applies what it covers.
-    :ivar seconds: for which apply stands there at most.
-    :ivar reached_lsn: the position at which apply has stood last, None before it has.
-    :ivar stood: seconds for which it had stood at earlier ones by then.
+    :ivar token: identifies the request.
+    :ivar lsn: apply stops once it has applied what this position covers.
+    :ivar seconds: maximum time that apply waits at the barrier.
+    :ivar reached_lsn: last position at which apply stopped for it; None: none yet.
+    :ivar stood: seconds that apply had waited by then at earlier positions of the barrier.
     """
 
     token: str
@@ -46,14 +46,13 @@ class Barrier(NamedTuple):
 
     @property
     def reached(self) -> bool:
-        """Whether apply stands there."""
+        """Whether apply has stopped at it."""
         return self.reached_lsn == self.lsn
 
 
 def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) -> str:
-    """Raise a barrier.
+    """Put up a barrier and return its token.
 
-    :return: its token.
     :raises psycopg.errors.LockNotAvailable: apply held its row for more than a second; try again.
     """
     token = str(uuid.uuid4())
@@ -68,10 +67,9 @@ def put(connection: psycopg.Connection, subid: int, lsn: int, seconds: float) ->
 
 
 def move(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bool:
-    """Move a barrier forward.
+    """Move a barrier forward and return whether it was still there.
 
-    :return: whether it was still there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    :raises psycopg.errors.LockNotAvailable: see :func:`put`.
     """
     query = "UPDATE pgsub.barrier SET lsn = greatest(lsn, %s) WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
@@ -79,10 +77,9 @@ def move(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bo
 
 
 def remove(connection: psycopg.Connection, subid: int, token: str) -> bool:
-    """Release apply.
+    """Remove a barrier, so that apply goes on, and return whether it was still there.
 
-    :return: whether the barrier was still there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    :raises psycopg.errors.LockNotAvailable: see :func:`put`.
     """
     query = "DELETE FROM pgsub.barrier WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
@@ -90,12 +87,12 @@ def remove(connection: psycopg.Connection, subid: int, token: str) -> bool:
 
 
 def take(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bool:
-    """Take a barrier away in the open transaction, if apply stands there; it goes on when the transaction ends.
+    """Remove a barrier in the open transaction if apply has stopped at it. Apply goes on when the transaction ends.
 
-    Until then the transaction holds apply's row: nothing is committed that its writer does not see.
+    Until then the transaction holds apply's row, so nothing else is committed.
 
-    :return: whether apply stood there.
-    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    :return: whether apply had stopped at it.
+    :raises psycopg.errors.LockNotAvailable: see :func:`put`.
     """
     lock_timeout(connection)
     connection.execute(
@@ -108,7 +105,7 @@ def take(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bo
 
 
 def read(connection: psycopg.Connection, subid: int) -> Barrier | None:
-    """Read the barrier of a subscription, as of this statement; None where there is none."""
+    """Read the barrier of a subscription as of this statement; None if there is none."""
     query = "SELECT token::text, lsn::text, seconds, reached_lsn::text, stood FROM pgsub.barrier WHERE subid = %s"
     found = row(connection, query, (subid,))
     if found is None:
@@ -117,17 +114,17 @@ def read(connection: psycopg.Connection, subid: int) -> Barrier | None:
     return Barrier(token, parse_lsn(lsn), seconds, lsn_or_none(reached), stood)
 
 
-# Only the worker of the present epoch knows where apply is.
+# Only the worker with the present epoch knows the position of apply.
 _MINE = """subid = %s AND token = %s AND EXISTS (SELECT FROM pgsub.control c
     WHERE c.subid = barrier.subid AND c.worker = %s AND c.epoch = %s AND c.token = %s)"""
 
 
 def stands(connection: psycopg.Connection, claim: Claim, barrier: Barrier, stood: float) -> None:
-    """Say for an apply worker that it has applied what a barrier covers, and nothing else.
+    """Record that an apply worker has applied what a barrier covers and nothing else.
 
     Nothing happens if the epoch was raised since.
 
-    :param stood: seconds that it has stood before.
+    :param stood: seconds that apply has waited at earlier positions.
     """
     connection.execute(
         f"UPDATE pgsub.barrier SET reached_lsn = lsn, stood = %s WHERE {_MINE} AND lsn = %s".encode(),
@@ -136,7 +133,7 @@ def stands(connection: psycopg.Connection, claim: Claim, barrier: Barrier, stood
 
 
 def give_up(connection: psycopg.Connection, claim: Claim, barrier: Barrier) -> None:
-    """Take the barrier away for an apply worker that has stood there for its time.
+    """Remove the barrier at which an apply worker has waited for its maximum time.
 
     Nothing happens if the epoch was raised since.
     """

@@ -1,4 +1,4 @@
-"""``pg_replication_origin_advance`` for a subscription of pgsub: the ledger's position moves without a transaction."""
+"""``pg_replication_origin_advance`` for pgsub: the position in the ledger moves without a transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pgsub.target.ledger.worker_takeover import Claim
 class Position:
     """The position of apply.
 
-    :ivar remote_lsn: the end of its last transaction; ``reported_lsn`` what it let the publisher forget.
+    :ivar remote_lsn: end of the last transaction that was applied.
+    :ivar reported_lsn: last position that was reported to the publisher as flushed.
     """
 
     remote_lsn: int
@@ -26,7 +27,7 @@ class Position:
 
     @property
     def furthest(self) -> int:
-        """Nothing before it is sent again."""
+        """The position before which nothing is sent again."""
         return max(self.remote_lsn, self.reported_lsn)
 
 
@@ -40,14 +41,14 @@ def position(connection: psycopg.Connection, subid: int) -> Position:
 
 
 def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int) -> None:
-    """Move apply's position, durably and in one commit with what says so in the log.
+    """Move apply's position durably, in one commit with its log record.
 
-    A table that waits for its hand-over is given back its freedom: it has to catch up beyond the new position, with
-    what apply is about to leave out.
+    Tables that wait for their hand-over lose their claims: each has to catch up beyond the new position, through the
+    changes that apply is about to leave out.
 
-    :param claim: apply's, raised after its worker had ended.
-    :param old: where it was when the operator decided.
-    :raises StateForbids: it is elsewhere by now.
+    :param claim: apply's claim, raised after its worker had ended.
+    :param old: the position when the operator decided.
+    :raises StateForbids: the position has changed since.
     """
     with states.changing(connection, claim.subid):
         worker_takeover.fence(connection, claim)

@@ -1,12 +1,12 @@
-"""A subscription gets another slot: its position, its publisher and its tables move in one commit of the ledger.
+"""Replacement of a subscription's slot: its position, publisher and tables change in one commit of the ledger.
 
-The server has nothing like it: there the subscription is dropped, and all tables are copied again.
+The server has no such operation: there the subscription is dropped, and all tables are copied again.
 
 NOTES
-:func:`begin` says durably that a slot of this name is about to be made. From then on apply does not start, and the
-command that was killed is repeated until :func:`move` has committed. That is what makes the position safe where the
-publisher went back in time: the new slot may begin before the old position, and nothing else would keep apply from
-going on there, past changes that it never had. ``tests/models/reconcile_model.py`` has these rules.
+:func:`begin` records durably that a slot of this name is about to be created. From then on apply does not start, and a
+command that was killed is repeated until :func:`move` has committed. This makes the position safe if the publisher
+went back in time: the new slot may begin before the old position, and nothing else would keep apply from going on at
+the old one, past changes that it never received. ``tests/models/reconcile_model.py`` has these rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pgsub.target.session.transactions import durable
 
 
 def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
-    """Record that a slot is about to be made, in place of the one that is there or was."""
+    """Record that a slot is about to be created in place of the present or lost one."""
     with durable(connection):
         query = "UPDATE pgsub.subscription SET new_slot = %s WHERE subid = %s"
         if not connection.execute(query, (slot_name, subid)).rowcount:
@@ -34,7 +34,7 @@ def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
 def check_not_under_way(known: Identity) -> None:
     """Refuse to apply from a slot that may not be the one that the position belongs to.
 
-    :raises SlotLost: a reconciliation has not come to its end.
+    :raises SlotLost: a reconciliation has not finished.
     """
     if known.new_slot is not None:
         raise SlotLost(
@@ -47,13 +47,13 @@ def check_not_under_way(known: Identity) -> None:
 
 
 def move(connection: psycopg.Connection, claim: Claim, publisher: Publisher, slot_name: str, position: int) -> None:
-    """Let apply go on at a new slot, inside the caller's transaction, which holds apply's row and sets the tables back.
+    """Let apply go on at a new slot, in the caller's transaction, which holds apply's row and resets the tables.
 
-    What waited for the old stream is gone with it: skips of its transactions, positions that somebody waits for, a
-    barrier, prepared transactions. two_phase is enabled again once every table is ready.
+    Everything that waited for the old stream is removed: skips, awaited positions, a barrier, prepared transactions.
+    two_phase is enabled again once every table is ready.
 
-    :param claim: apply's, raised after the reconciliation had begun.
-    :param position: the new slot's consistent point; it may lie before the old position.
+    :param claim: apply's claim, raised after the reconciliation began.
+    :param position: the new slot's consistent point, which may lie before the old position.
     """
     subid, at = claim.subid, format_lsn(position)
     connection.execute(

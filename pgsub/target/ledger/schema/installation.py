@@ -1,6 +1,6 @@
 """Installation and upgrades of schema ``pgsub`` in the target database (:mod:`~pgsub.target.ledger.schema.versions`).
 
-Only the target can commit progress in the same transaction as the data, so the authority lives here.
+The ledger is kept here because only the target can commit progress in the same transaction as the data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ VERSION = max(MIGRATIONS)
 
 
 def installed_version(connection: psycopg.Connection) -> int:
-    """Return the ledger's version in this database, 0 where there is none.
+    """Return the ledger's version in this database; 0 if there is none.
 
-    :raises PermissionMissing: it is a stranger's: to read a view is to run the code of who made it.
+    :raises PermissionMissing: its owner is not trusted. To read a view is to run its owner's code.
     """
     if not scalar(connection, "SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL"):
         return 0
@@ -33,7 +33,7 @@ def installed_version(connection: psycopg.Connection) -> int:
 def check(connection: psycopg.Connection) -> None:
     """Check that :func:`install` would succeed, without doing it.
 
-    :raises PermissionMissing: the role may not create what is missing.
+    :raises PermissionMissing: the role may not create the missing objects.
     """
     row = connection.execute(
         "SELECT CASE WHEN n.oid IS NULL THEN pg_catalog.has_database_privilege(current_database(), 'CREATE')"
@@ -54,9 +54,9 @@ def check(connection: psycopg.Connection) -> None:
 
 
 def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: None) -> None:
-    """Create or upgrade the ledger, and give the session's user what it lacks there; safe with several callers at once.
+    """Create or upgrade the ledger, and grant missing privileges to the session's user. Callers may run concurrently.
 
-    :param clear: ends who must not go on anyhow; called before an upgrade, which needs the tables for itself.
+    :param clear: ends other users of the ledger; called before an upgrade, which locks the tables exclusively.
     :raises PermissionMissing: the role may not; the hint holds the statement to run.
     :raises StateForbids: the ledger was written by a newer pgsub.
     """

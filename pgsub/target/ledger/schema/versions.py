@@ -1,11 +1,11 @@
-"""The tables of the ledger, by version. A released version is never edited; a change is a new one.
+"""The tables of the ledger, by version. A released version is never edited; each change is a new version.
 
 Mirrors pg_subscription_rel, pg_replication_origin and the launcher's shared memory.
 """
 
 from __future__ import annotations
 
-#: Follows an upgrade: those who use the ledger may use the tables that it adds.
+#: Runs after an upgrade: roles that use the ledger get privileges on its new tables.
 GRANTS = """
 DO $$
 DECLARE
@@ -214,5 +214,5 @@ CREATE TABLE pgsub.switchover (
     changed_at timestamptz NOT NULL DEFAULT now());
 """
 
-#: version: SQL that leads to it from the one before.
+#: By version, the SQL that upgrades from the previous one.
 MIGRATIONS = {1: _V1}

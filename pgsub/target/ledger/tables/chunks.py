@@ -1,7 +1,7 @@
-"""Rows of pgsub.copy_chunk: which pieces of a copy are to do, in progress, and durably done.
+"""Rows of pgsub.copy_chunk: which chunks of a copy are planned, in progress, and durably done.
 
-The task that copies a chunk locks its row, and sets its xid in the transaction of its rows. So a chunk is copied once,
-however many tasks seek work and however often one of them dies.
+The task that copies a chunk locks its row, and sets its xid in the transaction that writes the copied rows. So a chunk
+is copied once, however many tasks look for work and however often one of them dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsub.target.session.connect import SessionName
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """A chunk of an attempt of a table's copy, and the claim under which it is copied."""
+    """A chunk in an attempt to copy a table, and the claim under which it is copied."""
 
     claim: Claim
     attempt: int
@@ -31,13 +31,13 @@ class ChunkKey:
 
     @property
     def params(self) -> tuple[int, int, int, int]:
-        """Values of the primary key."""
+        """The values of the primary key."""
         return self.claim.subid, self.claim.worker, self.attempt, self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The blocks of a table of the publisher that a chunk reads, and the columns that it copies.
+    """The blocks of a publisher's table that a chunk reads, and the columns that it copies.
 
     :ivar until: the block after the last one.
     """
@@ -51,10 +51,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A chunk that is done: its rows have its xid on the target.
+    """A chunk that is done. Its rows on the target have its xid.
 
-    :ivar part: None where the rows of the chunk cannot be compared with it.
-    :ivar xid: without its epoch, as xmin shows it.
+    :ivar part: None if the rows of the chunk cannot be compared with the publisher's.
+    :ivar xid: without its epoch, like xmin.
     """
 
     key: ChunkKey
@@ -64,14 +64,14 @@ class Brought:
     bytes: int
 
 
-#: A chunk that is planned: its estimated bytes and rows, and the part that it reads.
+#: A planned chunk: its key, estimated bytes and rows, and the part that it reads.
 Planned = tuple[ChunkKey, int | None, int | None, Part | None]
 
 _KEY = "subid = %s AND srrelid = %s AND attempt = %s AND chunk = %s"
 
 
 def plan(connection: psycopg.Connection, rows: Sequence[Planned], mode: str) -> None:
-    """Write the chunks of one or more tables and how they are copied, inside the caller's transaction.
+    """Write the chunks of one or more tables, and how they are copied, in the caller's transaction.
 
     :param mode: atomic or chunked.
     """
@@ -82,7 +82,7 @@ def plan(connection: psycopg.Connection, rows: Sequence[Planned], mode: str) -> 
         (mode, subid, list(relids)),
     )
     keys = [key for key, *_ in rows]
-    # what an earlier attempt has not done
+    # chunks that an earlier attempt has not done
     connection.execute(
         "DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s) AND xid IS NULL", (subid, list(relids))
     )
@@ -102,7 +102,7 @@ def plan(connection: psycopg.Connection, rows: Sequence[Planned], mode: str) -> 
 
 
 def brought(connection: psycopg.Connection, claim: Claim) -> list[Brought]:
-    """Return what all attempts of a table's copy have brought."""
+    """Return the chunks that are done, of all attempts to copy a table."""
     rows = connection.execute(
         "SELECT attempt, chunk, part::text, (xid::text::numeric %% 4294967296)::bigint, rows_done, bytes_done"
         " FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL ORDER BY attempt, chunk",
@@ -127,14 +127,14 @@ def lessen(connection: psycopg.Connection, key: ChunkKey, rows: int) -> None:
 
 
 def remove(connection: psycopg.Connection, keys: Iterable[ChunkKey]) -> None:
-    """Forget chunks all of whose rows were removed, in the transaction that removes them."""
+    """Remove chunks whose rows were all removed, in the transaction that removes these rows."""
     for key in keys:
         worker_takeover.fence(connection, key.claim)
         connection.execute(f"DELETE FROM pgsub.copy_chunk WHERE {_KEY}".encode(), key.params)
 
 
 def next_number(connection: psycopg.Connection, claim: Claim, attempt: int) -> int:
-    """Return a number that no chunk of an attempt has."""
+    """Return an unused chunk number of an attempt."""
     query = (
         "SELECT coalesce(max(chunk) + 1, 0) FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s AND attempt = %s"
     )
@@ -142,7 +142,7 @@ def next_number(connection: psycopg.Connection, claim: Claim, attempt: int) -> i
 
 
 def supplement(connection: psycopg.Connection, claim: Claim, attempt: int, part: Part, rows: int, size: int) -> None:
-    """Record rows that were brought to a part which was copied before, in their transaction."""
+    """Record rows that were added to a part after its copy, in the transaction that writes them."""
     worker_takeover.fence(connection, claim)
     connection.execute(
         "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, rows_done, bytes_done, xid, part)"
@@ -157,11 +157,12 @@ def supplement(connection: psycopg.Connection, claim: Claim, attempt: int, part:
 def begin(session: psycopg.Connection, key: ChunkKey, more: LiteralString = "", *, durable: bool) -> bool:
     """Begin the chunk's transaction and lock its row.
 
-    While it lasts the session goes by the table's name, so that a take-over of that table ends it.
+    During the transaction the session has the table's name, so that a take-over of the table ends it.
 
     :param more: a statement that sets something for the transaction.
     :param durable: whether the commit is synchronous, whatever the session's default is.
-    :return: False, and no transaction, where there is nothing to do: done, being done, or of an attempt that is over.
+    :return: False if there is nothing to do: the chunk is done or in progress, or its attempt is over. No transaction
+        is open then.
     """
     name = SessionName(key.claim.subid, f"copy:{key.claim.worker}", key.claim.epoch)
     opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
@@ -175,9 +176,10 @@ def begin(session: psycopg.Connection, key: ChunkKey, more: LiteralString = "", 
 
 
 def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, atomic: bool) -> bool:
-    """Record the chunk as done in the transaction of its rows; with ``atomic`` the table's copy is done with it.
+    """Record the chunk as done in the transaction that writes its rows.
 
-    :return: whether this attempt is still the table's; else the caller rolls back.
+    :param atomic: it is the only chunk, so the table's copy is done with it.
+    :return: whether this attempt is still the table's; if not, the caller rolls back.
     """
     session.execute(
         "UPDATE pgsub.copy_chunk SET xid = pg_catalog.pg_current_xact_id(), rows_done = %s, bytes_done = %s"
@@ -204,7 +206,7 @@ def undone(connection: psycopg.Connection, keys: Collection[ChunkKey]) -> set[Ch
 
 
 def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Remove the book-keeping of copies and of sync workers' progress, inside the caller's transaction."""
+    """Remove the records of copies and of sync workers' progress, in the caller's transaction."""
     connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s)", (subid, list(relids)))
     connection.execute(
         "DELETE FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s) AND worker <> 0", (subid, list(relids))

@@ -1,4 +1,4 @@
-"""The hand-over of a table from its sync worker to apply: claims of a position, and ``f`` → ``s``.
+"""The hand-over of a table from its sync worker to apply: claims of a position, and state ``f`` → ``s``.
 
 Mirrors process_syncing_tables_for_sync and wait_for_worker_state_change (``tablesync.c``).
 """
@@ -19,17 +19,19 @@ from pgsub.target.ledger.worker_takeover import Claim
 
 
 def may_hand_over(apply_lsn: int, sync_lsn: int, handover_lsn: int | None) -> bool:
-    """Return whether ``f`` may become ``s``: apply has not passed the sync worker, or that has reached the claim.
+    """Return whether ``f`` may become ``s``.
 
-    :param sync_lsn: everything before is applied by the sync worker, and with a claim nothing beyond it but what came
-        with the copy itself.
+    It may if apply has not passed the sync worker, or, with a claim, if the sync worker has reached the claim.
+
+    :param sync_lsn: the sync worker has applied everything before it. With a claim, it has applied nothing beyond,
+        except what came with the copy itself.
     """
     return apply_lsn <= sync_lsn if handover_lsn is None else sync_lsn >= handover_lsn
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Outcome of a hand-over attempt: apply's position, the claim that stands, whether ``s`` was committed."""
+    """The outcome of a hand-over attempt: apply's position, the claim if any, and whether ``s`` was committed."""
 
     apply_lsn: int
     handover_lsn: int | None
@@ -37,12 +39,11 @@ class HandOver:
 
 
 def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
-    """Set ``f`` → ``s`` if :func:`may_hand_over`.
+    """Set ``f`` → ``s`` if :func:`may_hand_over`, and return what was found.
 
-    Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
-    under its lock was covered by ``srsublsn`` already.
+    From then on apply takes a transaction if its finish LSN is not below ``srsublsn``. What apply decided before, under
+    its lock, was already covered by ``srsublsn``.
 
-    :return: what was found, and whether the state was set.
     :raises Fenced: the epoch was raised, or the table is in another state.
     """
     with changing(connection, claim.subid) as apply_lsn:
@@ -58,7 +59,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
 
 
 def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
-    """Set ``f`` → ``s``, as :func:`try_syncdone`, for tables copied at one position whose slots nobody has streamed.
+    """Set ``f`` → ``s``, as :func:`try_syncdone`, for tables that were copied at one position and not streamed since.
 
     :return: the tables that are ``s`` now.
     """
@@ -86,17 +87,17 @@ def _set_syncdone(connection: psycopg.Connection, subid: int, relids: list[int],
 
 
 def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
-    """Claim tables (``d``) where apply is now, before their slot exists: apply keeps off their changes beyond.
+    """Claim tables (``d``) at apply's position, before their slot exists. Apply leaves out their changes beyond it.
 
-    Whatever lies between this and the slot's consistent point comes with the copy. So unless apply takes the claims
-    back, the tables change hands at the consistent point without any streaming.
+    The copy contains everything between this position and the slot's consistent point. So unless apply withdraws the
+    claims, the tables are handed over at the consistent point without any streaming.
     """
     with changing(connection, claims[0].subid) as apply_lsn:
         _move_claims(connection, claims, apply_lsn, standing=False)
 
 
 def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
-    """Move claims to the new slot's position: what lies before comes with the copy. Claims taken back stay so."""
+    """Move claims to the new slot's position; the copy contains what lies before. Withdrawn claims stay withdrawn."""
     with changing(connection, claims[0].subid):
         _move_claims(connection, claims, position, standing=True)
 
@@ -113,9 +114,9 @@ def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positi
 
 
 def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> int:
-    """Fix where the table changes hands: H = max(apply, sync), unless a claim stands.
+    """Fix the position of the hand-over, H = max(apply, sync), unless there is a claim already.
 
-    :return: H, of this claim or of the one that stands.
+    :return: H, or the existing claim.
     """
     with changing(connection, claim.subid) as apply_lsn:
         worker_takeover.fence(connection, claim)
@@ -130,15 +131,15 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
 
 
 def withdraw_claims(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Take claims back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
+    """Withdraw claims: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
     with changing(connection, subid):
         clear_claims(connection, subid, relids)
 
 
 def clear_claims(connection: psycopg.Connection, subid: int, relids: Collection[int] | None) -> None:
-    """Take claims back inside the caller's transaction, which holds apply's row.
+    """Withdraw claims in the caller's transaction, which holds apply's row.
 
-    :param relids: None for every table.
+    :param relids: None: every table.
     """
     if relids is None:
         rows = connection.execute("SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s", (subid,))

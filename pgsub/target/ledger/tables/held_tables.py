@@ -1,9 +1,9 @@
-"""Held tables in the ledger: their changes are kept instead of made, until they are released.
+"""Held tables in the ledger: their changes are kept instead of applied, until the tables are released.
 
-The server has nothing like it. What apply decides by is changed as the state of a table is (:mod:`states`): under the
-lock of its row. Kept changes are written by the transaction that would have made them, so with a prepared one they may
-come to light later than others. A released table is one of ``releasing`` until no such is left: whatever is seen of it
-is applied before any newer change of the table is made.
+The server has nothing like it. Rows that apply depends on are changed as the state of a table is (:mod:`states`): under
+the lock of apply's row. Kept changes are written by the transaction that would have applied them. If that is prepared,
+they become visible later than others. A released table stays ``releasing`` until no kept change is left. Until then,
+visible kept changes are applied before any newer change of the table.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pgsub.target.ledger.worker_takeover import Claim
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
-#: Rows that are read together at most.
+#: Maximum number of rows that one statement reads.
 _READ_AT_ONCE = 5000
 
 
 class HeldTable(NamedTuple):
-    """A held table, and what can be seen of its kept changes.
+    """A held table and its visible kept changes.
 
     :ivar held_at: as RFC 3339 text.
-    :ivar releasing: they are being applied.
-    :ivar bytes: of their messages.
+    :ivar releasing: the kept changes are being applied.
+    :ivar bytes: size of the kept messages.
     """
 
     srrelid: int
@@ -43,13 +43,13 @@ class HeldTable(NamedTuple):
 
 
 class HeldChanges(NamedTuple):
-    """Changes of one table in one remote transaction, in their order.
+    """The changes of one table in one remote transaction, in order.
 
-    :ivar id: 0 until it is written; gives the order of a table's changes.
+    :ivar id: gives the order of a table's changes; 0 before it is written.
     :ivar commit_ts: as in :class:`~pgsub.apply.stream.transactions.RemoteTransaction`.
     :ivar relation: the Relation message that describes them.
     :ivar messages: see :mod:`pgsub.protocol.encoder`.
-    :ivar changes: how many.
+    :ivar changes: number of changes.
     """
 
     id: int
@@ -63,7 +63,7 @@ class HeldChanges(NamedTuple):
 
     @property
     def transaction(self) -> tuple[int, int]:
-        """What tells the remote transaction from any other."""
+        """The key that distinguishes the remote transaction from all others."""
         return self.xid, self.finish_lsn
 
 
@@ -73,8 +73,9 @@ class HeldPlace:
 
     :ivar transaction: see :attr:`HeldChanges.transaction`.
     :ivar relids: the tables that it changes.
-    :ivar first: id of its first stretch; ``last`` of its last.
-    :ivar count: of stretches.
+    :ivar first: id of its first stretch.
+    :ivar last: id of its last stretch.
+    :ivar count: number of stretches.
     """
 
     transaction: tuple[int, int]
@@ -85,24 +86,24 @@ class HeldPlace:
 
     @classmethod
     def of(cls, stretches: Sequence[HeldChanges]) -> HeldPlace:
-        """Return the place of changes of one transaction."""
+        """Return the place of stretches of one transaction."""
         relids = {one.srrelid for one in stretches}
         return cls(stretches[0].transaction, relids, stretches[0].id, stretches[-1].id, len(stretches))
 
     def extend(self, more: HeldPlace) -> None:
-        """Take further changes of the transaction in."""
+        """Add further stretches of the transaction."""
         self.relids |= more.relids
         self.last, self.count = more.last, self.count + more.count
 
 
 def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
-    """Return the oids of held tables as of this statement, and whether each is being released."""
+    """Return the OIDs of held tables as of this statement, and whether each is being released."""
     rows = connection.execute("SELECT srrelid::bigint, releasing FROM pgsub.held_table WHERE subid = %s", (subid,))
     return dict(rows.fetchall())
 
 
 def overview(connection: psycopg.Connection, subid: int) -> list[HeldTable]:
-    """List all held tables with how much is kept."""
+    """List all held tables with the size of their kept changes."""
     rows = connection.execute(
         "SELECT t.srrelid::bigint,"
         " pg_catalog.to_char(t.held_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),"
@@ -116,9 +117,9 @@ def overview(connection: psycopg.Connection, subid: int) -> list[HeldTable]:
 
 
 def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Hold tables, inside the caller's transaction, which holds apply's row; nothing happens to those that are held.
+    """Hold tables, in the caller's transaction, which holds apply's row. Tables that are held already stay so.
 
-    What an earlier hold left behind, where the table was not subscribed meanwhile, is gone.
+    Changes that an earlier hold left behind, because the table was not subscribed meanwhile, are removed.
     """
     connection.execute(
         f"DELETE FROM pgsub.held_change c WHERE {_TABLES} AND NOT EXISTS (SELECT FROM pgsub.held_table t"
@@ -133,7 +134,7 @@ def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) ->
 
 
 def release(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Have what is kept applied, inside the caller's transaction, which holds apply's row."""
+    """Begin to apply kept changes, in the caller's transaction, which holds apply's row."""
     connection.execute(
         f"UPDATE pgsub.held_table SET releasing = true, drained_lsn = NULL WHERE {_TABLES} AND NOT releasing".encode(),
         (subid, list(relids)),
@@ -141,7 +142,7 @@ def release(connection: psycopg.Connection, subid: int, relids: Collection[int])
 
 
 def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """End the hold of tables that are copied anew or leave the subscription, and remove what was kept.
+    """End the hold of tables that are copied again or leave the subscription, and remove their kept changes.
 
     The caller's transaction holds apply's row.
     """
@@ -150,7 +151,7 @@ def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) 
 
 
 def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> None:
-    """Write held changes in their order, in the transaction that passes them."""
+    """Write held changes in order, in the transaction that moves apply past them."""
     _, relids, xids, lsns, times, relations, messages, changes = map(list, zip(*stretches, strict=True))
     connection.execute(
         "INSERT INTO pgsub.held_change (subid, srrelid, xid, finish_lsn, committed_at, relation, messages, changes,"
@@ -174,7 +175,7 @@ def with_changes(connection: psycopg.Connection, subid: int, relids: Collection[
 
 
 def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
-    """Return whether changes of the transaction with this finish LSN are kept; the rest of it is applied then."""
+    """Return whether changes of the transaction with this finish LSN are kept. The rest of it is applied then."""
     query = """
         SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)
                         WHERE t.subid = %s AND c.finish_lsn = %s)"""
@@ -182,7 +183,7 @@ def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int)
 
 
 def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
-    """Return finish LSNs of the transactions that come next of each table that is being released."""
+    """Return the finish LSNs of the next transaction of each table that is being released."""
     rows = connection.execute(
         "SELECT c.finish_lsn::text FROM pgsub.held_table t, LATERAL (SELECT finish_lsn FROM pgsub.held_change h"
         " WHERE h.subid = t.subid AND h.srrelid = t.srrelid ORDER BY h.id LIMIT 1) AS c"
@@ -199,11 +200,11 @@ def read(
     size: int,
     after: HeldPlace | None = None,
 ) -> tuple[list[HeldChanges], bool]:
-    """Read the first kept changes of these tables, in their order: whole transactions, or a part of a larger one.
+    """Read the first kept changes of these tables, in order: whole transactions, or a part of a large one.
 
-    :param size: bytes of their messages from which on no more are read.
-    :param after: what was read of a transaction that goes on.
-    :return: and whether more of the last transaction is to be read.
+    :param size: the read ends after this many bytes of messages.
+    :param after: place of the part of a transaction that was read before; None: begin with a new transaction.
+    :return: the changes, and whether more of the last transaction is left.
     """
     sizes = connection.execute(
         "SELECT c.id, c.bytes, c.xid, c.finish_lsn::text FROM pg_catalog.unnest(%s::oid[]) AS r,"
@@ -220,16 +221,16 @@ def read(
         f" {_EPOCH}) * 1000000)::bigint, relation, messages, changes FROM pgsub.held_change"
         f" WHERE {_TABLES} AND id = ANY (%s) ORDER BY id".encode(),
         (subid, list(relids), chosen),
-        binary=True,  # in text form a bytea of more than 512 MB cannot be sent
+        binary=True,  # a bytea of more than 512 MB cannot be sent in text form
     )
     found = map(HeldChanges._make, rows)
     return [one._replace(finish_lsn=parse_lsn(str(one.finish_lsn))) for one in found], goes_on
 
 
 def _choose(places: Sequence[tuple[int, int, tuple[int, int]]], size: int) -> tuple[list[int], bool]:
-    """Choose the first stretches, and no part of a transaction unless it is the first: its rest may be large.
+    """Choose the first stretches. A transaction is chosen in part only if it is the first: its rest may be large.
 
-    :param places: id, bytes and transaction of each.
+    :param places: id, bytes and transaction of each stretch.
     """
     count = 0
     while count < len(places) and size > 0:
@@ -244,9 +245,10 @@ def _choose(places: Sequence[tuple[int, int, tuple[int, int]]], size: int) -> tu
 
 
 def remove(connection: psycopg.Connection, subid: int, places: Sequence[HeldPlace]) -> bool:
-    """Remove the next ones in the transaction that applies them; False where they are not all there any more.
+    """Remove kept changes in the transaction that applies them; return False if some are gone already.
 
-    What was prepared before it may have kept changes behind them, so :func:`finish` has to note anew where apply is.
+    A transaction that was prepared before may have kept later changes, so :func:`finish` must record apply's position
+    again.
     """
     relids = list(set().union(*(one.relids for one in places)))
     # guard: a table is not released while a transaction prepared before may keep changes of it
@@ -262,12 +264,12 @@ def remove(connection: psycopg.Connection, subid: int, places: Sequence[HeldPlac
 
 
 def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]) -> bool:
-    """End the release of tables of which nothing is kept any more: they are like any other from now on.
+    """End the release of tables without kept changes. They are ordinary tables from now on.
 
-    But where a prepared transaction is undecided that may have kept changes: those come to light with its end. What was
-    prepared after all that could be seen was applied has kept none.
+    An undecided prepared transaction may have kept changes, which become visible with its end. The release does not end
+    before. A transaction that was prepared after all visible changes were applied has kept none.
 
-    :return: whether that is so of any.
+    :return: whether the release of any table ended.
     :raises psycopg.errors.LockNotAvailable: another session holds apply's row.
     """
     with states.changing(connection, claim.subid) as apply_lsn:

@@ -2,13 +2,13 @@
 
 NOTES
 ``i`` → ``d`` → ``f`` → ``s`` → ``r`` are stored; ``w`` (syncwait) and ``c`` (catchup) exist only while a worker lives.
-From ``f`` on a crash never copies again.
+From ``f`` on, a crash never leads to another copy.
 
 Apply decides about a change under the lock of its progress row, with table states as of a ``states_version``. So a
-change that alters apply's decision updates that row (lock and version in one statement) in the transaction that changes
-the state: :func:`changing`. States that apply decides alike (``i``, ``d``, ``f`` without a claim) change without it.
-Lock order everywhere: apply's row, then tables by relid. No state change shares a transaction with data but ``f``, and
-each is on disk before anything is built upon it.
+state change that affects this decision updates that row (lock and version in one statement) in its transaction:
+:func:`changing`. Between states that apply treats alike (``i``, ``d``, ``f`` without a claim), it need not.
+Lock order everywhere: apply's row, then tables by relid. Only ``f`` is set in a transaction that also writes data. Each
+state is on disk before anything depends on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 @contextlib.contextmanager
 def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
-    """Open a durable transaction that holds apply's row and has raised its version; gives apply's ``remote_lsn``.
+    """Open a durable transaction that holds apply's row and raises its version; yield apply's ``remote_lsn``.
 
     :raises psycopg.errors.LockNotAvailable: apply held the row for more than a second; try again.
     """
@@ -53,9 +53,9 @@ def _there(value: str | None) -> str:
 
 
 def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Lock the rows of tables in the order of their oids, so that two who change several never wait for each other.
+    """Lock the rows of tables in the order of their OIDs, so that two sessions that change several do not deadlock.
 
-    An UPDATE alone would take them in the order of its plan.
+    An UPDATE alone would lock them in the order of its plan.
     """
     connection.execute(
         f"SELECT FROM pgsub.subscription_rel WHERE {TABLES} ORDER BY srrelid FOR UPDATE".encode(),
@@ -64,15 +64,15 @@ def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[i
 
 
 def next_group(connection: psycopg.Connection, subid: int) -> int:
-    """Return a number that no group of tables of this subscription has had."""
+    """Return an unused number for a group of tables of this subscription."""
     query = "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups::text"
     return int(_there(scalar(connection, query, (subid,))))
 
 
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
-    """Set ``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
+    """Set ``i`` or ``d`` → ``d`` and record the slot's name, durably before the slot exists.
 
-    :return: the number of this attempt for each table.
+    :return: the number of the attempt, by table.
     """
     subid, relids = claims[0].subid, worker_takeover.numbers(claims)
     with durable(connection):
@@ -90,7 +90,7 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 
 
 def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
-    """Let the sync workers' own progress begin at their slot's consistent point."""
+    """Set the sync workers' own progress to the consistent point of their slot."""
     with durable(connection):
         worker_takeover.fence(connection, *claims)
         connection.execute(
@@ -103,10 +103,10 @@ def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], posit
 
 
 def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[int]) -> tuple[int, int, int]:
-    """Add what a transaction brings to a table that is adopted, in that transaction.
+    """Add the rows that a transaction transfers to an adopted table, in that transaction.
 
-    :param rows: that were missing, extra, different.
-    :return: these of all transactions.
+    :param rows: missing, extra and different rows.
+    :return: the totals of all transactions.
     """
     worker_takeover.fence(connection, claim)
     query = """
@@ -121,12 +121,12 @@ def count_adopted(connection: psycopg.Connection, claim: Claim, rows: Sequence[i
 
 
 def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> int:
-    """Count off rows that a transaction keeps of those that it replaces, in that transaction.
+    """Count the replaced rows that a transaction keeps, in that transaction.
 
-    The epoch is not asked for: only one session adopts a table.
+    The epoch is not checked: only one session adopts a table.
 
-    :param rows: that it replaces.
-    :return: how many of them may be kept.
+    :param rows: number of rows that the transaction replaces.
+    :return: number of rows that it may keep.
     """
     query = """
         WITH may AS (SELECT least(keep, %s) AS rows FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s)
@@ -137,22 +137,19 @@ def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> in
 
 
 def sync_position(connection: psycopg.Connection, claim: Claim) -> int:
-    """Return the position of a sync worker: while it copies, that of its snapshot."""
+    """Return the position of a sync worker. During the copy, this is the position of the snapshot."""
     query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = %s"
     return parse_lsn(_there(scalar(connection, query, (claim.subid, claim.worker))))
 
 
 def kept(connection: psycopg.Connection, claim: Claim) -> int:
-    """Return how many rows the adoption of a table has kept."""
+    """Return the number of rows that the adoption of a table has kept."""
     query = "SELECT kept FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s"
     return int(scalar(connection, query, (claim.subid, claim.worker)) or 0)
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
-    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
-
-    :return: whether it is.
-    """
+    """Set ``d`` → ``f`` in the caller's transaction if every chunk of the attempt is done; return whether it is."""
     worker_takeover.fence(connection, claim)
     query = """
         UPDATE pgsub.subscription_rel r SET srsubstate = 'f'
@@ -164,7 +161,7 @@ def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> b
 
 
 def set_ready(connection: psycopg.Connection, subid: int, position: int) -> None:
-    """Set ``s`` → ``r`` for tables whose srsublsn apply has passed; srsublsn stays, and is checked in ``r`` too."""
+    """Set ``s`` → ``r`` for tables whose srsublsn apply has passed. srsublsn stays, and is checked in ``r`` too."""
     with changing(connection, subid):
         connection.execute(
             "WITH passed AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"

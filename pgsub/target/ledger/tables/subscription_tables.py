@@ -1,7 +1,7 @@
-"""Which tables a subscription has, and whose slot it streams: what REFRESH and ALTER change in the ledger.
+"""The set of a subscription's tables: what REFRESH and ALTER change in the ledger.
 
-Mirrors AddSubscriptionRelState and RemoveSubscriptionRel (pg_subscription.c). All changes of one refresh commit
-together, under the lock of apply's row, and raise ``states_version``: apply decides by the old set or by the new one.
+Mirrors AddSubscriptionRelState and RemoveSubscriptionRel (pg_subscription.c). All changes of a refresh commit together,
+under the lock of apply's row, and raise ``states_version``. So apply decides by the old set or by the new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """A table that bears another name on the target, and on the publisher, than when it was subscribed."""
+    """A table that was renamed on the target and on the publisher since it was subscribed."""
 
     srrelid: int
     schemaname: str
@@ -43,24 +43,24 @@ class Change:
     add: Sequence[RelationState] = ()
     drop: Sequence[int] = ()
     rename: Sequence[Renamed] = ()
-    again: Sequence[int] = ()  #: emptied in the same transaction, and copied again
-    adopt: bool = False  #: those of ``again`` are not emptied, and only what differs is brought
+    again: Sequence[int] = ()  #: tables to truncate in the same transaction and to copy again
+    adopt: bool = False  #: tables in ``again`` are not truncated, and only differences are transferred
     claims: Sequence[Claim] = ()
-    keep: int = 0  #: with ``adopt``: rows of each that are kept of those that are replaced or deleted
+    keep: int = 0  #: with ``adopt``: maximum of replaced or deleted rows that are kept, for each table
 
     @property
     def copies(self) -> bool:
-        """Whether a table is to be copied."""
+        """Whether it copies a table."""
         return bool(self.again) or any(relation.srsubstate == "i" for relation in self.add)
 
 
 @contextlib.contextmanager
 def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterator[None]:
-    """Hold the subscription against other commands that change it, on whatever host and state store.
+    """Protect the subscription from other commands that change it, on any host and with any state store.
 
-    A launcher that serves it meanwhile is not kept from its work.
+    A launcher that serves it meanwhile goes on.
 
-    :raises LockHeld: another command changes it.
+    :raises LockHeld: another command is changing it.
     """
     key = (_LOCK_CLASS, subid)
     with advisory_locks.holding(connection, key) as taken:
@@ -70,7 +70,7 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
 
 
 def hold_still(connection: psycopg.Connection, subid: int, name: str) -> None:
-    """Let the open transaction not begin before other commands that change the subscription have ended.
+    """Wait in the open transaction until other commands that change the subscription have ended.
 
     :raises LockHeld: one does not end.
     """
@@ -84,7 +84,7 @@ def _changed(name: str) -> str:
 def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
     """Set ``f`` → ``d`` for tables that are about to lose their sync slot: no crash leaves an ``f`` without one.
 
-    From ``d`` a synchronization would begin anew, after it removed what this copy brought.
+    A synchronization from ``d`` begins again, and removes the rows of this copy first.
     """
     if not claims:
         return
@@ -100,10 +100,10 @@ def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -
 
 
 def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
-    """Make the change inside the caller's transaction, which holds apply's row (:func:`states.changing`).
+    """Make the change in the caller's transaction, which holds apply's row (:func:`states.changing`).
 
-    :raises Fenced: a sync worker started again meanwhile, or made a slot that nobody would drop; do it all again.
-    :raises StateForbids: a table would be copied, and two_phase was enabled meanwhile.
+    :raises Fenced: a sync worker was started again, or created a slot that nobody would drop; repeat the refresh.
+    :raises StateForbids: a table would be copied, but two_phase was enabled meanwhile.
     """
     if wanted.copies:
         two_phase.refuse_copy(connection, subid)
@@ -117,12 +117,12 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
         raise Fenced("the subscription's tables changed meanwhile")
     if any(slot is not None and relid in wanted.drop for relid, slot in rows):
         raise Fenced("a table that is removed still has a slot")
-    held_tables.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy has what was kept
+    held_tables.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy contains the kept changes
     chunks.forget(connection, subid, [*wanted.drop, *wanted.again])
-    # the control rows stay: should a table come back, its epochs go on and older sessions are still known as older
+    # control rows stay: if a table comes back, its epochs continue, and older sessions are still recognized as older
     connection.execute(f"DELETE FROM pgsub.subscription_rel WHERE {_TABLES}".encode(), (subid, list(wanted.drop)))
     _rename(connection, subid, wanted.rename)
-    # any state → i; a sync slot stays named: it is dropped afterwards, or by the next synchronization
+    # any state → i; sync_slot stays recorded: the slot is dropped afterwards, or by the next synchronization
     connection.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL,"
         f" adopt = %s, adopted = NULL, keep = %s, kept = 0 WHERE {_TABLES}".encode(),
@@ -132,7 +132,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
 
 
 def _rename(connection: psycopg.Connection, subid: int, renamed: Sequence[Renamed]) -> None:
-    """Record new names in two steps: two tables may have exchanged theirs."""
+    """Record new names in two steps, because two tables may have exchanged theirs."""
     for one in renamed:
         connection.execute(
             f"UPDATE pgsub.subscription_rel SET schemaname = '', relname = srrelid::text WHERE {_REL}".encode(),
