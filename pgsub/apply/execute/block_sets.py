@@ -1,4 +1,4 @@
-"""Blocks of changes as sets; one that fails is replayed row by row, in a large target transaction alone."""
+"""Executes blocks of changes as sets. In a large target transaction, only a failed block is replayed row by row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class BlockSets:
     """The sets of one target session.
 
-    :param replica: whether session_replication_role = replica is in effect there.
+    :param replica: session_replication_role = replica is in effect there.
     """
 
     def __init__(self, rows: RowWriter, table_states: TableStateFilter, *, replica: bool) -> None:
@@ -36,10 +36,10 @@ class BlockSets:
         self._sets.begin()
 
     def apply(self, block: ChangeBlock, counters: Counter[str]) -> Sequence[int] | None:
-        """Execute what can be as sets.
+        """Execute as sets whatever can be.
 
-        :param counters: of the executor.
-        :return: positions of the messages that are left, None for all.
+        :param counters: the executor's counters.
+        :return: positions of the remaining messages, None for all.
         """
         targets = partial(self._filter.target_of_all, block)
         self._large |= block.full
@@ -64,5 +64,5 @@ class BlockSets:
         return result.left
 
     def finish(self) -> None:
-        """Wait until everything so far has succeeded, see :meth:`SetWriter.finish`."""
+        """Wait until all statements have succeeded: see :meth:`SetWriter.finish`."""
         self._sets.finish()

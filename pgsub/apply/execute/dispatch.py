@@ -20,9 +20,9 @@ _INSERT = ord("I")
 class Dispatch:
     """The dispatch of the messages of one executor.
 
-    All of it raises PgsubError, located, or StatementFailed of a statement before.
+    All methods raise PgsubError, located, or StatementFailed of an earlier statement.
 
-    :param dealt: called after each message that is no INSERT; it may take the records.
+    :param dealt: called after each message other than INSERT; it may take the records.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Dispatch:
         self._dealt = dealt
 
     def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """Apply a message as it came; an INSERT is not decoded yet, for many of them may become one COPY."""
+        """Apply an encoded message. An INSERT stays encoded, because several may become one COPY."""
         if payload[0] == _INSERT:
             relation = self._filter.target(transaction, "INSERT", relid_of(payload, in_stream=transaction.in_stream))
             if relation is not None:
@@ -43,7 +43,7 @@ class Dispatch:
         self.message(transaction, decode_change(payload, transaction.in_stream))
 
     def message(self, transaction: RemoteTransaction, message: Message) -> None:
-        """Apply a message that is no INSERT."""
+        """Apply a message other than INSERT."""
         match message:
             case Update():
                 relation = self._filter.target(transaction, "UPDATE", message.relid)

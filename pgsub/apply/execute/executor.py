@@ -1,8 +1,8 @@
-"""Executes changes in order inside one open target transaction, all at once or as they arrive.
+"""Executes changes in order inside one open target transaction, at once or while they are received.
 
-It is given transactions and a filter, and owns no part of the ledger. Changes are gathered to blocks; a block goes to
-the target as sets where that is known to give the same rows, else row by row. Mirrors
-apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
+It receives transactions and a filter, and does not use the ledger. Changes are collected into blocks. A block is
+executed as sets where the result is known to be the same, else row by row. Mirrors apply_spooled_messages (worker.c),
+and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from pgsub.protocol.messages import Relation
 from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
 from pgsub.target.sql.pipeline import StatementFailed
 
-#: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
+#: Matches one message that changes no row, or a stretch of messages that change rows or delimit transactions.
 _STRETCH = re.compile(b"[%b]|[^%b]+" % (BETWEEN_ROWS, BETWEEN_ROWS))
-#: Missing rows and messages that are kept in memory before they are handed on.
+#: Number of missing rows and messages that are kept in memory before they are spilled.
 RECORDS = 1000
 
-#: Takes missing rows and messages in the middle of a transaction; the session is free for other statements then.
+#: Function that takes missing rows and messages during a transaction; it may run other statements in the session.
 Spill = Callable[[Sequence[Record]], None]
 
 
 class Executor:
-    """One per target session.
+    """The executor of one target session.
 
     :param connection: autocommit; the caller opens and ends transactions around :meth:`run`.
-    :param set_based: whether changes may be executed as sets.
-    :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
-    :param holds: whether any table is held; its changes are kept then.
-    :param looks_again: as of :class:`RowWriter`.
-    :ivar counters: how changes were executed, by the names in :class:`~pgsub.common.worker_heartbeat.Heartbeat`.
+    :param set_based: changes may be executed as sets.
+    :param spill: takes missing rows and messages when there are many; :meth:`finish` returns the rest.
+    :param holds: returns whether any table is held; its changes are then kept.
+    :param looks_again: see :class:`RowWriter`.
+    :ivar counters: changes by method, named as in :class:`~pgsub.common.worker_heartbeat.Heartbeat`.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class Executor:
         self._sets = BlockSets(self._rows, self._filter, replica=relations.replica)
         self._held = HeldChangeWriter(self._rows, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
-        self._naming = False  #: row by row, so that a failed row is named
+        self._naming = False  #: row by row, so that a failed row is located
         self._dispatch = Dispatch(self._rows, self._filter, self._held, self._spill_many)
         self._resolver = Resolver(self._rows, self._filter, self._dispatch.row)
         self.counters: Counter[str] = Counter()
 
     @property
     def changes(self) -> int:
-        """Rows applied, for statistics."""
+        """Number of applied rows, for statistics."""
         return self._rows.changes
 
     @property
     def names_rows(self) -> bool:
-        """Whether it executes :meth:`row_by_row` now."""
+        """Whether :meth:`row_by_row` is active."""
         return self._naming
 
     @contextlib.contextmanager
     def row_by_row(self) -> Iterator[None]:
-        """Execute row by row, so that a failed row is named: no sets, and no COPY, which names only the first of many.
+        """Execute row by row to locate a failed row: no sets, and no COPY, which reports only the first of many.
 
-        Conflicts are resolved, if there are rules.
+        Conflicts are resolved if there are rules.
         """
         before, self._naming, self._rows.copies = self._naming, True, False
         try:
@@ -102,11 +102,11 @@ class Executor:
             self._naming, self._rows.copies = before, not before
 
     def run(self, items: Iterable[Item], should_apply: Filter) -> list[Record]:
-        """Apply everything; return when every statement has succeeded.
+        """Apply everything; return once every statement has succeeded.
 
-        :param should_apply: asked for each relation, with a transaction's finish LSN.
-        :return: changes that were skipped because their row is missing, and messages.
-        :raises SetFallback: sets found what only rows can deal with, or a missing row came meanwhile.
+        :param should_apply: called for each relation, with a transaction's finish LSN.
+        :return: messages, and changes that were skipped because their row is missing.
+        :raises SetFallback: a set met what only single rows can handle, or a missing row has appeared.
         """
         self.begin(should_apply)
         for item in items:
@@ -116,7 +116,7 @@ class Executor:
         return self.finish()
 
     def _leave(self, transaction: RemoteTransaction) -> None:
-        """Take over the descriptions behind a transaction, once the changes of the older ones are executed."""
+        """Learn the descriptions at the end of a transaction, after executing the changes that use older ones."""
         with self._locating():
             self._execute()
             self._rows.flush()
@@ -124,7 +124,7 @@ class Executor:
         self._filter.forget()
 
     def begin(self, should_apply: Filter) -> None:
-        """Begin with a target transaction that was opened.
+        """Begin with an opened target transaction.
 
         :param should_apply: see :meth:`run`.
         """
@@ -138,7 +138,7 @@ class Executor:
         self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment]) -> None:
-        """Apply further changes of a transaction; their success is known at :meth:`finish`.
+        """Apply further changes of a transaction; :meth:`finish` reports their success.
 
         :param segments: pgoutput messages in order.
         """
@@ -165,7 +165,7 @@ class Executor:
             self._execute()
 
     def _other(self, item: Item, message: Segment) -> None:
-        """Apply a message that changes no row. Flush pending rows first: it may change how they apply."""
+        """Apply a message that changes no row. Execute the block first, because the message may affect its changes."""
         transaction = item.transaction_of(message.start) if isinstance(item, TransactionRun) else item
         decoded = decode_change(message.payloads()[0], transaction.in_stream)
         if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
@@ -173,7 +173,7 @@ class Executor:
         self._dispatch.message(transaction, decoded)
 
     def _execute(self) -> None:
-        """Execute the block: as sets what can be, the rest row by row."""
+        """Execute the block: as sets whatever can be, the rest row by row."""
         block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
         block = self._held.split_off(block)
         pays = self._set_based and not self._naming and len(block) >= writer.PAYS_FROM
@@ -195,13 +195,13 @@ class Executor:
             self._spill(self.taken())
 
     def _spill_some(self) -> None:
-        """Spill outside of any savepoint, and before there are so many that it would be done inside of one."""
+        """Spill outside any savepoint, before the limit would force a spill inside one."""
         if len(self._rows.conflicts.records) >= RECORDS // 2 and self._spill is not None:
             self._spill(self.taken())
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """Undo the body where it fails; the target transaction goes on."""
+        """Undo the body if it fails; the target transaction continues."""
         with self._locating():
             self._held.write()
             with self._rows.undoing():
@@ -213,7 +213,7 @@ class Executor:
                     raise
 
     def change(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends."""
+        """Apply one message; :meth:`finish` or the end of :meth:`undoing` reports its success."""
         if self._held.keep(transaction, payload):
             return
         if self._resolves and payload[0] in ROW_CHANGES:
@@ -222,7 +222,7 @@ class Executor:
             self._dispatch.row(transaction, payload)
 
     def copied(self, changes: Sequence[Change]) -> None:
-        """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
+        """Insert rows of a copy, all of one relation; :meth:`finish` reports their success.
 
         :param changes: INSERT messages.
         """
@@ -239,7 +239,7 @@ class Executor:
         """Wait until every statement has succeeded.
 
         :return: see :meth:`run`.
-        :raises SetFallback: as of :meth:`run`.
+        :raises SetFallback: see :meth:`run`.
         """
         with self._locating():
             self._execute()
@@ -252,21 +252,21 @@ class Executor:
         return self.taken()
 
     def wait(self) -> None:
-        """Wait until everything so far has succeeded; then other statements may be run."""
+        """Wait until all statements have succeeded; then other statements may be run."""
         with self._locating():
             self._sets.finish()
 
     def abandon(self) -> None:
-        """Leave the pipeline: the target transaction is about to be rolled back."""
+        """Leave the pipeline, because the target transaction is about to be rolled back."""
         with contextlib.suppress(StatementFailed):
             self._rows.leave()
 
     def settled(self) -> None:
-        """Note that the target transaction is committed, or given up for good."""
+        """Note that the target transaction is committed or finally given up."""
         self._rows.conflicts.missing.settled()
 
     def forget(self) -> None:
-        """Prepare statements anew: after a rollback psycopg may have deallocated them."""
+        """Forget prepared statements, which psycopg may have deallocated after a rollback."""
         self._rows.forget()
 
     def savepoint(self) -> None:
@@ -275,9 +275,9 @@ class Executor:
         self._rows.savepoint()
 
     def rollback_to(self, depth: int) -> None:
-        """Take back everything since the savepoint before which there were ``depth`` others, and release it.
+        """Undo everything since the savepoint that has ``depth`` others before it, and release it.
 
-        :raises PgsubError: something failed before; the target transaction is aborted.
+        :raises PgsubError: an earlier statement failed; the target transaction is aborted.
         """
         with self._locating():
             self._execute()
@@ -285,7 +285,7 @@ class Executor:
             self._rows.rollback_to(depth)
 
     def taken(self) -> list[Record]:
-        """Take the missing rows and messages so far, to be recorded."""
+        """Return the missing rows and messages so far, and clear them."""
         return self._rows.conflicts.taken()
 
     @contextlib.contextmanager
@@ -296,5 +296,5 @@ class Executor:
             place = failure.tag if isinstance(failure.tag, Place) else None
             raise conflict.fault(self._relations.subid, failure.error, place, failure.statement) from None
         except (PgsubError, SetFallback):
-            self.abandon()  # the session must be out of the pipeline before it can roll back
+            self.abandon()  # the session can roll back only outside the pipeline
             raise

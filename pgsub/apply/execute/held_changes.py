@@ -1,6 +1,6 @@
-"""Changes of held tables, kept on the target in the transaction that would have made them (``pgsub.held_change``).
+"""Keeps changes of held tables on the target (``pgsub.held_change``) instead of applying them.
 
-Part of one executor: what is kept has its place among the changes that are made, and is undone with them.
+It belongs to one executor: kept changes are written in order with the applied ones, and undone with them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
 
 
 class HeldChangeWriter:
-    """A writer of the changes of held tables, through one target session.
+    """A writer of the changes of held tables, in one target session.
 
-    :param rows: of that session: its role and pipeline are left before anything is written.
-    :param holds: whether any table is held.
+    :param rows: writer of that session; its role and pipeline are left before anything is written.
+    :param holds: returns whether any table is held.
     """
 
     def __init__(self, rows: RowWriter, changes: TableStateFilter, holds: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ class HeldChangeWriter:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a target transaction, or forget what is undone and was not written yet."""
+        """Begin a target transaction, or discard unwritten changes that were undone."""
         self._kept: list[tuple[RemoteTransaction, Relation, int, int, bytes]] = []
         self._bytes = 0
 
@@ -60,10 +60,7 @@ class HeldChangeWriter:
         return rest
 
     def keep(self, transaction: RemoteTransaction, payload: bytes) -> bool:
-        """Keep a message if it is a row's of a held table.
-
-        :return: whether it was kept.
-        """
+        """Keep a row message of a held table; return whether it was kept."""
         return payload[0] in _TYPES and self._holds() and self._keep_row(transaction, payload)
 
     def _keep_row(self, transaction: RemoteTransaction, payload: bytes) -> bool:
@@ -78,7 +75,7 @@ class HeldChangeWriter:
         return True
 
     def keep_truncate(self, transaction: RemoteTransaction, message: Truncate) -> None:
-        """Keep a TRUNCATE for each held table that it names."""
+        """Keep a TRUNCATE for each of its tables that is held."""
         for relid in message.relids if self._holds() else ():
             srrelid = self._filter.held_table(transaction, "TRUNCATE", relid)
             if srrelid is not None:
@@ -99,7 +96,7 @@ class HeldChangeWriter:
         return HeldChanges(0, srrelid, *place, described, encoder.joined(payloads), len(payloads))
 
     def write(self) -> None:
-        """Write everything kept so far into the open transaction, as one row each of one transaction and relation.
+        """Write the kept changes in the open transaction, one row per transaction, relation and stretch.
 
         :raises StatementFailed: the transaction is aborted.
         """

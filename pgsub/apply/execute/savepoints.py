@@ -1,35 +1,35 @@
-"""Subtransactions of a transaction that is applied while it arrives, as savepoints. Mirrors pa_start_subtrans and
-pa_stream_abort (applyparallelworker.c).
+"""Maps subtransactions of a streamed transaction to savepoints. Mirrors pa_start_subtrans and pa_stream_abort
+(applyparallelworker.c).
 """
 
 from __future__ import annotations
 
 from pgsub.apply.execute.executor import Executor
 
-#: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
+#: Maximum number of open subtransactions; with more, replaying the file costs less than the savepoints.
 SAVEPOINTS = 1000
 
 
 class ReplayFromFile(Exception):
-    """The transaction is better replayed from its file."""
+    """A request to replay the transaction from its file."""
 
 
 class Savepoints:
     """The savepoints of one target transaction.
 
-    :param xid: of the publisher's top-level transaction.
+    :param xid: xid of the publisher's top-level transaction.
     """
 
     def __init__(self, executor: Executor, xid: int) -> None:
         self.executor = executor
         self._xid = xid
-        self._levels: dict[int, set[int]] = {}  #: by the subtransaction of a savepoint all those with changes since
+        self._levels: dict[int, set[int]] = {}  #: per savepoint's subtransaction, those with changes since
         self._aborted: set[int] = set()
 
     def enter(self, subxid: int) -> None:
         """Set a savepoint before the first change of a subtransaction.
 
-        :raises ReplayFromFile: there are too many.
+        :raises ReplayFromFile: there are too many savepoints.
         """
         levels = self._levels
         if subxid != self._xid and subxid not in levels:
@@ -41,13 +41,13 @@ class Savepoints:
             next(reversed(levels.values())).add(subxid)
 
     def abort(self, subxid: int) -> None:
-        """Note a rollback on the publisher; :meth:`take_back` comes later, for a subtree is aborted one by one."""
+        """Note an abort on the publisher; :meth:`take_back` undoes it later, as a subtree is aborted one by one."""
         self._aborted.add(subxid)
 
     def take_back(self) -> None:
-        """Roll back what was aborted since the last change; of a whole subtree the inner ones came first.
+        """Roll back what was aborted since the last change; in a subtree, the inner subtransactions were aborted first.
 
-        :raises ReplayFromFile: something that was not aborted would go with it.
+        :raises ReplayFromFile: that would also undo something that was not aborted.
         """
         levels = list(self._levels)
         first = next((i for i, subxid in enumerate(levels) if subxid in self._aborted), None)

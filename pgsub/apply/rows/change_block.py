@@ -1,4 +1,4 @@
-"""Row messages of a batch that are executed together, and whose they are."""
+"""A block of row messages that are executed together, with their transactions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pgsub.protocol.parse_changes import RELID_AT, ROW_CHANGES
 _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[list(ROW_CHANGES)] = True
 
-#: Rows and bytes of a full block: bounds memory, and the replay of a block that cannot be a set.
+#: Maximum rows and bytes of a block; they bound memory and the cost of replaying a block row by row.
 BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
 
 
 class ChangeBlock:
-    """Messages that change rows, in their order, out of one transaction or of many.
+    """The row messages of one or several transactions, in order.
 
-    :ivar size: bytes of them, roughly.
-    :ivar in_stream: they carry xids.
+    :ivar size: approximate size in bytes.
+    :ivar in_stream: the messages carry xids.
     """
 
     def __init__(self, *, in_stream: bool) -> None:
@@ -41,13 +41,13 @@ class ChangeBlock:
 
     @property
     def full(self) -> bool:
-        """Whether it is to be executed before more is added."""
+        """Whether it must be executed before more is added."""
         return self._count >= BLOCK_ROWS or self.size >= BLOCK_BYTES
 
     def add(self, item: Item, segment: Segment) -> Offsets:
-        """Add messages of a transaction, or of a run of them; those that change no row are left out.
+        """Add the row messages of a transaction or a run.
 
-        :return: numbers of the others in the frames.
+        :return: their frame numbers.
         """
         numbers = np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)])
         self._own(item, segment, numbers)
@@ -76,7 +76,7 @@ class ChangeBlock:
         return self._messages
 
     def relids(self) -> list[int]:
-        """Return the remote relations that the messages are of."""
+        """Return the remote relations of the messages."""
         return [int(relid) for relid in np.unique(self._relids())] if self._count else []
 
     def _relids(self) -> Offsets:
@@ -88,7 +88,7 @@ class ChangeBlock:
         return found
 
     def split(self, relids: Sequence[int]) -> tuple[ChangeBlock, ChangeBlock]:
-        """Split it: the messages of some relations, and the others."""
+        """Split the block into the messages of some relations and the others."""
         chosen = np.isin(self._relids(), relids)
         return self._some(chosen), self._some(~chosen)
 
@@ -112,9 +112,9 @@ class ChangeBlock:
         return item.transaction_of(segment.start + int(numbers[position - self._starts[number]]))
 
     def rows(self, positions: Sequence[int] | None = None) -> Iterator[tuple[RemoteTransaction, bytes]]:
-        """Return messages with their transactions.
+        """Yield messages with their transactions.
 
-        :param positions: of some, None for all.
+        :param positions: positions of the messages, None for all.
         """
         if not self._count:
             return

@@ -1,7 +1,7 @@
-"""Conflicts that changes of rows met and did not fail by: rows that are missing, and rows that another origin wrote.
+"""Conflicts that do not make a change fail: missing rows, and rows that another origin wrote.
 
-What is found is recorded, or is the reason to fall back where a rule is to decide. Mirrors GetTupleTransactionInfo and
-the reports of apply_handle_update_internal and apply_handle_delete_internal (worker.c).
+They are recorded, or cause a fallback if a rule decides them. Mirrors GetTupleTransactionInfo and the reports of
+apply_handle_update_internal and apply_handle_delete_internal (worker.c).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pgsub.target.sql.pipeline import RowCount
 class FoundConflicts:
     """The conflicts of one target session, known once its statements have run.
 
-    :ivar records: missing rows, and messages, each with the depth of savepoints at that time.
-    :ivar depth: of savepoints.
-    :ivar resolving: the sender of the changes resolves each conflict.
-    :ivar missed: then, that the row of the last change was not there.
-    :ivar missing: rows that changes did not find, and that may have come meanwhile.
+    :ivar records: missing rows and messages, each with the number of savepoints at that time.
+    :ivar depth: number of savepoints.
+    :ivar resolving: the caller resolves each conflict.
+    :ivar missed: if so, whether the row of the last change was missing.
+    :ivar missing: rows that changes did not find, and that may have appeared since.
     """
 
     def __init__(self, pipeline: OwnerPipeline, statements: RowStatements, *, looks_again: bool) -> None:
@@ -34,7 +34,7 @@ class FoundConflicts:
         self.records: list[tuple[int, Record]] = []
         self.depth = 0
         self.resolving = self.missed = False
-        self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
+        self._unresolved: SetFallback | None = None  #: a conflict for a rule
 
     def begin(self) -> None:
         """Begin a target transaction."""
@@ -42,7 +42,7 @@ class FoundConflicts:
         self.missing.begin()
 
     def check_origin(self, place: Place) -> None:
-        """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
+        """Send a query, before a change, for the other origin that wrote the row last (GetTupleTransactionInfo)."""
         if not place.mapped.target.origins_of or self.resolving:
             return
         depth = self.depth
@@ -54,7 +54,7 @@ class FoundConflicts:
         self._pipeline.send_row(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
 
     def if_missing(self, place: Place) -> RowCount:
-        """Return what takes the number of rows that a change found."""
+        """Return a callback for the number of rows that a change found."""
         depth = self.depth
 
         def on_count(count: int) -> None:
@@ -67,7 +67,7 @@ class FoundConflicts:
         return on_count
 
     def _present(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return those of the changes whose row is there, by a new snapshot."""
+        """Return the changes whose row exists in a new snapshot."""
         there: list[Place] = []
         for place in places:
             self._pipeline.send_row(self._statements.present(place), place, self._if_there(place, there))
@@ -84,7 +84,7 @@ class FoundConflicts:
         return on_count
 
     def _is_ruled(self, place: Place, what: str) -> bool:
-        """Return whether a conflict, missing or origin_differs, is for a rule to decide."""
+        """Return whether a rule decides a conflict (missing or origin_differs)."""
         relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
         if relation.rule(kind) is None:
             return False
@@ -92,10 +92,10 @@ class FoundConflicts:
         return True
 
     def check(self) -> None:
-        """Check what statements found that have run.
+        """Check the results of the statements that have run.
 
-        :raises SetFallback: a conflict is for a rule to decide, or a row that was missing has come; the target
-            transaction is not aborted.
+        :raises SetFallback: a rule must decide a conflict, or a missing row has appeared; the target transaction is not
+            aborted.
         """
         unresolved, self._unresolved = self._unresolved, None
         if unresolved is not None:
@@ -105,20 +105,20 @@ class FoundConflicts:
             raise SetFallback(came.mapped, "a row that was missing is there")
 
     def record(self, record: Record) -> None:
-        """Add a record; it is dropped with the savepoint that it stands behind."""
+        """Add a record; it is dropped if an open savepoint is rolled back."""
         self.records.append((self.depth, record))
 
     def taken(self) -> list[Record]:
-        """Take the records so far."""
+        """Return the records so far, and clear them."""
         records, self.records = self.records, []
         return [record for _, record in records]
 
     def drop_behind(self, depth: int) -> None:
-        """Drop the records behind a savepoint that was rolled back."""
+        """Drop the records that were added after a savepoint that was rolled back."""
         self.records = [one for one in self.records if one[0] <= depth]
 
     def undo(self, count: int) -> None:
-        """Forget what was found since there were ``count`` records."""
+        """Drop all but the first ``count`` records, and forget the other conflicts."""
         del self.records[count:]
         self._unresolved = None
         self.missing.forget()

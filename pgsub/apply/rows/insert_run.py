@@ -1,4 +1,4 @@
-"""Runs of INSERT messages: rows of one relation that wait to be written together, as COPY where they are many."""
+"""Runs of INSERT messages of one relation that are written together, by COPY if they are many."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.target.catalog.relation_map import RelationMap
 
-#: Inserts in a row from which COPY pays for its two extra round trips.
+#: Minimum number of inserts for which COPY pays for its two extra round trips.
 COPY_FROM = 50
-#: Rows and bytes of one COPY: bounds memory.
+#: Maximum rows and bytes of one COPY; they bound memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
 
 class InsertRun:
-    """A run of inserts, none at first.
+    """A run of inserts, initially empty.
 
-    :ivar first: what the first is of.
+    :ivar first: transaction and relation of the first insert.
     :ivar payloads: INSERT messages, undecoded.
     """
 
@@ -33,17 +33,17 @@ class InsertRun:
         return first is None or (first[1] is relation and first[0].in_stream == transaction.in_stream)
 
     def add(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> bool:
-        """Add an insert; return whether the run is as long as one may be."""
+        """Add an insert; return whether the run is full."""
         self.first = self.first or (transaction, relation)
         self.payloads.append(payload)
         self._size += len(payload)
         return len(self.payloads) >= COPY_ROWS or self._size >= COPY_BYTES
 
     def copy_stream(self) -> tuple[Stream, bool] | None:
-        """Return the rows for COPY, and whether in binary form; None where they are to be inserted one by one.
+        """Return the rows for COPY, and whether they are in binary form; None to insert them one by one.
 
-        COPY without a column list means all columns of the target, not none. It invokes no rule, and what a trigger
-        sees of other rows must not depend on how many came together.
+        COPY without a column list would mean all columns of the target. COPY invokes no rule. The rows that a trigger
+        sees must not depend on how many were received together.
         """
         assert self.first is not None
         transaction, relation = self.first
@@ -53,7 +53,7 @@ class InsertRun:
         groups, _ = columnar.decode(self.payloads, transaction.in_stream)
         rows = groups[0].new
         if len(groups) != 1 or rows is None or len(rows.kinds) != len(relation.columns):
-            return None  # and which message is to blame is found where each is decoded by itself
+            return None  # decoding one by one finds the faulty message
         form = columnar_copy.formats(rows)
         if form == "mixed":
             return None

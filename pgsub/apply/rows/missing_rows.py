@@ -1,7 +1,7 @@
-"""Missing rows of changes: which of them are searched again, since another session may have replaced one meanwhile.
+"""Finds missing rows that may have been replaced by another session, and makes the next attempt search again.
 
-A statement that waited for another session's DELETE and INSERT of its row finds neither. The server searches again
-(RelationFindReplTupleByIndex, execReplication.c), and so does the next try of the target transaction.
+A statement that waited for another session's DELETE and INSERT of its row finds neither version. The server searches
+again (RelationFindReplTupleByIndex, execReplication.c), and so does the next attempt of the target transaction.
 """
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ from collections.abc import Callable, Sequence
 
 from pgsub.apply.conflicts.error_context import Place
 
-#: How often a row that may have been replaced meanwhile is searched before it counts as missing.
+#: Number of searches for a row that may have been replaced before it counts as missing.
 _SEARCHES = 3
 
 
 class MissingRows:
     """Rows of one target session that its changes did not find.
 
-    :param looks_again: look once more for rows that are missing.
+    :param looks_again: search for missing rows once more.
     """
 
     def __init__(self, *, looks_again: bool) -> None:
         self._looks_again = looks_again
-        self._places: list[Place] = []  #: rows that were not there since the last look
-        #: each change is waited for; a row was found to have come, so that the next try is to be patient
+        self._places: list[Place] = []  #: rows found missing since the last check
+        #: wait for each change; a row has appeared, so the next attempt must be patient
         self._patient = self._doubted = False
 
     def begin(self) -> None:
-        """Begin a target transaction: patient where a row came in the last try of it."""
+        """Begin a target transaction; be patient if a row appeared in its last attempt."""
         self._places, self._patient = [], self._doubted
 
     def settled(self) -> None:
-        """Note that the target transaction is committed, or given up for good: the next one is a new one."""
+        """Note that the target transaction is committed or finally given up, so the next one is another."""
         self._doubted = False
 
     def searches(self, *, resolving: bool) -> int:
-        """Return how often a change's row is searched, each time with a wait, before its last statement is sent."""
+        """Return how often to search a change's row, with a wait each time, before its last statement is sent."""
         return _SEARCHES if self._patient or resolving else 0
 
     def add(self, place: Place) -> None:
-        """Add a row that a change did not find; a rule may make a change of a row that is there count nothing."""
+        """Add a row that a change did not find. With rules on the table, a count of 0 proves nothing."""
         if self._looks_again and not self._patient and not place.mapped.target.rules:
             self._places.append(place)
 
     def forget(self) -> None:
-        """Forget them: their changes were undone."""
+        """Forget the rows, because their changes were undone."""
         self._places = []
 
     def first_that_came(self, present: Callable[[Sequence[Place]], Sequence[Place]]) -> Place | None:
-        """Look for the rows by a new snapshot, and return the first that is there; the next try is patient then.
+        """Search for the rows in a new snapshot; return the first that exists, and make the next attempt patient.
 
-        :param present: returns those of them that are there.
+        :param present: returns the rows that exist.
         """
         places, self._places = self._places, []
         came = present(places) if places else ()

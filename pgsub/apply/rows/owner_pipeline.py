@@ -1,4 +1,4 @@
-"""Statements in order, each as the owner of the table that it names, whose name was verified before.
+"""Sends statements in order, each as the owner of the table that it names, after verifying the name.
 
 Mirrors SwitchToUntrustedUser (usercontext.c).
 """
@@ -18,10 +18,10 @@ from pgsub.target.sql.verified_names import VerifiedNames, may_lock
 
 
 class OwnerPipeline(Pipeline):
-    """A pipeline whose session acts as the role that each statement is to have.
+    """A pipeline whose session switches to the role of each statement.
 
-    :ivar role: that it acts as, None: its own.
-    :ivar names: of tables, as they were verified in this transaction.
+    :ivar role: its present role, None for the session's own.
+    :ivar names: table names verified in this transaction.
     """
 
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -31,12 +31,12 @@ class OwnerPipeline(Pipeline):
         self.names = VerifiedNames(self)
 
     def begin(self) -> None:
-        """Begin a target transaction: the session acts as its own role, and no name is verified."""
+        """Begin a target transaction, with the session's own role and no verified names."""
         self.role = None
         self.names.forget()
 
     def become(self, role: str | None, tag: object = None) -> None:
-        """Send a change of role, where consecutive statements differ in it."""
+        """Switch to a role if it is not the present one."""
         # guard: changes are made as the owner of each table, always
         if role == self.role:
             return
@@ -47,7 +47,7 @@ class OwnerPipeline(Pipeline):
         self.role = role
 
     def enter(self, relation: RelationMap, tag: object) -> None:
-        """Send what comes before a statement about a relation."""
+        """Switch to the role for a relation and verify its name."""
         target = relation.target
         self.become(target.acts_as, tag)
         self.names.verify(target, tag, locks=may_lock(target, target.acts_as))
@@ -60,10 +60,10 @@ class OwnerPipeline(Pipeline):
         self.send(statement, *place.parameters(statement), place, on_count, on_row)
 
     def copy(self, relation: RelationMap, stream: Stream, tag: object, *, binary: bool) -> None:
-        """Copy rows into a relation, after everything else was run; it is out of the pipeline then.
+        """Copy rows into a relation after all earlier statements have run; leave the pipeline.
 
         :param stream: all columns of the remote relation.
-        :raises StatementFailed: the COPY, or something before it.
+        :raises StatementFailed: the COPY or an earlier statement failed.
         """
         self.enter(relation, tag)
         self.sync()

@@ -1,7 +1,7 @@
-"""Relation cache: remote relations of a connection, and the target tables of their rows. Mirrors relation.c's hash.
+"""Relation cache: the remote relations of a connection and their target tables. Mirrors relation.c's hash.
 
-As in logicalrep_rel_open a remote name is looked up on the target after each Relation message; the oid found there has
-the state that decides. So a table that was renamed on both sides stays the table it was.
+As in logicalrep_rel_open, a remote name is looked up on the target after each Relation message, and the state of the
+oid found decides. So a table that was renamed on both sides remains the same table.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pgsub.target.session import roles
 from pgsub.target.sql.statement_builder import Statement
 
 Name = tuple[str, str]
-#: Seconds that DDL on the target may go unnoticed, with as many tables in use; with more of them in proportion. A look
-#: takes the target some 20 to 60 microseconds for each table, so it takes some two percent of the time at most.
+#: Seconds that DDL on the target may go unnoticed, with up to CHECKED_TABLES tables in use; proportionally more with
+#: more. A check costs the target 20 to 60 microseconds per table, so at most some two percent of the time.
 CHECK_SECONDS = 1.0
 CHECKED_TABLES = 500
 _DESCRIBING = frozenset(b"RY")
-NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
+NEVER = 0  #: InvalidOid: result for any relation of the ledger's schema
 
 
 class RelationCache:
-    """Remote relations as the stream described them, and their maps to target tables.
+    """Remote relations as described by the stream, and their maps to target tables.
 
-    :param connection: a target session; used only between statements of the pipeline.
-    :param replica: whether session_replication_role = replica is in effect there.
-    :param tracked: whether it can be seen there who wrote a row: what this subscription writes carries its origins, and
-        the target tracks those of commits.
+    :param connection: a target session, used only between statements of the pipeline.
+    :param replica: session_replication_role = replica is in effect there.
+    :param tracked: the target shows who wrote a row: this subscription's changes carry its origins, and the target
+        tracks the origins of commits.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class RelationCache:
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
         self._types: dict[int, TypeName] = {}
-        self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the tables mapped, from before they were read
+        self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the mapped tables, read before their maps
         self._checked_at = 0.0
         self.rules = RuleSet(sub.on_conflict)
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     def limit_rules(self, limited: Iterable[Rule]) -> None:
-        """Set the conflict rules with a limit; where other conflicts have one, all maps are made anew."""
+        """Set the conflict rules with a limit. Discard all maps if other conflicts are now decided by a rule."""
         before, self.rules = self.rules, self.rules.with_limited(limited)
         if not self.rules.decides_alike(before):
             self._maps.clear()
 
     def rule(self, relation: RelationMap, conflict_type: str) -> Rule | None:
-        """Find the rule that decides a type of conflict on a table now."""
+        """Find the rule that now decides a conflict type on a table."""
         return self.rules.find(relation.target.schema, relation.target.name, conflict_type)
 
     def learn(self, message: Message) -> None:
-        """Take a Relation message, which replaces the old map, or a Type message, which only hints need."""
+        """Process a Relation message, which replaces the map, or a Type message, which only hints need."""
         if isinstance(message, TypeName):
             self._types[message.oid] = message
-            if len(self._types) > MAX_RELATIONS:  # of tables long dropped, at the worst of others: a hint lacks a name
+            if len(self._types) > MAX_RELATIONS:  # mostly of dropped tables; at worst, a hint lacks a name
                 del self._types[next(iter(self._types))]
         elif isinstance(message, Relation):
             self._oids.pop(local_name(message), None)
@@ -84,12 +84,12 @@ class RelationCache:
                 self._forget(message.relid)
 
     def learn_from(self, transaction: RemoteTransaction) -> None:
-        """Take the descriptions that hold once a transaction's changes are done."""
+        """Learn the descriptions that hold after a transaction."""
         for relation in transaction.leaves:
             self.learn(relation)
 
     def learn_all(self, transaction: RemoteTransaction) -> None:
-        """Take the descriptions of a transaction that is not applied: they are not sent again."""
+        """Learn the descriptions in a transaction that is not applied, because they are not sent again."""
         for payload in transaction.payloads():
             if payload[0] in _DESCRIBING:
                 self.learn(decode_change(payload, transaction.in_stream))
@@ -103,7 +103,7 @@ class RelationCache:
     def remote(self, relid: int) -> Relation:
         """Return the remote relation.
 
-        :raises ProtocolViolation: no Relation message came for it.
+        :raises ProtocolViolation: no Relation message was received for it.
         """
         try:
             return self._remote[relid]
@@ -111,11 +111,11 @@ class RelationCache:
             raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}") from None
 
     def described(self, relid: int) -> Relation | None:
-        """Return its newest description, if there was one."""
+        """Return the newest description of a relation, None if there is none."""
         return self._remote.get(relid)
 
     def oid(self, relid: int) -> int | None:
-        """Return the oid of the target table, if it was looked up before: looking up needs the session."""
+        """Return the oid of the target table if it is cached; a lookup would need the session."""
         known = self._maps.get(relid)
         return known.target.oid if known is not None else self._oids.get(local_name(self.remote(relid)))
 
@@ -148,7 +148,7 @@ class RelationCache:
         return fault
 
     def oids(self, names: Collection[Name]) -> set[int]:
-        """Find oids of the target tables that bear these names, looked up where they are not known yet."""
+        """Find the oids of the target tables with these names; look up those that are not cached."""
         for name in names:
             if name[0] == LEDGER:
                 self._oids[name] = NEVER
@@ -158,13 +158,13 @@ class RelationCache:
         return {self._oids[name] for name in names if name in self._oids}
 
     def forget_names(self) -> None:
-        """Forget which table has which name: the subscription or the target was changed."""
+        """Forget the oids of names, because the subscription or the target was changed."""
         self._oids.clear()
 
     def notice_ddl(self) -> None:
-        """Forget the maps of tables that were altered on the target; looked up now and then: see CHECK_SECONDS.
+        """Forget the maps of tables that were altered on the target; checks every CHECK_SECONDS.
 
-        An INSERT that a new trigger sees must not be part of a set, for one. Clients get no invalidation messages.
+        For example, an INSERT that fires a new trigger must not be part of a set. Clients get no invalidation messages.
         """
         now = time.monotonic()
         if not self._maps or now < self._checked_at + CHECK_SECONDS * max(1.0, len(self._maps) / CHECKED_TABLES):
@@ -179,14 +179,14 @@ class RelationCache:
                 self._forget(relid)
 
     def known(self, relid: int) -> RelationMap | None:
-        """Return the map, if it was made before: making one needs the session."""
+        """Return the map if it is cached; making one needs the session."""
         return self._maps.get(relid)
 
     def make(self, relid: int, target_oid: int) -> RelationMap:
-        """Look the target table up and pair the columns.
+        """Look up the target table and map the columns.
 
-        :param target_oid: what the subscription recorded: a table dropped and made again is another table.
-        :raises SchemaFault: missing, replaced, or unfit.
+        :param target_oid: oid recorded by the subscription; a re-created table has another one.
+        :raises SchemaFault: the table is missing, replaced or does not match.
         :raises PermissionMissing: no role may make its changes: see roles.py.
         """
         remote = self.remote(relid)
@@ -205,7 +205,7 @@ class RelationCache:
         return made
 
     def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:
-        """Check that commit times and origins are still tracked: without them rules would silently not hold."""
+        """Check that commit times and origins are still tracked; otherwise rules would silently have no effect."""
         asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
         if asking and not self._tracked:
             taken_back = f"{asking[0].partition('=')[0]}=default"
@@ -218,7 +218,7 @@ class RelationCache:
             )
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
-        """Make the error of a table that is not the one that the subscription knows by its name."""
+        """Return the error for a table that is not the subscribed one of its name."""
         now = name_of(self.connection, known)
         what, where = "was dropped and created again", ""
         if now is not None:
@@ -231,17 +231,17 @@ class RelationCache:
         )
 
     def snapshot(self) -> dict[int, Relation]:
-        """Return the remote relations as of now: a batch that is replayed starts from these."""
+        """Return a copy of the remote relations, from which a batch can be replayed."""
         return dict(self._remote)
 
     def follow(self, remote: Mapping[int, Relation]) -> None:
-        """Take over what another session was told of relations; maps of those that are described alike are kept."""
+        """Learn the relations of another session; keep the maps of those with equal descriptions."""
         for relid, relation in remote.items():
             if self._remote.get(relid) != relation:
                 self.learn(relation)
 
     def restore(self, snapshot: dict[int, Relation]) -> None:
-        """Go back to a snapshot and look everything of the target up anew: any error may come from its DDL."""
+        """Restore a snapshot and forget everything about the target, because its DDL may have caused the error."""
         self._remote = dict(snapshot)
         self._maps.clear()
         self._prints.clear()
@@ -250,5 +250,5 @@ class RelationCache:
 
 
 def local_name(relation: Relation) -> Name:
-    """Return schema and name of its table on the target; the protocol leaves out pg_catalog."""
+    """Return schema and name of the target table; the protocol omits pg_catalog."""
     return relation.namespace or "pg_catalog", relation.name

@@ -1,4 +1,4 @@
-"""The reason why changes are executed row by row after all."""
+"""The exception that makes changes run row by row."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 
 class SetFallback(Exception):
-    """Changes cannot be executed together: row by row it shows which row is to blame.
+    """A request to execute changes row by row, which shows the faulty one.
 
-    :ivar relation: of the changes.
+    :ivar relation: the changed relation.
     """
 
     def __init__(self, relation: RelationMap, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Composes the statement that a change of a single row needs, once for rows of one shape."""
+"""Builds the statement for the change of a single row, once for each shape of rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pgsub.target.catalog.table_names import partitions
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.statement_builder import Statement
 
-#: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
+#: Maximum number of cached statements. A row that is found by all of its columns has one for each set of NULLs.
 STATEMENTS = 5000
 
-#: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
-#: NULL.
+#: Tuple kinds that need different statements: to set a column, whether it was sent; to find a row, whether it is NULL.
 _SETS = bytes.maketrans(b"ntb", b"vvv")
 _FINDS = bytes.maketrans(b"nutb", b"nnvv")
 
@@ -26,25 +25,25 @@ _FINDS = bytes.maketrans(b"nutb", b"nnvv")
 class RowStatements:
     """The statements of one target session.
 
-    All of them raise ProtocolViolation for a row that is not as wide as its relation, and a located PgsubError where
-    the target cannot be changed so.
+    All methods raise ProtocolViolation if a row has another number of columns than its relation, and a located
+    PgsubError if the target cannot be changed this way.
 
-    :param relations: remembers the statements, and forgets those of a relation that changes.
+    :param relations: caches the statements, and forgets those of a relation that changes.
     """
 
     def __init__(self, relations: RelationCache) -> None:
         self._relations = relations
 
     def insert(self, place: Place) -> Statement:
-        """Insert ``place.new``."""
+        """Build an INSERT of ``place.new``."""
         relation, new = place.mapped, place.row
         _check_width(place)
         return self._known(place, b"I" + _reads(relation, new), b"", lambda: statements.insert(relation, new.kinds))
 
     def update(self, place: Place, *, leaves: bool = False) -> Statement:
-        """Update the row that ``place.old`` or the key of ``place.new`` finds.
+        """Build an UPDATE of the row that is found by ``place.old`` or the key of ``place.new``.
 
-        :param leaves: it leaves its partition.
+        :param leaves: the row leaves its partition.
         """
         if leaves:
             return self._updating(place, b"R", statements.reroute)
@@ -54,7 +53,7 @@ class RowStatements:
         return self._updating(place, b"U", statements.update)
 
     def leaves(self, place: Place) -> Statement:
-        """Read whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
+        """Build a query whether an updated row would leave its partition; may query the target outside the pipeline."""
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
@@ -76,7 +75,7 @@ class RowStatements:
         )
 
     def delete(self, place: Place) -> Statement:
-        """Delete the row that ``place.old`` finds."""
+        """Build a DELETE of the row that is found by ``place.old``."""
         relation, old = place.mapped, place.searched
         _check_width(place)
         return self._known(
@@ -84,7 +83,7 @@ class RowStatements:
         )
 
     def present(self, place: Place) -> Statement:
-        """Find the row to be changed, and change nothing."""
+        """Build a query that only finds the row to be changed."""
         relation, searched, old = place.mapped, place.searched, place.old is not None
         return self._known(
             place,
@@ -94,7 +93,7 @@ class RowStatements:
         )
 
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
-        """Read which origin wrote the row to be changed, if it was another one."""
+        """Build a query for the other origin that wrote the row to be changed, if any."""
         relation, searched, old = place.mapped, place.searched, place.old is not None
         return self._known(
             place,
@@ -123,7 +122,7 @@ def _checked(relation: RelationMap, statement: Statement) -> Statement:
 
 
 def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
-    """Return whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    """Return whether a GENERATED ALWAYS identity column may change, which an UPDATE cannot do."""
     for i in relation.always:
         if new.kinds[i] == UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
             continue
@@ -137,7 +136,7 @@ def _finds(relation: RelationMap, row: Tuple) -> bytes:
 
 
 def _reads(relation: RelationMap, row: Tuple) -> bytes:
-    """Return whether values come as text, of columns where that makes another statement."""
+    """Return whether values are in binary form, for the columns where that makes another statement."""
     return bytes([row.kinds[i] == BINARY for i in sorted(relation.read)])
 
 

@@ -1,4 +1,4 @@
-"""The filter by table state: which changes of a transaction are applied, and to which table.
+"""Decides by table state which changes of a transaction are applied, and to which table.
 
 Mirrors should_apply_changes_for_rel and logicalrep_rel_open (worker.c, relation.c).
 """
@@ -22,25 +22,25 @@ from pgsub.target.sql import row_queries
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A table takes a relation's changes.
+    """The decision to take a relation's changes.
 
-    :ivar oid: of the subscribed table.
-    :ivar held: the table is held: its changes are kept, not made.
+    :ivar oid: oid of the subscribed table.
+    :ivar held: the table is held: its changes are kept, not applied.
     """
 
     oid: int
     held: bool = False
 
 
-#: Decides about a remote relation's changes, by the oid of the target's table of that name (None: there is none) and
-#: the finish LSN; None: they are left out.
+#: Decides about a remote relation's changes. It is given the oid of the target table of that name (None if there is
+#: none) and the finish LSN. None means that the changes are not applied.
 Filter = Callable[[Relation, int | None, int], Decision | None]
 
 
 class TableStateFilter:
-    """The filter of one executor's changes. What it decided holds until the target transaction ends.
+    """The filter of one executor. Its decisions hold until the target transaction ends.
 
-    :param rows: the session's writer, between whose statements the catalogs are asked.
+    :param rows: the session's writer; the catalogs are queried between its statements.
     """
 
     def __init__(self, rows: RowWriter) -> None:
@@ -57,7 +57,7 @@ class TableStateFilter:
         self._held: dict[int, int] = {}
 
     def forget(self, relid: int | None = None) -> None:
-        """Forget what was decided about a relation that was described anew; with None about all."""
+        """Forget the decisions about a relation that has a new description; None for all relations."""
         for known in (self._targets, self._held):
             if relid is None:
                 known.clear()
@@ -65,10 +65,10 @@ class TableStateFilter:
                 known.pop(relid, None)
 
     def check_names(self) -> None:
-        """Look whether every name still means the same table: statements find tables by name.
+        """Send checks that every name still means the same table, because statements find tables by name.
 
-        They have locked the tables, so the oids are final. Tables whose changes were left out count too: a subscribed
-        one may have got the name meanwhile.
+        Changes have locked their tables, so the oids are final. Tables whose changes were not applied are checked too,
+        because a subscribed table may have taken the name.
         """
         for name, oid in self._touched.items():
 
@@ -80,9 +80,9 @@ class TableStateFilter:
             self._rows.command(row_queries.NAME_UNCHANGED, values, on_count)
 
     def refuse_replaced(self) -> None:
-        """Refuse the transaction, once that was run.
+        """Refuse the transaction if the checks have failed.
 
-        :raises SchemaFault: a table was replaced by another.
+        :raises SchemaFault: another table has replaced one.
         """
         for schema, name in self._replaced:
             raise SchemaFault(
@@ -91,9 +91,9 @@ class TableStateFilter:
             )
 
     def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        """Return the table that a change goes to; None: it is left out."""
+        """Return the table for a change; None if it is not applied."""
         known = self._targets.get(relid)
-        if known is not None:  # once it is, whatever ends later is: states are fixed for this transaction
+        if known is not None:  # if one is applied, later ones are too: states are fixed in this target transaction
             return known
         decision = self._decide(transaction, message_type, relid)
         if decision is None or decision.held:
@@ -112,7 +112,7 @@ class TableStateFilter:
             with self._asking(transaction, message_type, remote):
                 try:
                     oid = relations.find(relid)
-                except SchemaFault:  # only a held table need not be there
+                except SchemaFault:  # only a held table may be missing
                     decision = self._should_apply(remote, None, transaction.decision_lsn)
                     if decision is None or not decision.held:
                         raise
@@ -122,7 +122,7 @@ class TableStateFilter:
         return self._should_apply(remote, oid, transaction.decision_lsn)
 
     def held_table(self, transaction: RemoteTransaction, message_type: str, relid: int) -> int | None:
-        """Return the held table that a change is kept for; None: it is made, or left out."""
+        """Return the held table for which a change is kept; None if it is applied or left out."""
         known = self._held.get(relid)
         if known is None and relid not in self._targets:
             decision = self._decide(transaction, message_type, relid)
@@ -131,7 +131,7 @@ class TableStateFilter:
         return known
 
     def held_relations(self, block: ChangeBlock) -> list[int]:
-        """Return the block's remote relations whose changes are kept, from one of its transactions on to its last."""
+        """Return the block's remote relations whose changes are kept, at least in its last transaction."""
         last, found = block.transaction_of(len(block) - 1), []
         for relid in block.relids():
             with contextlib.suppress(PgsubError):  # raised again for the change itself, with its transaction
@@ -142,7 +142,7 @@ class TableStateFilter:
 
     @contextlib.contextmanager
     def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:
-        """Let the catalogs be read on the same session, between its statements; faults get their place."""
+        """Leave the pipeline to query the catalogs in the same session, and locate the errors."""
         self._rows.sync()
         try:
             yield
@@ -152,15 +152,15 @@ class TableStateFilter:
             raise
 
     def target_of_all(self, block: ChangeBlock, relid: int) -> RelationMap | None:
-        """Return the table that all changes of a relation in a block go to; None: they are left out.
+        """Return the table for all changes of a relation in a block; None if they are not applied.
 
-        :raises KeyError: some are applied and some are not.
+        :raises KeyError: only some of them are applied.
         """
         relation = self.target(block.transaction_of(0), "COMMIT", relid)
         if relation is None:
             remote, oid = self._relations.remote(relid), self._relations.oid(relid)
             last = block.transaction_of(len(block) - 1)
-            # not by target(): it would hold for those before the last, too
+            # target() would decide for earlier transactions, too
             if oid is not None and self._should_apply(remote, oid, last.decision_lsn) is not None:
                 raise KeyError(relid)
         return relation

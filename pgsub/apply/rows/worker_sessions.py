@@ -1,4 +1,4 @@
-"""The connections of one worker, and what belongs to each: the publisher's stream, and sessions on the target."""
+"""The connections of one worker: the publisher's stream, and sessions on the target."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class TargetSession:
 
 @dataclass(slots=True)
 class WorkerStreams:
-    """Both ends of one worker: restarted together, never one alone."""
+    """Both ends of one worker; they are only restarted together."""
 
     session: TargetSession
     walsender: WalSender
     assembler: Assembler
-    open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
-    open_writer: Callable[[], TargetSession]  #: the same, for one of several that apply what was committed
-    standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
+    open_session: Callable[[], TargetSession]  #: opens a further writing session under the same claim
+    open_writer: Callable[[], TargetSession]  #: opens a session for one of several writers
+    standby: StandbyNames  #: whether publisher commits, even empty ones, wait for the flush position
     timing: Timing
-    parallel_workers: int = 0  #: transactions that may be applied while they arrive
-    writers: int = 1  #: sessions that apply what was committed, this one included; AUTO for as many as pay
+    parallel_workers: int = 0  #: maximum transactions applied while they are received
+    writers: int = 1  #: sessions that apply, including this one; AUTO for as many as pay
     set_based: bool = True  #: changes may be executed as sets
-    pending: bool = False  #: two_phase waits for every table to be r
+    pending: bool = False  #: two_phase waits until every table is ready
     confirmed: int = 0  #: the slot's confirmed_flush_lsn
 
 
@@ -59,16 +59,16 @@ def target_session(
     must: bool = False,
     spare: bool = False,
 ) -> TargetSession:
-    """Open a session that makes changes of the subscription as apply does: its settings, its replication origin.
+    """Open a session that makes changes as apply does, with its settings and replication origin.
 
-    :param claim: what its commits of progress are checked against.
-    :param must: see :func:`pgsub.target.session.origins.attach`, and for ``spare``.
+    :param claim: checked by its commits of progress.
+    :param must: see :func:`pgsub.target.session.origins.attach`, also for ``spare``.
     :raises TargetUnavailable: no origin is free.
     """
     connection = target.open_session(sub, name, synchronous_commit=synchronous_commit, bulk=True)
     try:
-        # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
-        # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
+        # Rows are found by their index, as in RelationFindReplTupleByIndex. A plan made while the table was small would
+        # stay as it grows, even for a whole long transaction. Without an index the plan is still a scan.
         connection.execute("SET enable_seqscan = off")
         ledger_privileges.check(connection)
         tagged = origins.attach(connection, sub, must=must, spare=spare) is not None
@@ -83,7 +83,7 @@ def target_session(
 
 @contextlib.contextmanager
 def changing_rows(sub: Subscription, worker: str, doing: str) -> Iterator[TargetSession]:
-    """Open a session in which a command makes changes as apply does, all or none: no rule resolves a conflict."""
+    """Open a session for a command that makes changes as apply does, all or none, without conflict rules."""
     name, claim = SessionName(sub.subid, worker, 0), Claim(sub.subid, APPLY, 0, "")
     session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
     with contextlib.closing(session.connection) as connection:

@@ -1,4 +1,4 @@
-"""Single rows into target tables: a statement a row, many to a round trip; runs of inserts go as COPY.
+"""Writes single rows: one statement per row, many per round trip. Runs of inserts use COPY.
 
 Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row operations of execReplication.c.
 """
@@ -31,13 +31,13 @@ from pgsub.target.sql.verified_names import may_lock
 
 
 class RowWriter:
-    """A writer of rows through one target session, in the order given.
+    """A writer of rows in one target session, in the given order.
 
     :param connection: autocommit; the caller opens and ends transactions.
-    :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
-    :ivar changes: rows applied, for statistics.
-    :ivar conflicts: that changes met and did not fail by.
-    :param looks_again: look once more for rows that are missing; what runs then takes :class:`SetFallback`.
+    :ivar copies: runs of inserts may use COPY; off while a failed row is being located.
+    :ivar changes: number of applied rows, for statistics.
+    :ivar conflicts: conflicts that did not make a change fail.
+    :param looks_again: search for missing rows once more; the caller handles :class:`SetFallback`.
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache, *, looks_again: bool = False) -> None:
@@ -50,15 +50,15 @@ class RowWriter:
         self.changes = 0
 
     def begin(self) -> None:
-        """Begin a target transaction: no insert of an earlier one is waiting."""
+        """Begin a target transaction, and forget inserts of an earlier one."""
         self._inserts = InsertRun()
         self._pipeline.begin()
         self.conflicts.begin()
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
-        """Insert the row of a message, perhaps together with those of the messages that follow.
+        """Insert the row of a message, possibly together with those of later messages.
 
-        :param payload: an INSERT message; malformed ones are refused when they are written.
+        :param payload: an INSERT message; a malformed one is refused when it is written.
         """
         if not self.copies:
             self._insert(transaction, relation, [payload])
@@ -69,7 +69,7 @@ class RowWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the inserts that wait: the next change may depend on them."""
+        """Write the pending inserts, because the next change may depend on them."""
         run = self._inserts
         if run.first is None:
             return
@@ -89,17 +89,17 @@ class RowWriter:
             self.insert_row(Place(transaction, "INSERT", relation, message.new))
 
     def insert_row(self, place: Place) -> None:
-        """Insert ``place.new``, by a statement of its own."""
+        """Insert ``place.new`` by a single statement."""
         self._pipeline.send_row(self._statements.insert(place), place, None)
         self.changes += 1
 
     def update(self, place: Place) -> None:
-        """Update the row that ``place.old`` or the key of ``place.new`` finds."""
+        """Update the row that is found by ``place.old`` or the key of ``place.new``."""
         self.flush()
         self._change(self._statements.update(place, leaves=self._leaves_partition(place)), place)
 
     def _leaves_partition(self, place: Place) -> bool:
-        """Return whether the row goes to another partition and triggers see it (apply_handle_tuple_routing)."""
+        """Return whether the row moves to another partition and triggers fire (apply_handle_tuple_routing)."""
         if place.mapped.target.relkind != "p" or not place.mapped.target.fires:
             return False
         self.sync()
@@ -109,7 +109,7 @@ class RowWriter:
         return bool(found) and found[0]
 
     def delete(self, place: Place) -> None:
-        """Delete the row that ``place.old`` finds."""
+        """Delete the row that is found by ``place.old``."""
         self.flush()
         self._change(self._statements.delete(place), place)
 
@@ -126,7 +126,7 @@ class RowWriter:
         self._pipeline.send_row(statement, place, conflicts.if_missing(place))
 
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
-        """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
+        """Truncate the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
         text = statements.truncate(targets, restart_identity=restart_identity)
         self.flush()
         self._pipeline.become(None)
@@ -140,7 +140,7 @@ class RowWriter:
         self.changes += 1
 
     def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
-        """Send a statement that changes no row, in its order among them, as the session's own role.
+        """Send a statement that changes no row, in order, as the session's own role.
 
         :param values: parameters as text.
         """
@@ -150,14 +150,14 @@ class RowWriter:
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def setting(self, statement: Statement) -> None:
-        """Send a statement that any role may run, in its order among the others."""
+        """Send a statement that any role may run, in order."""
         self.flush()
         self._pipeline.send(statement, (), (), None)
 
     def set_statement(
         self, relation: RelationMap, statement: Statement, values: Sequence[bytearray], on_count: RowCount
     ) -> None:
-        """Send a statement for many rows of a relation, which is its tag, in its order among the others.
+        """Send a statement for many rows of a relation, in order; the relation is its tag.
 
         :param values: parameters in binary form.
         """
@@ -166,16 +166,16 @@ class RowWriter:
         self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
     def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
-        """Copy rows into a relation, which is the tag, see :meth:`OwnerPipeline.copy`."""
+        """Copy rows into a relation, which is the tag: see :meth:`OwnerPipeline.copy`."""
         self.flush()
         self._pipeline.copy(relation, stream, relation, binary=binary)
 
     def sync(self) -> None:
-        """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
+        """Wait for all statements; leave the pipeline and return to the session's own role.
 
-        :raises StatementFailed: the first that failed.
-        :raises SetFallback: a conflict is for a rule to decide, or a row that was missing has come; the target
-            transaction is not aborted.
+        :raises StatementFailed: the first failed statement.
+        :raises SetFallback: a rule must decide a conflict, or a missing row has appeared; the target transaction is not
+            aborted.
         """
         self.flush()
         # guard: the ledger is written by the session's own role
@@ -189,26 +189,26 @@ class RowWriter:
         self.conflicts.depth += 1
 
     def rollback_to(self, depth: int) -> None:
-        """Roll back to the savepoint before which there were ``depth`` others, and release it."""
-        while self.conflicts.depth > depth:  # all have one name: the newest hides the others
+        """Roll back to the savepoint that has ``depth`` others before it, and release it."""
+        while self.conflicts.depth > depth:  # all have the same name: the newest hides the others
             self.command(statements.ROLLBACK_TO)
             self.command(statements.RELEASE)
             self.conflicts.depth -= 1
-        self._pipeline.names.forget()  # with the savepoint, locks since then are gone
+        self._pipeline.names.forget()  # locks taken since the savepoint are gone
         self.sync()
         self.conflicts.drop_behind(depth)
 
     def leave(self) -> None:
-        """Leave the pipeline, whatever failed in it: the session is about to roll back."""
+        """Leave the pipeline, whatever failed in it, because the session is about to roll back."""
         self._inserts = InsertRun()
         self._pipeline.sync()
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """Roll back to the beginning of the body where it fails; the target transaction goes on.
+        """Undo the body if it fails; the target transaction continues.
 
-        :raises StatementFailed: the first statement that failed; the body is undone.
-        :raises SetFallback: a rule is to decide a conflict; the body is undone.
+        :raises StatementFailed: the first failed statement; the body is undone.
+        :raises SetFallback: a rule must decide a conflict; the body is undone.
         """
         self.sync()
         found, changes, outer = len(self.conflicts.records), self.changes, self._pipeline.undo
@@ -224,21 +224,21 @@ class RowWriter:
             self._pipeline.role, self.changes = None, changes
             self._pipeline.names.forget(names)
             self.conflicts.undo(found)
-            self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
-            self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
+            self._pipeline.reset()  # rolls back, and forgets statements that psycopg may have deallocated
+            self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # it would hide that of an enclosing block
             raise
         finally:
             self._pipeline.undo = outer
         self.connection.execute("RELEASE SAVEPOINT pgsub_undo")
 
     def forget(self) -> None:
-        """Prepare every statement anew."""
+        """Forget every prepared statement."""
         self._pipeline.reset()
 
     def hold(self, place: Place, table: TargetRelation) -> None:
-        """Lock the table of a change, or a partition of it, and verify its name; other statements may name it then.
+        """Lock the table or partition of a change and verify its name, so that other statements may name it.
 
-        :raises StatementFailed: the name is another table's, or something before failed.
+        :raises StatementFailed: another table has the name, or an earlier statement failed.
         """
         role = place.mapped.target.acts_as
         if self._pipeline.names.verified(table):
@@ -249,7 +249,7 @@ class RowWriter:
         self.sync()
 
     def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
-        """Return the row to be changed, if another origin wrote it last.
+        """Return the row to be changed if another origin wrote it last.
 
         :param lock: lock the row.
         """

@@ -1,6 +1,6 @@
-"""Many changes of one relation as a few statements: their net effect by key.
+"""Applies many changes of one relation by a few statements: their net effect on each key.
 
-The server has nothing of the kind. Results equal those of the changes one by one, or the room gives up and
-:mod:`pgsub.apply.rows` does them. Entry points: :class:`~pgsub.apply.sets.writer.SetWriter`,
+The server has no counterpart. The results are those of the changes one by one; otherwise this room gives up and
+:mod:`pgsub.apply.rows` applies them. Entry points: :class:`~pgsub.apply.sets.writer.SetWriter`,
 :mod:`~pgsub.apply.sets.compaction`, :mod:`~pgsub.apply.sets.eligibility`.
 """

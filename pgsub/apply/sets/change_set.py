@@ -1,4 +1,4 @@
-"""Change sets: what many row messages of one relation do to each row of its target, as a plain value.
+"""Change sets: the effects of many row messages on the rows of one target relation, as a plain value.
 
 Made by :mod:`pgsub.apply.sets.compaction`, executed by :mod:`pgsub.apply.sets.writer`.
 """
@@ -13,24 +13,24 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Rows that are found by their keys and get the same columns set."""
+    """Rows that are found by their keys and have the same columns set."""
 
     columns: tuple[int, ...]  #: remote positions of the columns that are set
-    keys: Rows  #: an array row for each lookup column
-    rows: Rows  #: an array row for each remote column
+    keys: Rows  #: one array row per lookup column
+    rows: Rows  #: one array row per remote column
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """Effects on one relation, to be executed in this order: absent, deletes, updates, inserts.
+    """The effects on one relation, executed in this order: absent, deletes, updates, inserts.
 
-    :ivar buffer: what the offsets of ``absent``, ``deletes`` and ``updates`` point into; ends in ``PAD``.
-    :ivar changes: row messages it was made of.
-    :ivar effects: rows it touches, those that only must be absent included.
+    :ivar buffer: buffer for the offsets in ``absent``, ``deletes`` and ``updates``; ends in ``PAD``.
+    :ivar changes: number of row messages it was made of.
+    :ivar effects: number of affected rows, including those that only must be absent.
     :ivar absent: keys that must not exist.
     :ivar deletes: keys that must exist and are deleted.
-    :ivar updates: rows that must exist.
-    :ivar inserts: rows to insert, in the order of arrival, as INSERT messages; after the deletes.
+    :ivar updates: rows that must exist and are updated.
+    :ivar inserts: rows to insert, as INSERT messages in the order of arrival.
     """
 
     relation: RelationMap

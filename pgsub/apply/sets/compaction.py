@@ -1,15 +1,16 @@
 """Compacts row messages of one relation into their net effect on each key: a change set.
 
-NOTES: A change set gives the same rows as its messages one by one, because of these rules; messages that break one are
+NOTES: These rules make a change set give the same rows as its messages one by one. Messages that break a rule are
 executed row by row, with the rule as the reason.
 
-* Keys are equal where their bytes are. :mod:`~pgsub.apply.sets.eligibility` admits only such types and collations.
-* No change changes a key, and no trigger, rule or enforced foreign key sees a state in between.
-* The changes of a key follow from each other: an INSERT only first or after a DELETE, and nothing else there.
+* Keys are equal if and only if their bytes are. :mod:`~pgsub.apply.sets.eligibility` admits only such types and
+  collations.
+* No change changes a key, and no trigger, rule or enforced foreign key sees an intermediate state.
+* The changes of a key form a sequence: an INSERT comes first or after a DELETE, and nothing else does.
 * The first change of a key is its precondition: the key must be absent (INSERT) or exist (UPDATE, DELETE). Row counts
-  check it on the target; a deviation rolls back.
-* A row that died is deleted and inserted, never updated: columns that only the target has start anew.
-* An unchanged TOAST value is the newest one sent since the row's beginning, else the column is left alone.
+  on the target check it; a deviation rolls back.
+* A row that was deleted and inserted again is never updated, so that columns that only the target has start anew.
+* An unchanged TOAST value is the newest value sent since the row began; without one, the column is not set.
 
 ``tests/models/change_set_model.py`` shows the mistake that each rule prevents.
 """
@@ -29,7 +30,7 @@ from pgsub.protocol.reader import BINARY, TEXT, UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statements import unassigned
 
-#: Sets of columns left alone (unchanged TOAST) that the updates of one set may have: each is a statement.
+#: Maximum number of different sets of unset columns (unchanged TOAST) in the updates; each set needs a statement.
 MASKS = 16
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
@@ -38,10 +39,9 @@ _INSERT, _UPDATE, _DELETE = b"IUD"
 def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
     """Compact row messages of one relation.
 
-    :param relation: of all of them; :func:`~pgsub.apply.sets.eligibility.reason` has nothing against it, unless all
-        messages are INSERTs.
-    :param groups: the messages as decoded; ``positions`` give their order.
-    :return: the set, or why the messages have to be executed one by one.
+    :param relation: must pass :func:`~pgsub.apply.sets.eligibility.reason`, unless all messages are INSERTs.
+    :param groups: the decoded messages; ``positions`` give their order.
+    :return: the change set, or why the messages must be executed one by one.
     """
     if not relation.columns:
         return "it has no columns"
@@ -73,7 +73,7 @@ _MIXED = "values come in text and in binary form"
 
 
 class _Compaction:
-    """Messages sorted by key, then by arrival; everything called ``at`` or ``first`` counts in that order."""
+    """Messages sorted by key, then by arrival; indexes named ``at`` or ``first`` refer to this order."""
 
     def __init__(self, relation: RelationMap, messages: RowMessages, keys: Keys) -> None:
         self._relation = relation
@@ -85,7 +85,7 @@ class _Compaction:
         begins = np.concatenate([[True], ~self._same])
         self._first: Offsets = np.flatnonzero(begins)
         self._last: Offsets = np.append(self._first[1:], len(self._order)) - 1
-        #: where the row begins that a message belongs to: at its key's first message, or at the newest insert
+        #: the message at which the row of each message begins: the key's first message, or the newest insert
         at = np.arange(len(self._order))
         self._row: Offsets = np.maximum.accumulate(np.where(begins | (self._operations == _INSERT), at, 0))
 
@@ -121,19 +121,19 @@ class _Compaction:
         )
 
     def _found(self, chosen: Flags) -> Rows | None:
-        """Return keys of these effects."""
+        """Return the keys of these effects."""
         if not chosen.any():
             return None
         return rows_at(self._messages.keys, self._order[self._first[self._by_locality(np.flatnonzero(chosen))]])
 
     def _by_locality(self, effects: Offsets) -> Offsets:
-        """Sort in the order of the key where that was had for nothing, else in the order of arrival."""
+        """Sort by key if that order is already known, else by arrival."""
         if self._keys.ordered:
             return effects
         return effects[np.argsort(self._messages.positions[self._order[self._first[effects]]], kind="stable")]
 
     def _sources(self, column: int, at: Offsets) -> Offsets:
-        """Find the message that has a row's newest value of a column; where none has one, one that has it unchanged.
+        """Find the message with a row's newest value of a column; if none has one, a message that has it unchanged.
 
         :param at: each row's last message.
         """
@@ -172,7 +172,7 @@ class _Compaction:
         return tuple(made)
 
     def _merged(self, at: Offsets) -> Rows:
-        """Merge rows of newest values.
+        """Merge rows from their newest values.
 
         :param at: each row's last message.
         """
@@ -208,7 +208,7 @@ class _Compaction:
         return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, moved)
 
     def _assembled(self, rows: Rows) -> Changes:
-        """Assemble messages for rows whose values came in several."""
+        """Build messages for rows whose values are from several messages."""
         buffer = self._messages.buffer
         head = b"I" + self._relation.remote.relid.to_bytes(4) + b"N" + len(rows.kinds).to_bytes(2)
         payloads = []
@@ -225,7 +225,7 @@ class _Compaction:
 
 
 def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
-    """Return the distinct columns of a table of flags, and which of them each column is."""
+    """Return the distinct columns of a table of flags, and the index of the one that each column equals."""
     if (alone == alone[:, :1]).all():
         return [alone[:, 0]], np.zeros(alone.shape[1], np.int64)
     packed = np.ascontiguousarray(np.packbits(alone, axis=0).T)
@@ -236,7 +236,7 @@ def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
 def _unfit(relation: RelationMap, columns: Sequence[int], rows: Rows) -> str | None:
     """Return why values of these columns cannot be passed as arrays.
 
-    :param rows: an array row for each of the columns.
+    :param rows: one array row per column.
     """
     for kinds, position in zip(rows.kinds, columns, strict=True):
         column = relation.columns[position]

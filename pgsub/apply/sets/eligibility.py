@@ -1,11 +1,11 @@
-"""Which relations can be changed as sets with the same result as row by row."""
+"""Decides which relations can be changed by sets with the same result as row by row."""
 
 from __future__ import annotations
 
 from pgsub.target.catalog.relation_map import RelationMap, is_updatable
 
-#: Types of keys whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2, int4, text,
-#: oid, varchar, date, timestamp, timestamptz, uuid.
+#: Types of key columns whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2,
+#: int4, text, oid, varchar, date, timestamp, timestamptz, uuid.
 KEY_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 
 
@@ -19,9 +19,9 @@ def order_matters(relation: RelationMap) -> str | None:
 
 
 def reason(relation: RelationMap) -> str | None:
-    """Return why this relation is changed row by row, None if sets do; sets of mere inserts need less.
+    """Return why this relation is changed row by row, None if sets are allowed.
 
-    Inserts need no more than :func:`order_matters` asks for: COPY in their order is what happens row by row too.
+    Sets of inserts only need no more than :func:`order_matters`, because row by row also uses COPY in order.
     """
     target = relation.target
     found = order_matters(relation)

@@ -1,4 +1,4 @@
-"""Which of many rows have the same key, by its bytes."""
+"""Groups rows by the bytes of their keys."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _BITS = 64
 
 
 class Keys:
-    """Keys of many rows, as their bytes in a buffer.
+    """Keys of many rows, as bytes in a buffer.
 
-    :param buffer: ends in ``PAD``: eight bytes can be loaded from wherever a value begins.
-    :param rows: an array row for each column of the key.
-    :ivar reason: why they cannot be compared, None where they can.
-    :ivar ordered: whether :meth:`grouped` sorts them so that neighbours are near each other in the target's index.
-    :ivar collided: whether :meth:`grouped` found two keys with one hash.
+    :param buffer: ends in ``PAD``, so that eight bytes can be loaded from any value's start.
+    :param rows: one array row per key column.
+    :ivar reason: why they cannot be compared, None if they can.
+    :ivar ordered: :meth:`grouped` sorts them so that neighbours are near each other in the target's index.
+    :ivar collided: :meth:`grouped` found two keys with the same hash.
     """
 
     def __init__(self, buffer: bytes, rows: Rows) -> None:
@@ -28,10 +28,10 @@ class Keys:
         self.ordered = self.collided = False
 
     def grouped(self, positions: Offsets) -> tuple[Offsets, Flags]:
-        """Sort rows by key, those of one key by position.
+        """Sort rows by key, and rows with the same key by position.
 
-        :param positions: small numbers, no two alike.
-        :return: the order, and whether each but the first has the key of the one before it.
+        :param positions: small distinct numbers.
+        :return: the order, and for each row but the first whether its key equals the previous one.
         """
         codes, bits = self._packed()
         self.ordered = codes is not None
@@ -42,7 +42,7 @@ class Keys:
             arrival = np.argsort(positions)
             order = arrival[np.argsort(codes[arrival], kind="stable")]
             codes = codes[order]
-        else:  # numbers are sorted several times as fast as their places are found
+        else:  # sorting numbers is several times as fast as sorting indexes
             both = np.sort((codes << np.uint64(low)) | positions.astype(np.uint64))
             places = np.empty(int(positions.max()) + 1, np.int64)
             places[positions] = np.arange(len(positions))
@@ -54,12 +54,12 @@ class Keys:
         return order, same
 
     def same_as(self, other: Rows) -> bool:
-        """Return whether other keys in the same buffer are, row by row, the same bytes."""
+        """Return whether other keys in the same buffer have the same bytes, row by row."""
         at = np.arange(other.kinds.shape[1])
         return self._equal(self._rows, at, other, at)
 
     def _packed(self) -> tuple[Words | None, int]:
-        """Pack short keys into numbers: each column's part of its own, in so many bits. None if they are not short."""
+        """Pack short keys into numbers with a bit field per column, and return their width; None if they do not fit."""
         codes: Words = np.zeros(1, np.uint64)
         bits = 0
         for offsets, lengths in zip(self._rows.offsets, self._rows.lengths, strict=True):
@@ -75,7 +75,7 @@ class Keys:
         return codes, bits
 
     def _part(self, offsets: Offsets, lengths: Lengths, longest: int) -> Words | None:
-        """Read values of a column as numbers that order as integers do, where they are written in decimal digits."""
+        """Read values of a column as numbers, decimal integers in their order; None if they are too long."""
         if longest > 2 * _WORD - 1:
             return None
         fixed = bool((lengths == longest).all())
@@ -103,7 +103,7 @@ class Keys:
         return codes
 
     def _word(self, offsets: Offsets, lengths: Lengths, index: int) -> Words:
-        """Read bytes from ``8 * index`` on, eight at most, as a number; 0 where there are none."""
+        """Read up to eight bytes from ``8 * index`` on as a number; 0 if there are none."""
         rest = np.clip(lengths.astype(np.int64) - index * _WORD, 0, _WORD)
         words = self._words[offsets + index * _WORD].astype(np.uint64)
         if rest.all():
@@ -126,10 +126,10 @@ class Keys:
 
 
 def hashes(buffer: bytes, rows: Rows, seed: int) -> Words:
-    """Hash keys; those of one hash need not be equal.
+    """Hash keys; different keys may have the same hash.
 
-    :param buffer: as of :class:`Keys`.
-    :param seed: of the table that they are keys of.
+    :param buffer: see :class:`Keys`.
+    :param seed: seed for the table of the keys.
     """
     return Keys(buffer, rows)._hashed(seed)
 
@@ -144,8 +144,8 @@ def _reason(kinds: Bytes) -> str | None:
 
 
 def _digits(words: Words, lengths: Lengths) -> Words | None:
-    """Encode decimal digits, eight at most, with four bits for each; None where there is anything else."""
-    # above the bytes of a short word there is nothing, and must be nothing else
+    """Encode up to eight decimal digits with four bits each; return None if there is anything else."""
+    # the bytes above a short word must be zero
     threes = np.uint64(0x3030303030303030) >> (_BITS - 8 * lengths.astype(np.int64)).astype(np.uint64)
     if (words & np.uint64(0xF0F0F0F0F0F0F0F0) != threes).any():
         return None
@@ -156,6 +156,6 @@ def _digits(words: Words, lengths: Lengths) -> Words | None:
 
 
 def mix(codes: Words, words: Words) -> Words:
-    """Hash what was mixed so far and a further word; equal hashes prove nothing, the bytes are compared."""
+    """Combine a hash with a further word; equal hashes prove nothing, so the bytes are compared."""
     codes = (codes ^ words) * np.uint64(0x9E3779B97F4A7C15)
     return codes ^ (codes >> np.uint64(29))

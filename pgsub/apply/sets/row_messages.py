@@ -1,4 +1,4 @@
-"""Row messages of one relation in one table, and rows of such tables."""
+"""Row messages of one relation as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 
 class RowMessages:
-    """Messages of all groups behind each other, those with a new row first."""
+    """Messages of all groups in sequence, those with a new row first."""
 
     def __init__(self, relation: RelationMap, groups: Sequence[Changes]) -> None:
         self.lookup = list(relation.lookup)
@@ -28,7 +28,7 @@ class RowMessages:
         self.keys = _joined([taken(_finding(group), self.lookup) for group in self.groups], len(self.lookup))
 
     def keeps_keys(self) -> bool:
-        """Return whether every update that came with an old row has its key in the new one, byte by byte."""
+        """Return whether every update with an old row has the same key bytes in the new one."""
         for group in self.groups:
             if group.old is None or group.new is None:
                 continue
@@ -52,7 +52,7 @@ def _joined(rows: Sequence[Rows], columns: int) -> Rows:
 
 
 def _finding(group: Changes) -> Rows:
-    """Return the rows that say which rows are meant."""
+    """Return the rows that identify the changed rows."""
     rows = group.new if group.old is None else group.old
     assert rows is not None
     return rows

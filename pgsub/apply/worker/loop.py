@@ -1,8 +1,7 @@
-"""The loop that both kinds of workers run: receive, assemble, apply in batches, report. Mirrors LogicalRepApplyLoop.
+"""The main loop of both kinds of workers: receive, assemble, apply in batches, report. Mirrors LogicalRepApplyLoop.
 
-What differs between the apply worker and a tablesync worker is a
-:class:`~pgsub.apply.worker.policy.WorkerPolicy`. :mod:`pgsub.apply.worker.committer` brings transactions into the
-target, :mod:`pgsub.apply.worker.feedback` reports them.
+:class:`~pgsub.apply.worker.policy.WorkerPolicy` has the differences between an apply worker and a tablesync worker.
+:mod:`pgsub.apply.worker.committer` commits transactions on the target. :mod:`pgsub.apply.worker.feedback` reports them.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from pgsub.target.session.connect import translate
 
 #: Seconds between reads of the control row.
 CONTROL_SECONDS = 0.2
-#: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
+#: Seconds between requests for an idle publisher's position, which also ends hand-overs and waits for a position.
 PING_SECONDS = 1.0
-#: And both this often while somebody waits for apply.
+#: Seconds between both while somebody waits for apply.
 HURRY_SECONDS = 0.02
-#: Between two looks for the launcher's answer, for which the apply position waits.
+#: Seconds between checks for the launcher's answer, for which the apply position waits.
 ANSWER_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """The end of a worker: ``stopped``, ``reached`` or ``done``, and its position."""
+    """The outcome of a worker (``stopped``, ``reached`` or ``done``) and its positions."""
 
     outcome: str
     remote_lsn: int
@@ -59,9 +58,9 @@ class WorkerResult:
 class ApplyLoop:
     """One run of one worker.
 
-    :param streams: target session with the claim taken, publisher stream started at the ledger's position.
-    :param spec: with ``until_lsn`` end when everything before it is applied, nothing after; 0 for no end.
-    :param state: of a tablesync worker, to be shown.
+    :param streams: target session that has the claim, and publisher stream that starts at the ledger's position.
+    :param spec: its ``until_lsn`` ends the run once everything before it is applied, and nothing after; 0 for no end.
+    :param state: state of a tablesync worker, for display.
     """
 
     def __init__(self, streams: WorkerStreams, policy: WorkerPolicy, spec: WorkerSpec, *, state: str = "") -> None:
@@ -71,7 +70,7 @@ class ApplyLoop:
         untagged = spec.applies and not streams.session.progress.tagged
         self._heartbeat = Heartbeat(claim.subid, claim.worker, epoch=claim.epoch, state=state, untagged=untagged)
         self._sender = HeartbeatSender(spec.heartbeat)
-        self._transactional = spec.subscription.apply_mode == "transactional"  #: one target commit for each transaction
+        self._transactional = spec.subscription.apply_mode == "transactional"  #: one target commit per transaction
         self._until = spec.until_lsn
         self._progress = streams.session.progress
         self._leader = ParallelLeader(
@@ -109,18 +108,18 @@ class ApplyLoop:
         )
         self._batch = Batch()
         self._batch_since = 0.0
-        self._later_keepalive: Keepalive | None = None  #: came after the batch
-        self._done = False  #: a transaction beyond ``until`` was given up, and
-        self._ending = False  #: one that the policy refused: nothing after it may be applied or acknowledged
+        self._later_keepalive: Keepalive | None = None  #: the last one received after the batch
+        self._done = False  #: a transaction beyond ``until`` was discarded
+        self._ending = False  #: the policy refused a transaction: nothing after it may be applied or acknowledged
         self._next_control = self._next_ping = 0.0
-        self._wanted = 0  #: a position that somebody wants to see in the ledger
+        self._wanted = 0  #: a position that somebody waits for in the ledger
         streams.assembler.on_message = self._committer.take_message
         hears = spec.heartbeat is not None and claim.worker == worker_takeover.APPLY
         shown_lsn = partial(self._sender.shown_lsn, self._heartbeat) if hears else None
         self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit, shown_lsn)
         self._began_at = self._progress.remote_lsn
-        self.position = self._progress.remote_lsn  #: idle stretches included
-        self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
+        self.position = self._progress.remote_lsn  #: includes idle stretches
+        self._position_ts = 0  #: the publisher's time at that position, from which lag is measured
 
     @property
     def remote_lsn(self) -> int:
@@ -128,9 +127,9 @@ class ApplyLoop:
         return self._committer.remote_lsn
 
     def run(self) -> WorkerResult:
-        """Run until asked to stop or the policy is done.
+        """Run until a stop is requested or the policy is done.
 
-        :raises PgsubError: located where it can be, and with what was found out about a conflict.
+        :raises PgsubError: located if possible, with the details of a conflict.
         """
         with complete_errors(self._streams.session.connection, self._subscription):
             return WorkerResult(self._run(), self.remote_lsn, self.position)
@@ -138,10 +137,10 @@ class ApplyLoop:
     def _run(self) -> str:
         self._receiver.start()
         try:
-            self._policy.attach(self)  # may ask the target, and that may be gone
+            self._policy.attach(self)  # queries the target, which may fail
             while (outcome := self._between()) is None:
                 # guard: nothing beyond the bound of a run is applied or acknowledged
-                if self._done:  # what comes now is the next worker's; this one goes on only for its policy's sake
+                if self._done:  # the next worker gets what comes now; this one continues for its policy only
                     time.sleep(self._patience())
                     continue
                 frames = self._receiver.take(self._patience())
@@ -154,7 +153,7 @@ class ApplyLoop:
             raise translate(error, "apply changes to the target") from None
         finally:
             with contextlib.suppress(Exception):
-                self._beat(now=True)  # what it has counted is not heard later
+                self._beat(now=True)  # its counts would be lost otherwise
             with contextlib.suppress(Exception):
                 self._writers.close()
             with contextlib.suppress(Exception):
@@ -163,7 +162,7 @@ class ApplyLoop:
                 self._receiver.close()
 
     def _patience(self) -> float:
-        """Return for how many seconds something to be received is waited for."""
+        """Return for how many seconds to wait for the next message."""
         if self._batch or self._policy.hurries():
             return batch_limits.CLOSE_SECONDS
         if self._feedback.waits:
@@ -175,7 +174,7 @@ class ApplyLoop:
     def _burst(self, frames: Frames | None) -> None:
         for received in self._streams.assembler.take(frames) if frames is not None else ():
             # guard: nothing behind a batch that was given up is applied
-            if self._ending:  # by :meth:`_apply_batch` inside the assembler, before a stream block
+            if self._ending:  # set by :meth:`_apply_batch` inside the assembler, before a stream block
                 break
             if isinstance(received, Keepalive):
                 self._keepalive(received)
@@ -187,11 +186,11 @@ class ApplyLoop:
                 break
         else:
             self._streams.assembler.pause()
-        if not self._ending:  # else the next worker is sent them again
+        if not self._ending:  # otherwise the next worker receives them again
             self._committer.record_messages()
 
     def _keepalive(self, keepalive: Keepalive) -> None:
-        """Take a position without a transaction: it counts once everything before it is applied."""
+        """Handle a position without a transaction: it counts once everything before it is applied."""
         self._later_keepalive = keepalive
         self._feedback.requested |= keepalive.reply_requested
         if self._batch or self._ending:
@@ -202,7 +201,7 @@ class ApplyLoop:
         self._feedback.applied(self.position, self.remote_lsn)
 
     def _take_run(self, run: TransactionRun) -> None:
-        """Take many at once, where none of them needs to be looked at."""
+        """Add a whole run, or its transactions one by one if a bound may lie inside it."""
         lsns = run.finish_lsns
         if covered(int(lsns[0]), self.remote_lsn) or (self._until and not covered(int(lsns[-1]), self._until)):
             for transaction in run.transactions():
@@ -217,7 +216,7 @@ class ApplyLoop:
             self._done = True
         # guard: no position covers a PREPARE, without "transaction.kind is not Kind.PREPARE and "
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
-            # sent again after a restart: applied before, but what it says of relations is not said again
+            # received again after a restart and already applied, but its relation descriptions are not sent again
             self._apply_batch()
             self._streams.session.relations.learn_all(transaction)
             transaction.release()
@@ -235,7 +234,7 @@ class ApplyLoop:
         if not self._batch:
             self._batch_since = time.monotonic()
         self._batch.add(item)
-        self._later_keepalive = None  # the transaction says more
+        self._later_keepalive = None  # the transaction has a later position
         if self._full():
             self._apply_batch()
 
@@ -252,15 +251,15 @@ class ApplyLoop:
     def _apply_batch(self, parallel: ParallelWorker | None = None) -> None:
         batch, self._batch = self._batch, Batch()
         if batch:
-            self._committer.record_messages()  # the ledger will stand behind them
+            self._committer.record_messages()  # before the ledger passes them
         while batch:
             done = self._committer.apply(batch, parallel)
-            parallel = None  # what it holds counts once
+            parallel = None  # its transaction can be committed only once
             applied, batch = batch.cut(done)
             if done:
                 self._applied(applied)
             elif self._policy.refused() or self._read_control().stop:
-                batch, self._ending = Batch(), True  # not begun here: the next worker is sent it again
+                batch, self._ending = Batch(), True  # not begun here: the next worker receives it again
             self._writers.rest()
             self._beat()
         if self._later_keepalive is not None:
@@ -289,10 +288,11 @@ class ApplyLoop:
             self._feedback.applied(self.position, self.remote_lsn)
         if self._policy.boundary(control):
             return "done"
-        # another connection is told of those alone that change; without progress it would come to the same
+        # A new connection receives only the descriptions of changed tables. Without progress it would get as many
+        # again.
         if self._streams.assembler.crowded and not self._batch and self.remote_lsn > self._began_at:
             raise StreamsMustRestart("the publisher has described tables enough for one connection")
-        # a batch that was given up lies before the transaction that was
+        # a refused batch lies before the transaction beyond ``until``
         reached = not self._ending if self._done else self._until and self.position >= self._until
         if reached and not self._policy.unfinished():
             return "reached"
@@ -311,7 +311,7 @@ class ApplyLoop:
 
     @property
     def _hurries(self) -> bool:
-        """Whether somebody waits for apply, or for the ledger to have a position."""
+        """Whether somebody waits for apply, or for a position in the ledger."""
         return self._policy.hurries() or self._progress.reported_lsn < self._wanted
 
     def _beat(self, *, now: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""A table that the target lacks may be a partition on the publisher: then it has to become one on the target, too.
+"""Completes the error of a missing target table that is a partition on the publisher.
 
-A Relation message does not say so. A table made of its columns alone would take the rows, and no query of the
-partitioned table would see them.
+A Relation message does not say so. A plain table made of its columns would take the rows, but queries of the
+partitioned table would not see them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SELECT c.relkind = 'p',
 """
 _VALUE = r"(?:B?'(?:[^'\\\n]|''|\\[^'\n])*'|[0-9.]+(?:e[-+]?[0-9]+)?|MINVALUE|MAXVALUE|NULL|true|false)"
 _LIST = rf"\({_VALUE}(?:, {_VALUE})*\)"
-#: A bound as get_rule_expr (ruleutils.c) writes it. The publisher chooses the text, and a statement is pasted whole:
-#: literals end at the same place whatever standard_conforming_strings is.
+#: A bound as get_rule_expr (ruleutils.c) writes it. The publisher chooses the text, and users paste the statement. So
+#: only literals that end at the same place under either standard_conforming_strings are accepted.
 _BOUND = re.compile(
     rf"DEFAULT|FOR VALUES (?:IN {_LIST}|FROM {_LIST} TO {_LIST}|WITH \(modulus [0-9]+, remainder [0-9]+\))"
 )
@@ -53,7 +53,7 @@ _STRANGE = (
 
 
 class _Partition(NamedTuple):
-    """The place of a table on the publisher."""
+    """The parent and bound of a partition on the publisher."""
 
     schema: str
     parent: str
@@ -65,9 +65,9 @@ class _Partition(NamedTuple):
 
 
 def complete(sub: Subscription, fault: SchemaFault) -> None:
-    """Complete the error of a table that the target lacks, if it is a partition on the publisher.
+    """Complete the error of a missing target table if it is a partition on the publisher.
 
-    :raises PgsubError: a server cannot be asked; the error is as it was.
+    :raises PgsubError: a server cannot be queried; the given error is unchanged.
     """
     remote, fault.absent = fault.absent, None
     if not isinstance(remote, Relation):
@@ -81,7 +81,7 @@ def complete(sub: Subscription, fault: SchemaFault) -> None:
 
 
 def is_bound(text: str) -> bool:
-    """Return whether a text is the bound of a partition, and no more than that."""
+    """Return whether a text is the bound of a partition and nothing else."""
     return _BOUND.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Takes over what a parallel worker holds: a transaction that was applied while it arrived, and has ended now.
+"""Commits a transaction that a parallel worker applied while it was received.
 
 Mirrors apply_handle_stream_commit and apply_handle_stream_prepare (worker.c) for TRANS_LEADER_SEND_TO_PARALLEL.
 """
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 class ParallelCommit:
     """The end of transactions that parallel workers applied.
 
-    :param session: the worker's own.
-    :param own: of that session; learns what was recorded.
-    :param counters: how changes were executed; those of parallel workers are added.
-    :param beat: called now and then while a parallel worker is waited for.
+    :param session: the worker's own session.
+    :param own: ledger commits of that session; is told whether an event was recorded.
+    :param counters: changes by method; those of parallel workers are added.
+    :param beat: called regularly while a parallel worker is waited for.
     :ivar changes: rows that parallel workers applied, for statistics.
     """
 
@@ -42,10 +42,10 @@ class ParallelCommit:
         self.changes = 0
 
     def commit(self, remote_lsn: int, transaction: RemoteTransaction, parallel: ParallelWorker) -> int | None:
-        """Commit what the parallel worker holds.
+        """Commit the parallel worker's transaction.
 
-        :param remote_lsn: where the ledger is.
-        :return: where it is then; None where the transaction is to be replayed from its file.
+        :param remote_lsn: position of the ledger.
+        :return: its new position; None if the transaction must be replayed from its file.
         """
         completed = self._completed(transaction, parallel)
         if completed is None:
@@ -60,14 +60,14 @@ class ParallelCommit:
             moved = ledger_commit.commit(remote_lsn, transaction)
         except (PgsubError, psycopg.Error) as error:
             if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ledger_commit.rolled_back():
-                raise  # perhaps it is committed: the ledger knows
+                raise  # it may be committed, which only the ledger knows
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)
             return None
         self._done(transaction, parallel, ledger_commit.recorded)
         return moved
 
     def held(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> Applied | None:
-        """Return what the parallel worker holds, to be prepared; None where the transaction is to be replayed."""
+        """Return the parallel worker's session and records for PREPARE; None if the transaction must be replayed."""
         completed = self._completed(transaction, parallel)
         if completed is None:
             return None
@@ -78,7 +78,7 @@ class ParallelCommit:
         return completed
 
     def _completed(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> Applied | None:
-        """Wait for the parallel worker; None where it gave the transaction up."""
+        """Wait for the parallel worker; return None if it gave the transaction up."""
         records, session = parallel.complete(transaction, self._beat), parallel.session
         if records is None or session is None:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
@@ -86,17 +86,17 @@ class ParallelCommit:
         return session, records
 
     def _still_holds(self, progress: Progress, parallel: ParallelWorker, ledger_commit: LedgerCommit) -> bool:
-        """Check that a parallel worker decided as it would be decided now; else roll its transaction back.
+        """Check that the parallel worker's decisions still hold; else roll its transaction back.
 
         :param progress: as just read.
-        :param ledger_commit: of the parallel worker's session.
+        :param ledger_commit: ledger commits of the parallel worker's session.
         """
         changed = progress.states_version != parallel.version
         # guard: work done early commits only under the table states it was decided with, without "changed or "
         if changed or progress.skips:
             why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
             _log.debug("transaction %s is replayed: %s", parallel.xid, why)
-            ledger_commit.rolled_back()  # its locks would stand in the way
+            ledger_commit.rolled_back()  # its locks would block the replay
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""The differences between an apply worker and a tablesync worker, as the loop that both run asks for them."""
+"""The interface for the differences between an apply worker and a tablesync worker."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class Positions(Protocol):
 
     @property
     def position(self) -> int:
-        """Everything before it is applied or needs no applying, idle stretches included."""
+        """Everything before it is applied or needs no applying, including idle stretches."""
 
 
 class ChangePolicy(Protocol):
-    """The decisions about what a committer may apply."""
+    """The decisions on what a committer may apply."""
 
     def admit(self, batch: Batch) -> int:
-        """Return how many of these may be applied now, under the lock; 0 makes the loop wait and ask again."""
+        """Return how many transactions may be applied now, under the lock; 0 makes the loop wait and ask again."""
 
     def admit_end(self, transaction: RemoteTransaction) -> bool:
-        """Return whether what ends a prepared transaction may be applied now; asked without the lock."""
+        """Return whether the end of a prepared transaction may be applied now; called without the lock."""
         return True
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Decide about a change, under the progress row's lock.
+        """Decide about a relation's changes, under the progress row's lock.
 
-        It is a :data:`~pgsub.apply.rows.table_state_filter.Filter`.
+        This method is a :data:`~pgsub.apply.rows.table_state_filter.Filter`.
         """
 
     def skip(self) -> Skip | None:
-        """Return what is to be skipped of the transactions that :meth:`admit` admitted last."""
+        """Return the skip for the transactions that :meth:`admit` admitted last."""
 
     def holds(self) -> bool:
-        """Return whether :meth:`should_apply` may have a change kept."""
+        """Return whether :meth:`should_apply` may decide to keep changes."""
         return False
 
 
@@ -52,23 +52,23 @@ class WorkerPolicy(ChangePolicy, Protocol):
     """The differences between an apply worker and a tablesync worker."""
 
     def attach(self, loop: Positions) -> None:
-        """Take the loop whose positions the policy looks at; called once, before anything else."""
+        """Set the loop whose positions the policy reads; called once, before anything else."""
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Return the filter for transactions that have no finish LSN yet, and the states_version it decides by.
+        """Return the filter for transactions without a finish LSN, and the states_version that it is based on.
 
-        None while the decision needs one. The caller checks the version when the transaction ends.
+        Return None while a decision needs the LSN. The caller checks the version when the transaction ends.
         """
 
     def refused(self) -> bool:
-        """Act without the lock after :meth:`admit` gave 0; True: what waits is not this worker's any more."""
+        """Act without the lock after :meth:`admit` gave 0; return True if what waits is no longer this worker's."""
 
     def boundary(self, control: Control | None) -> bool:
-        """Act between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
+        """Act between batches and when idle; return True to end the worker. ``control`` is fresh if given."""
 
     def hurries(self) -> bool:
-        """Return whether somebody waits for apply to get to a position or to go on."""
+        """Return whether somebody waits for apply to reach a position or to continue."""
         return False
 
     def unfinished(self) -> bool:
-        """Return whether :meth:`boundary` has something to do although the stream was applied as far as it is to be."""
+        """Return whether :meth:`boundary` has work left after the stream was applied up to its end."""

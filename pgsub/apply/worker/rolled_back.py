@@ -1,9 +1,9 @@
-"""A transaction that the publisher has rolled back must not stop apply.
+"""Skips a transaction that stopped apply although the publisher has rolled it back.
 
-One that was prepared, and rolled back before a lagging walsender decoded it, is sent all the same; where it exceeds
-logical_decoding_work_mem without the subtransactions behind its first eviction: ReorderBufferCheckAndTruncateAbortedTXN
-(reorderbuffer.c) marks what is there at that time. What is left of it may conflict, and its ROLLBACK PREPARED would
-never be read. The server's own subscriber stops at it for good.
+A transaction that was prepared, and rolled back before a lagging walsender decoded it, is still sent. If it exceeds
+logical_decoding_work_mem, the subtransactions behind its first eviction are missing:
+ReorderBufferCheckAndTruncateAbortedTXN (reorderbuffer.c) marks those present at that time. The rest may conflict, and
+then its ROLLBACK PREPARED is never read. The server's own subscriber stops at it for good.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()
 
 
 def leaves_out(sub: Subscription, error: ApplyError) -> bool:
-    """Have the transaction that stopped apply skipped if the publisher has rolled it back.
+    """Set the skip for the transaction that stopped apply if the publisher has rolled it back.
 
-    :param error: with the transaction's xid and finish LSN, or without.
-    :return: whether it will be left out; not where an operator has set a skip already.
-    :raises PgsubError: a server cannot be asked.
+    :param error: with or without the transaction's xid and finish LSN.
+    :return: whether it will be skipped; False if an operator has already set a skip.
+    :raises PgsubError: a server cannot be queried.
     """
     if not error.xid or error.finish_lsn is None or error.relation is None:  # of a change, not of the end
         return False

@@ -1,4 +1,4 @@
-"""Starting a worker's two streams together: claim, checks, START_REPLICATION. Mirrors start_apply (worker.c)."""
+"""Starts both streams of a worker: claim, checks, START_REPLICATION. Mirrors start_apply (worker.c)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.session.connect import SessionName, must_use_password
 
-#: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
+#: PGSUB_SET_BASED=off makes everything go row by row, to check whether sets cause a difference.
 SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"
-#: Status updates in the time in which the publisher wants to hear of us.
+#: Number of status updates per wal_sender_timeout of the publisher.
 _ANSWERS = 4
 _IN_USE = "55006"
-#: Seconds that another walsender may still use the slot.
+#: Seconds to wait for another walsender to release the slot.
 BUSY_SECONDS = 3.0
 _RECEIVER = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
@@ -52,10 +52,10 @@ _SENDER = "SELECT setting::bigint / 1000.0 FROM pg_catalog.pg_settings WHERE nam
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All a worker task is given; picklable, without a secret.
+    """The input of a worker task; picklable, without secrets.
 
     :ivar slot_name: the slot to stream; ``application_name`` is shown on the publisher.
-    :ivar spool_dir: where unfinished transactions wait, None for the executor's temporary folder.
+    :ivar spool_dir: folder for unfinished transactions, None for the executor's temporary folder.
     """
 
     subscription: Subscription
@@ -65,7 +65,7 @@ class WorkerSpec:
     heartbeat: HeartbeatAddress | None = None
     until_lsn: int = 0
     spool_dir: str | None = None
-    relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
+    relation: tuple[str, str] | None = None  #: target table of a tablesync worker
     set_based: bool = SET_BASED
     spool_limit: int = field(default_factory=limit)
 
@@ -77,9 +77,9 @@ class WorkerSpec:
 
 @contextlib.contextmanager
 def streams(spec: WorkerSpec) -> Iterator[WorkerStreams]:
-    """Open both ends at the ledger's position, with the claim taken.
+    """Open both ends at the ledger's position, and take the claim.
 
-    :raises Fenced: a second attempt of the same task.
+    :raises Fenced: this is a second attempt of the same task.
     :raises PgsubError: unreachable servers, wrong system, lost slot: see identity.py.
     """
     with contextlib.ExitStack() as stack:
@@ -139,14 +139,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
 
 
 def _session(spec: WorkerSpec, *, must: bool = False, spare: bool = False) -> TargetSession:
-    """Open a writing session: a take-over finds it by its name, the ledger lets it in by the claim."""
+    """Open a writing session. A take-over finds it by its name; the ledger accepts it by the claim."""
     sub, role = spec.subscription, "apply" if spec.applies else f"sync:{spec.claim.worker}"
     name = SessionName(sub.subid, role, spec.claim.epoch)
     return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must, spare=spare)
 
 
 def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
-    """Log that changes carry no origin; ``status`` shows it as long as it lasts."""
+    """Log that changes carry no origin; ``status`` shows it as long as this is so."""
     text = log_text(
         f'no replication origin is free on the target for subscription "{sub.name}"',
         detail="What it writes counts as written locally. Nothing is known to depend on origins, so apply continues.",
@@ -156,11 +156,12 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _further_session(spec: WorkerSpec, *, tagged: bool, spare: bool = False) -> TargetSession:
-    """Open one more, while the claim stands: a take-over ended those that it found, this one may have come too late.
+    """Open a further session if the claim still holds: a take-over may have ended the sessions that existed before
+    this.
 
-    :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
-        local, and send back, what comes from a session without.
-    :param spare: it can be done without.
+    :param tagged: the worker's own session has a replication origin. Without one, peers with ``origin = none`` would
+        take the changes of this session for local ones and send them back.
+    :param spare: the worker can do without this session.
     """
     session = _session(spec, must=tagged, spare=spare and tagged)
     try:
@@ -174,9 +175,9 @@ def _further_session(spec: WorkerSpec, *, tagged: bool, spare: bool = False) -> 
 def _two_phase(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
 ) -> tuple[bool, bool, int]:
-    """Return whether two_phase is pending, whether the stream asks for it, and from where at least.
+    """Return whether two_phase is pending, whether to request it, and the minimum start position.
 
-    :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
+    :raises StateForbids: the slot is two-phase but the subscription is not, or the publisher does not support it.
     """
     if not spec.applies:
         return False, False, 0
@@ -196,10 +197,8 @@ def _two_phase(
 def _timing(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> Timing:
     """Read the timeouts of both ends: wal_receiver_* as for a subscription of the target's own, or the option.
 
-    In the settings 0 means never.
-
-    Status updates keep to the publisher's wal_sender_timeout without being requested: a request may lie behind a large
-    value that is still on its way, or behind messages that apply has not taken yet.
+    In the settings 0 means never. Status updates are sent often enough for wal_sender_timeout without a request: the
+    request may lie behind a large value in transit, or behind messages that apply has not taken.
     """
     try:
         sender = replication.execute(_SENDER.encode()).fetchone()
@@ -226,7 +225,7 @@ def _check(
     if spec.applies:
         # guard: apply does not start while its slot is replaced
         reconciliation.check_not_under_way(subscriptions.identity(session, spec.subscription.subid))
-    # without the slot nothing is recorded: the timeline of another server would close the way back to the former one
+    # Without the slot nothing is recorded: another server's timeline would prevent the return to the former publisher.
     claims = [spec.claim] if slots.slot_state(replication, spec.slot_name) is not None else []
     actual = verified_publisher.verify(session, replication, spec.subscription.subid, claims)
     state = _slot(replication, spec.slot_name)
@@ -241,7 +240,7 @@ def _check(
 def _adopt_slot(
     session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, dbname: str
 ) -> None:
-    """Begin at the position of a slot that was made by hand after ``create``: nothing was received yet."""
+    """Start at the position of a slot that was created by hand after ``create``; nothing was received yet."""
     position = state.confirmed_flush_lsn or 0
     identity.check_slot(state, position, spec.slot_name, dbname)
     subscriptions.adopt_slot(session, spec.claim, position)
@@ -249,7 +248,7 @@ def _adopt_slot(
 
 
 def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
-    """Return the slot's state once it is inactive: the walsender of a killed predecessor ends within moments."""
+    """Return the slot's state once it is inactive. The walsender of a killed predecessor ends within moments."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         state = slots.slot_state(replication, slot_name)

@@ -1,4 +1,4 @@
-"""The apply worker: the task of a Spark job that lasts until it is asked to stop. Mirrors ApplyWorkerMain."""
+"""The apply worker: the task of a Spark job that runs until it is asked to stop. Mirrors ApplyWorkerMain."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.subscriptions import RelationState, table_states
 from pgsub.target.ledger.tables import handover, held_tables, states
 
-#: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
+#: Seconds that apply waits at a claimed table's first change beyond the claim before it withdraws the claim.
 CLAIM_PATIENCE = 5.0
-#: Another session has locked the rows of the tables. Then they are left alone for a while: each try locks apply's row.
+#: Another session has locked the rows of the tables. Retries pause, because each attempt locks apply's row.
 _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _PAUSE = 1.0
 
 
 def run(spec: WorkerSpec) -> WorkerResult:
-    """Apply the subscription's slot until asked to stop, fenced, or ``until_lsn`` is reached.
+    """Apply the subscription's slot until a stop is requested, the claim is lost, or ``until_lsn`` is reached.
 
-    :raises PgsubError: the cause of its end; the launcher decides by its directive.
+    :raises PgsubError: the cause of the end; the launcher acts by its directive.
     """
     try:
         with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
             return ApplyLoop(opened, policy, spec).run()
     except ApplyError as error:
         left_out = False
-        with contextlib.suppress(PgsubError):  # the error that stopped apply is the one to report
+        with contextlib.suppress(PgsubError):  # report the error that stopped apply
             left_out = rolled_back.leaves_out(spec.subscription, error)
         if left_out:
             raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
@@ -59,27 +59,27 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
 
 class ApplyPolicy:
-    """The apply worker's policy: should_apply_changes_for_rel, with the states that hold under the lock."""
+    """The apply worker's policy: should_apply_changes_for_rel, with the table states that hold under the lock."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams, self._session = opened, opened.session
         self._subid = spec.subscription.subid
         self._states: dict[int, RelationState] = {}
-        self._names: dict[tuple[str, str], RelationState] = {}  #: by the names that the tables were subscribed by
+        self._names: dict[tuple[str, str], RelationState] = {}  #: by the names under which the tables were subscribed
         self._version = -1
         self._claims: list[RelationState] = []
         self._next_ready = 0.0
-        self._flips = False  #: two_phase is pending and nothing is in its way
+        self._flips = False  #: two_phase is pending and can be enabled
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
-        self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
-        self._held: dict[int, bool] = {}  #: and whether they are being released
-        self._keeps: set[int] = set()  #: tables whose changes are kept, as long as the lock is held
+        self._waiting_for: list[int] = []  #: claimed tables that the first waiting transaction changes
+        self._held: dict[int, bool] = {}  #: held tables, with whether they are being released
+        self._keeps: set[int] = set()  #: tables whose changes are kept while the lock is held
         self._release = HeldRelease(opened, spec)
         self._barrier = ApplyBarrier(opened.session, spec.claim)
 
     def close(self) -> None:
-        """End what it has opened."""
+        """Close the session for held changes."""
         self._release.close()
 
     def attach(self, loop: Positions) -> None:
@@ -88,7 +88,7 @@ class ApplyPolicy:
         self._take(self._session.progress.states_version)
 
     def admit(self, batch: Batch) -> int:
-        """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
+        """Refresh the states if their version changed, and stop before a change to a claimed table."""
         # guard: changes are decided by the current table states
         if self._session.progress.states_version != self._version:
             self._take(self._session.progress.states_version)
@@ -111,7 +111,7 @@ class ApplyPolicy:
         return self._barrier.admit(batch) if self._barrier else len(batch)
 
     def admit_end(self, transaction: RemoteTransaction) -> bool:
-        """Read the version anew: the end of a prepared transaction is not decided under the lock."""
+        """Read the version again, because the end of a prepared transaction is decided without the lock."""
         progress = self._session.progress
         progress.read()
         if progress.states_version != self._version:
@@ -124,7 +124,7 @@ class ApplyPolicy:
         return bool(self._barrier)
 
     def _refresh_kept(self) -> None:
-        """Find out which tables' changes are kept: newer ones go behind those still held of a table being released."""
+        """Find the tables whose changes are kept. Newer changes of a table being released queue behind kept ones."""
         connection, released = self._session.connection, self._released
         self._keeps = self._held.keys() - released
         if released:
@@ -143,7 +143,7 @@ class ApplyPolicy:
         return bool(self._keeps)
 
     def unfinished(self) -> bool:
-        """Return whether kept changes of a table that is being released can be seen."""
+        """Return whether a table that is being released has visible kept changes."""
         released = self._released
         return bool(released) and bool(held_tables.with_changes(self._session.connection, self._subid, released))
 
@@ -152,7 +152,7 @@ class ApplyPolicy:
         return {relid for relid, releasing in self._held.items() if releasing}
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
-        """Find oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
+        """Find the oids of the tables that a transaction changes, by descriptions of this batch or an earlier one."""
         names: set[tuple[str, str]] = set()
         relations = self._session.relations
         for relid in transaction.relids():
@@ -163,9 +163,9 @@ class ApplyPolicy:
         return relations.oids(names)
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Take ``r`` and ``s`` not covered by srsublsn; every other table's change is left to its sync worker.
+        """Apply changes of ``r`` tables, and of ``s`` tables unless srsublsn covers them; sync workers apply the rest.
 
-        A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
+        If an unsubscribed table has taken a subscribed one's name, return the latter's oid, which will be refused.
         """
         state = self._states.get(oid or NEVER) or self._names.get(local_name(relation))
         if state is None or state.srsubstate not in "rs" or oid == NEVER:
@@ -175,9 +175,9 @@ class ApplyPolicy:
         return Decision(state.srrelid, held=state.srrelid in self._keeps)
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Give a filter once every table is ready (pa_can_start) and none is held: then it takes no LSN to decide.
+        """Return a filter if every table is ready (pa_can_start), none is held and there is no barrier.
 
-        None at a barrier, which does.
+        Otherwise the decision needs an LSN, and this returns None.
         """
         states, names = self._states, self._names
         if self._held or self._barrier or any(state.srsubstate != "r" for state in states.values()):
@@ -190,9 +190,9 @@ class ApplyPolicy:
         return self._version, should_apply
 
     def refused(self) -> bool:
-        """Wait a moment at a barrier, or for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
+        """Wait a moment at a barrier or for sync workers; after :data:`CLAIM_PATIENCE` withdraw their claims.
 
-        Patience is renewed only by a batch that meets no claim: table after table must not hold apply up.
+        Only a batch without a claimed table resets the time, so that table after table cannot delay apply.
         """
         clock = time.monotonic()
         self._refused_since = self._refused_since or clock
@@ -205,7 +205,7 @@ class ApplyPolicy:
         return False
 
     def boundary(self, control: Control | None) -> bool:
-        """Let tables whose srsublsn apply has passed become ``r``."""
+        """Set tables whose srsublsn apply has passed to ``r``."""
         if control is not None and control.states_version != self._version:
             self._take(control.states_version)
         if self._flips:
@@ -228,7 +228,7 @@ class ApplyPolicy:
         self._take(self._session.progress.states_version)
 
     def _take(self, version: int) -> None:
-        """Read the table states, and derive once what every batch needs of them."""
+        """Read the table states, and derive what every batch needs from them."""
         self._states = table_states(self._session.connection, self._subid)
         self._held = held_tables.held(self._session.connection, self._subid)
         self._keeps = set(self._held)
