@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.abc import Params
+from psycopg.pq import TransactionStatus
 
 from pgsub.common import quoting
 from pgsub.common.errors import ProtocolViolation
@@ -30,6 +31,12 @@ def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: 
     if found == ():
         raise ProtocolViolation("the row of a query for one value has no column")
     return None if found is None else found[0]
+
+
+def roll_back(connection: psycopg.Connection) -> None:
+    """Roll back the open transaction, if there is one: the server's log has a warning of each ROLLBACK without."""
+    if connection.info.transaction_status is not TransactionStatus.IDLE:
+        connection.execute("ROLLBACK")
 
 
 def named(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from typing import TypeVar
 import psycopg
 
 from pgsub.apply import verified_publisher
-from pgsub.common import failpoints
+from pgsub.common import failpoints, query
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.query import scalar
 from pgsub.common.quoting import word
@@ -96,7 +96,7 @@ class Standing:
 def roll_back(holder: psycopg.Connection) -> None:
     """End the transaction that holds the target's snapshot, also on a session that was lost."""
     with contextlib.suppress(psycopg.Error):
-        holder.execute("ROLLBACK")
+        query.roll_back(holder)
 
 
 class Attempt:

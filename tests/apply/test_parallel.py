@@ -33,6 +33,20 @@ def test_an_unfinished_transaction_is_on_the_target_before_its_commit_and_shows_
     reached("applied while it arrives")
 
 
+def test_the_targets_log_says_nothing_of_a_transaction_that_ended_well(parallel: Callable[..., Pair]) -> None:
+    p = parallel()
+    log = p.subdb.server.log
+    before = log.stat().st_size
+    task = p.start()
+    for number in (1, 2):
+        with _session(p, f"INSERT INTO t VALUES ({number}, 'x')") as session:
+            _open(p, task)
+            session.execute("COMMIT")
+        p.until(f"SELECT count(*) = {number} FROM t", task=task)
+    p.stop(task)
+    assert not p.subdb.server.log_contains("WARNING|ERROR|FATAL", before), log.read_text()[before:]
+
+
 def test_a_transaction_that_is_rolled_back_leaves_nothing_and_its_session_serves_the_next(
     parallel: Callable[..., Pair], replays: Callable[[], list[str]]
 ) -> None:

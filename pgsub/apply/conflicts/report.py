@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterator
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from pgsub.apply.conflicts import conflict, conflict_record
 from pgsub.apply.conflicts.conflict import UniqueFailure
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import table_lock
 from pgsub.common.errors import ApplyError, PermissionMissing
+from pgsub.common.query import roll_back
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
@@ -51,9 +51,8 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
 
 def leave_transaction(connection: psycopg.Connection) -> None:
     """Roll back, if the session is there and in a transaction."""
-    if connection.info.transaction_status != TransactionStatus.IDLE:
-        with contextlib.suppress(psycopg.Error):
-            connection.execute("ROLLBACK")
+    with contextlib.suppress(psycopg.Error):
+        roll_back(connection)
 
 
 def _raise_what_it_lacks(

@@ -32,6 +32,7 @@ from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
+from pgsub.common.query import roll_back
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.frames import Segment
 
@@ -303,7 +304,7 @@ class ParallelWorker(SupervisedThread):
         try:
             if self._executor is not None:
                 self._executor.abandon()
-            session.connection.execute("ROLLBACK")
+            roll_back(session.connection)
         except Exception:
             self._lost(session)
 

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from pgsub.common import server_words, table_lock
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableReplaced, TableRewritten, TargetUnavailable
-from pgsub.common.query import scalar
+from pgsub.common.query import roll_back, scalar
 from pgsub.reconcile.reading.read_rate import MOST_BLOCKS
 from pgsub.reconcile.reading.source import Named, Piece, Source
 
@@ -134,7 +134,7 @@ class Side:
                 yield all(locked)
             finally:
                 with contextlib.suppress(psycopg.Error):
-                    connection.execute("ROLLBACK")
+                    roll_back(connection)
 
     def _hold(self, connection: psycopg.Connection, oid: int, schema: str, name: str) -> bool:
         try:

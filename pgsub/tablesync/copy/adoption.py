@@ -18,7 +18,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.common.query import scalar
+from pgsub.common.query import roll_back, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.reconcile.comparison import Comparison, sources
@@ -103,7 +103,7 @@ class Adopter:
             yield self._comparison
         finally:
             with contextlib.suppress(psycopg.Error):  # whoever wants the next one sees it
-                self._holder.execute("ROLLBACK")
+                roll_back(self._holder)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from pgsub.apply.conflicts import conflict_record
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
+from pgsub.common.query import roll_back
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.snapshot import hold_table, use_snapshot
 from pgsub.tablesync.copy import row_by_row
@@ -129,7 +130,7 @@ class _Search:
             indexes = (found.index_name or "").split(", ") if found is not None else []
             return found if self.diag.constraint_name in indexes else None
         finally:
-            self.session.execute("ROLLBACK")
+            roll_back(self.session)
         return None
 
 

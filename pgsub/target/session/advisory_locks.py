@@ -72,6 +72,11 @@ def take(
     return True
 
 
+def release(connection: psycopg.Connection, key: Key) -> None:
+    """Release a lock of the session."""
+    row(connection, f"SELECT pg_catalog.pg_advisory_unlock({', '.join(['%s'] * len(key))})", key)
+
+
 @contextlib.contextmanager
 def holding(connection: psycopg.Connection, key: Key, seconds: float | None = None) -> Iterator[bool]:
     """Hold a session lock for the duration of the block; yield whether the session has it, as :func:`take`."""
@@ -81,7 +86,7 @@ def holding(connection: psycopg.Connection, key: Key, seconds: float | None = No
     finally:
         with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
             if taken:
-                row(connection, f"SELECT pg_catalog.pg_advisory_unlock({', '.join(['%s'] * len(key))})", key)
+                release(connection, key)
 
 
 def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) -> None:

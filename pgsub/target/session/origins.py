@@ -8,6 +8,7 @@ not keep the progress: the ledger does.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import psycopg
 
@@ -24,6 +25,7 @@ POOL = 32
 #: subscription cannot do without one.
 LEFT_TO_OTHERS = 4
 _COUNTING = 0x70677375626F  #: "pgsubo", an advisory lock
+_IN_USE = 0x70676F00  #: "pgo" plus the number of an origin; with a subid, the advisory lock of the session that uses it
 FEATURE = "replication origins"  #: name of the missing feature in ``status``
 EXHAUSTED = "53400"  #: configuration_limit_exceeded, from replorigin_session_setup if no origin is free
 SHORT_HINT = "Raise max_active_replication_origins (max_replication_slots before 18) and restart the target."
@@ -101,7 +103,7 @@ SELECT EXISTS (
 
 
 def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str | None:
-    for number in range(POOL):
+    for number in _numbers(connection, subid):
         name = f"pgsub_{subid}" + (f"_{number}" if number else "")
         try:
             if scalar(connection, "SELECT pg_catalog.pg_replication_origin_oid(%s)", (name,)) is None:
@@ -123,6 +125,23 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
     raise TargetUnavailable(
         "no replication origin is free on the target for a further session", hint=SHORT_HINT, sqlstate=EXHAUSTED
     )
+
+
+def _numbers(connection: psycopg.Connection, subid: int) -> Iterator[int]:
+    """Give the numbers of the pool in order, but at the end those that another session seems to use.
+
+    The server logs an error for each attempt to use an origin that is in use. The lock is only a hint, because anyone
+    can hold it. The session keeps the lock of its origin until it ends.
+    """
+    later = []
+    for number in range(POOL):
+        key = (_IN_USE + number, subid)
+        if advisory_locks.take(connection, key, seconds=0):
+            yield number
+            advisory_locks.release(connection, key)
+        else:
+            later.append(number)
+    yield from later
 
 
 def free(connection: psycopg.Connection, subid: int = 0) -> int | None:
