@@ -1,6 +1,6 @@
-"""What a command says while it works: the server's ``ereport`` below ERROR, as an interface.
+"""What a command reports while it works: an interface like the server's ``ereport`` below ERROR.
 
-The command line shows it on stderr or writes it to a log file; tests collect it.
+The command line shows the reports on stderr or writes them to a log file. Tests collect them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Protocol
 from pgsub.common.errors import Log, LogText
 from pgsub.common.text import line, printable
 
-#: States of a table that is compared.
+#: States of a table that is being compared.
 WAITING, COMPARING, COMPARED = "waiting", "comparing", "compared"
 
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """The progress of one table's synchronization or comparison. Sizes in bytes; None where no total is known."""
+    """The progress of a table's synchronization or comparison. Sizes are bytes, totals None if unknown."""
 
     schema: str
     name: str
-    state: str  #: srsubstate: i, d, f, s, r; live also w, c; where it is compared: waiting, comparing, compared
+    state: str  #: srsubstate i, d, f, s, r; live also w, c; or waiting, comparing, compared
     bytes_done: int
     bytes_total: int | None
     rows_done: int
@@ -30,18 +30,18 @@ class TableProgress:
     chunks_done: int
     chunks_total: int
     bytes_per_second: int | None = None  #: over the last seconds
-    seconds_left: int | None = None  #: of the copy, by that rate
-    adopts: bool = False  #: its rows are compared with the publisher's, and only those that differ are written
+    seconds_left: int | None = None  #: of the copy, estimated from that rate
+    adopts: bool = False  #: compares existing rows with the publisher's, and writes only differences
 
 
 class CallbackReporter:
-    """Reporter for programs: each kind of report goes to a function, and what has none is dropped.
+    """The reporter for programs: it passes each kind of report to a function. Reports without a function are dropped.
 
-    :param message: gets ``warning`` or ``notice``, and the text with detail and hint on lines of their own.
-    :param progress: gets the present state of all tables that synchronize.
-    :param log: gets level and text of records of the log.
+    :param message: gets ``warning`` or ``notice``, and the text, with detail and hint on separate lines.
+    :param progress: gets the present state of all synchronizing tables.
+    :param log: gets the level and the text of a log record.
 
-    Control characters are written out in what they get: it may hold names and values that others chose.
+    Control characters in the reports are escaped, because names and values may come from others.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class CallbackReporter:
         self._log = log
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
-        """Pass a warning on."""
+        """Pass on a warning."""
         self._pass("warning", message, detail, hint)
 
     def notice(self, message: str, hint: str | None = None) -> None:
-        """Pass a notice on."""
+        """Pass on a notice."""
         self._pass("notice", message, hint)
 
     def _pass(self, kind: str, *parts: str | None) -> None:
@@ -67,12 +67,12 @@ class CallbackReporter:
             self._message(kind, printable("\n".join(filter(None, parts))))
 
     def log(self, level: str, text: LogText) -> None:
-        """Pass a record of the log on."""
+        """Pass on a log record."""
         if self._log is not None:
             self._log(line(level), LogText(printable(text)))
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Pass the progress on."""
+        """Pass on the progress."""
         if self._progress is not None:
             self._progress([replace(row, schema=line(row.schema), name=line(row.name)) for row in rows])
 
@@ -81,22 +81,22 @@ class CallbackReporter:
 
 
 class Reporter(Protocol):
-    """The receiver of what a command has to say. May be called from several threads."""
+    """The receiver of a command's reports. It may be called from several threads."""
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
-        """Report something that the user should know; the command continues."""
+        """Report a problem that the user should know. The command continues."""
 
     def notice(self, message: str, hint: str | None = None) -> None:
-        """Report what the server would say with NOTICE."""
+        """Report what the server would report as a NOTICE."""
 
     def log(self, level: str, text: LogText) -> None:
-        """Write one record of the log, whole.
+        """Write one log record.
 
         :param level: LOG, WARNING, ERROR, DEBUG1 and so on.
         """
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Show the present state of all tables that synchronize, or are compared."""
+        """Show the present state of all tables that are synchronized or compared."""
 
     def done(self) -> None:
-        """End the progress: what was drawn is final."""
+        """End the progress, so that its last display stays."""

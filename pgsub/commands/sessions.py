@@ -1,4 +1,4 @@
-"""Sessions of a command: on the target whose ledger has the subscription, and on the publisher that it follows."""
+"""Sessions of a command: on the target that has the subscription's ledger, and on its publisher."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
-#: What launchers write, and commands that do not wait for each other because each writes one field.
+#: Fields that launchers write, or commands that change one field without waiting for each other.
 _APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase")
 
 
 def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:
-    """Open a session on the target that bears the launcher's name; it is closed with the block.
+    """Open a session on the target with the launcher's name. The block closes it.
 
-    :param options: of :func:`pgsub.target.session.connect.connect`.
-    :raises TargetReplaced: another database has taken the name of the subscription's.
+    :param options: see :func:`pgsub.target.session.connect.connect`.
+    :raises TargetReplaced: another database now has the name.
     """
     return contextlib.closing(target.open_session(sub, SessionName(sub.subid, "launcher", 0), **options))
 
@@ -43,11 +43,11 @@ def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psyc
 def ledger_session(
     sub: Subscription, reporter: Reporter | None = None, deadline: float | None = None
 ) -> Iterator[psycopg.Connection]:
-    """Open a session on the target, its ledger up to date; errors of psycopg become pgsub's own.
+    """Open a session on the target and upgrade its ledger if necessary. Errors of psycopg become pgsub's own.
 
-    A ledger is never created: a target that has none is not this subscription's.
+    A ledger is never created, because a target without one is not this subscription's.
 
-    :param reporter: told what a statement waits for, see :class:`TargetWait`, and for ``deadline``.
+    :param reporter: told what a statement waits for. With ``deadline`` it is passed to :class:`TargetWait`.
     """
     with connect_target(sub) as session, TargetWait(session, sub, reporter, deadline):
         try:
@@ -67,10 +67,10 @@ def ledger_session(
 
 @contextlib.contextmanager
 def maintenance(session: psycopg.Connection, store: StateStore, sub: Subscription) -> Iterator[None]:
-    """Hold the subscription against other commands that change it, as it was when the command read it.
+    """Lock the subscription against other commands that change it.
 
-    :param sub: what was read before the lock was held.
-    :raises LockHeld: another command changes it, or has changed it since it was read.
+    :param sub: the subscription as read before.
+    :raises LockHeld: another command is changing it, or has changed it since it was read.
     """
     with subscription_tables.maintenance(session, sub.subid, sub.name):
         check_unchanged(store, sub)
@@ -78,7 +78,7 @@ def maintenance(session: psycopg.Connection, store: StateStore, sub: Subscriptio
 
 
 def check_unchanged(store: StateStore, sub: Subscription) -> None:
-    """Refuse to go on from a definition that is not the present one: the other command's change would be undone.
+    """Refuse an outdated definition, because using it would undo another command's change.
 
     Mirrors "tuple concurrently updated" (CatalogTupleUpdate).
 
@@ -103,10 +103,10 @@ def connect_publisher(
     replication: bool = False,
     must_use_password: bool = False,
 ) -> contextlib.closing[publisher.Connection]:
-    """Open a connection to the publisher, closed with the block.
+    """Open a connection to the publisher. The block closes it.
 
-    :param conninfo: the connection string where it is not the one that is stored.
-    :param expected: raise WrongSystem where another database answers.
+    :param conninfo: a connection string, None for the stored one.
+    :param expected: raise WrongSystem if another database answers.
     """
     return contextlib.closing(
         database.open_session(
@@ -121,10 +121,10 @@ def connect_publisher(
 
 @contextlib.contextmanager
 def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo: str) -> Iterator[publisher.Connection]:
-    """Open a connection to the publisher that the subscription follows: another would remove every table.
+    """Open a connection to the subscription's publisher after its verification. Another would remove every table.
 
-    :param conninfo: its connection string, a password included where there is no passfile yet.
-    :raises WrongSystem: another system, database or history.
+    :param conninfo: its connection string, including the password if there is no password file yet.
+    :raises WrongSystem: it is another system, database or history.
     """
     verify_publisher(session, sub, conninfo)
     must, expected = must_use_password(session, sub), recorded_database(session, sub.subid)
@@ -133,9 +133,9 @@ def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo:
 
 
 def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: str) -> None:
-    """Check that a connection string leads to the publisher that the subscription follows.
+    """Check that a connection string leads to the subscription's publisher.
 
-    :raises WrongSystem: as :func:`verified_publisher`.
+    :raises WrongSystem: see :func:`verified_publisher`.
     """
     try:
         opened = connect_publisher(sub, conninfo, replication=True, must_use_password=must_use_password(session, sub))
@@ -148,7 +148,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
 
 
 def target_facts(session: psycopg.Connection) -> dict[str, Any]:
-    """Return the fields of the definition that depend on the target: the session's role, the database's oid."""
+    """Return the fields of the definition that depend on the target: the session's role and the database's OID."""
     row = session.execute(
         "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
     ).fetchone()

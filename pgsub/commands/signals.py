@@ -1,4 +1,4 @@
-"""Signals that end a command which has something to undo: SIGTERM, SIGHUP of a closed terminal, and SIGINT as it is."""
+"""Handles signals in commands that must undo something: SIGTERM and SIGHUP of a closed terminal act like SIGINT."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from types import FrameType
 
 @contextlib.contextmanager
 def undone_by_signals() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a terminal that is closed, undo what was begun as SIGINT does; then the process dies.
+    """Make SIGTERM and SIGHUP of a closed terminal undo what was begun, like SIGINT. Then the process dies.
 
-    As in :func:`pgsub.commands.serve.run.stopping_by_signal`, nohup is respected.
+    Like :func:`pgsub.commands.serve.run.stopping_by_signal`, it respects nohup.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may have handlers
+        yield  # only the main thread can set handlers
         return
     received: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         undoing = bool(received) or isinstance(sys.exc_info()[1], KeyboardInterrupt)
         received.append(number)
-        if number != signal.SIGHUP or not undoing:  # shell, terminal and logind send it behind others
+        if number != signal.SIGHUP or not undoing:  # shell, terminal and logind send it after other signals
             raise KeyboardInterrupt
 
     wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]

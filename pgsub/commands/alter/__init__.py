@@ -1,4 +1,4 @@
-"""``alter``: everything of a subscription that can change.
+"""``alter``: every change of a subscription.
 
 Mirrors AlterSubscription (``subscriptioncmds.c``). Entry point: :mod:`~pgsub.commands.alter.alter`.
 """

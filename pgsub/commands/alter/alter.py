@@ -1,8 +1,8 @@
 """``pgsub alter``: ALTER SUBSCRIPTION. Mirrors AlterSubscription and RenameSubscription (subscriptioncmds.c).
 
-Servers are needed only for what concerns them. The definition is one write of the state store, which a launcher
-notices at once; where the tables follow, they do so once the workers of the old definition have ended, for those would
-copy new tables by the old publications.
+A server is contacted only for changes that concern it. The definition is one write of the state store, which a launcher
+notices at once. Tables are changed only after the workers of the old definition have ended, because those would copy
+new tables by the old publications.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from pgsub.target.ledger import definitions, subscriptions, two_phase
 __all__ = ["AlterOptions", "alter"]
 
 _DUPLICATE = "42710"
-#: What the journal does not tell of.
+#: Fields that the journal does not show.
 _NOT_SHOWN = ("connection", "target", "generation", "unrefreshed")
-#: How long a launcher may take to end the workers of the old definition.
+#: Seconds within which a launcher must end the workers of the old definition.
 LET_GO_SECONDS = 45.0
-#: Within this time a launcher that is just starting its workers has noticed a change.
+#: Seconds after which even a launcher that is starting its workers has noticed a change.
 NOTICE_SECONDS = 1.0
-#: How long apply may take to get past the creation of a new publication.
+#: Seconds within which apply must pass the creation of a new publication.
 CONFIRM_SECONDS = 30.0
 
 
 def alter(options: AlterOptions, *, reporter: Reporter) -> None:
-    """Change a subscription: everything that was asked for, or nothing.
+    """Change a subscription, completely or not at all.
 
-    :raises StateForbids: the server would refuse it too, or the new target does not know the subscription.
+    :raises StateForbids: the server would refuse it, too, or the new target does not know the subscription.
     :raises WrongSystem: the new connection leads to another publisher.
     """
     with StateStore.open(options.state_dir, create=False) as store:
@@ -100,7 +100,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
 def _check_tables(
     options: AlterOptions, store: StateStore, sub: Subscription, fields: Mapping[str, Any], reporter: Reporter
 ) -> None:
-    """Warn of tables that rules name for the first time and that the subscription does not have."""
+    """Warn of tables that new rules name and that the subscription does not have."""
     known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
     rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
     findings.report(servers.tables_of_rules(rules, known), reporter, strict=options.strict)
@@ -149,7 +149,7 @@ def _alter_with_servers(
         with _redefined(session, store, sub, fields, conns):
             if not conns.params or same_service(sub, replace(sub, **fields)):
                 return
-            try:  # the old servers may be used or removed by others once the command has returned
+            try:  # afterwards, others may use or remove the old servers
                 _await_old_workers(store, options.state_dir, sub, served)
             except LockHeld:
                 reporter.warning(
@@ -168,7 +168,7 @@ def _alter_and_refresh(
     conns: NewConnections,
     reporter: Reporter,
 ) -> None:
-    """Write the definition and, once the workers of the old one have ended, change the tables."""
+    """Write the definition, wait for the end of the old workers, and change the tables."""
     new, copies = replace(sub, **fields), options.copy_data is not False
     with Service(store, options.state_dir, sub, reporter, shared=True) as service:
         if copies:
@@ -201,10 +201,10 @@ def _alter_and_refresh(
 
 
 def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subscription) -> int:
-    """Return the position that apply must have passed before it may name new publications; 0 if there is none.
+    """Return the position that apply must pass before new publications are used, 0 if there is none.
 
-    Before 18 the publisher refuses a publication that did not exist yet at a change that it decodes: for ever, if the
-    slot has not been confirmed past that change.
+    Before 18, the publisher raises an error when it decodes a change from before a publication was created. The error
+    is permanent if the slot has not been confirmed past that change.
     """
     added = set(after.publications) - set(before.publications)
     if source.info.server_version >= 180000 or not added or before.slot_name is None:
@@ -216,7 +216,7 @@ def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subs
 def _pass_creation(
     service: Service, sub: Subscription, options: AlterOptions, position: int, reporter: Reporter
 ) -> None:
-    """Let a launcher get there first: its workers confirm where they were when they end for the new definition."""
+    """Wait until a launcher has passed the position. Its workers confirm their positions when they end."""
     with contextlib.suppress(TimeoutExpired):
         if not service.alone:
             wait(WaitOptions(sub.name, options.state_dir, "lsn", lsn=position, timeout=CONFIRM_SECONDS))
@@ -234,7 +234,7 @@ def _pass_creation(
 def _redefined(
     session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], conns: NewConnections
 ) -> Iterator[None]:
-    """Write the definition, ledger first; taken back if what follows is refused."""
+    """Write the definition, first to the ledger. Undo this if a later step is refused."""
     present = sub
     try:
         for side, params in conns.params.items():
@@ -246,12 +246,12 @@ def _redefined(
         failpoints.point("alter.after_ledger")
         _store(store, sub, fields)
         present = replace(sub, **fields)
-        with contextlib.suppress(psycopg.Error):  # the launcher does it, too
+        with contextlib.suppress(psycopg.Error):  # the launcher does this, too
             definitions.record(session, sub.subid, stored_options(present))
         failpoints.point("alter.after_definition")
         yield
-    except PgsubError:  # of others it is not known how far they got: the new definition is right either way
-        with contextlib.suppress(PgsubError, psycopg.Error):  # what failed before is what the user must see
+    except PgsubError:  # other errors may come after a change, so the new definition stays
+        with contextlib.suppress(PgsubError, psycopg.Error):  # the user must see the original error
             if present is not sub:
                 store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
                 present = sub
@@ -270,7 +270,7 @@ def _follow(session: psycopg.Connection, before: Subscription, after: Subscripti
 def _await_old_workers(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:
     """Wait until the launcher has ended the workers of the old definition, or nobody serves the subscription.
 
-    :param before: who said that he serves it, before the definition changed; each start of workers says it anew.
+    :param before: the server's row from before the change. The launcher rewrites it when it restarts the workers.
     """
     lock = subscription_lock(folder, sub.subid)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""``pgsub alter --apply-workers``: whether the target has sessions free for that many, as ``create`` checks."""
+"""``pgsub alter --apply-workers``: checks for free sessions on the target, like ``create``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def check_free_sessions(
     strict: bool,
     session: psycopg.Connection | None = None,
 ) -> None:
-    """Warn where more sessions are asked for than the target has room for; where it is away, that nobody knows.
+    """Warn if the target has too few free sessions, or if it cannot be asked.
 
-    :param fields: those that change.
-    :param session: on the target; None to open one. A subscription that was never connected is not connected now.
-    :raises TargetSchemaError: there is a warning, and warnings are to be errors.
+    :param fields: the changed fields.
+    :param session: a session on the target, None to open one. A subscription that was never connected is not checked.
+    :raises TargetSchemaError: there is a warning and ``strict`` is set.
     """
     new = replace(sub, **fields)
     if new.apply_workers <= max(sub.apply_workers, 1) or not sub.dboid:

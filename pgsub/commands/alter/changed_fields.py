@@ -1,4 +1,4 @@
-"""From the words of ``alter`` to the fields that change. Mirrors AlterSubscription's checks."""
+"""Turns the options of ``alter`` into changed fields. Mirrors AlterSubscription's checks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STATE = "55000"
 
 
 def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
-    """Return the fields that get another value, except those that a server must be asked about.
+    """Return the fields that get another value, except those that depend on a server.
 
-    :raises UsageError: words that contradict each other or are no names.
-    :raises StateForbids: in the server's words.
+    :raises UsageError: options are contradictory or not valid names.
+    :raises StateForbids: the server's error for a change that is not allowed.
     """
     _check_words(options)
     fields = dict(options.settings)
@@ -54,7 +54,7 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
 
 
 def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
-    """Return whether two_phase changes, or may: the state store of a disabled subscription can lag the ledger."""
+    """Return whether two_phase may change. The state store of a disabled subscription may lag behind the ledger."""
     if options.two_phase is None:
         return False
     return not sub.enabled or options.two_phase != (sub.two_phase != "d")
@@ -80,7 +80,7 @@ def _check_failover(options: AlterOptions, sub: Subscription) -> None:
 
 
 def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
-    """Check that two_phase may change: the slot follows at its next start, or must be altered to disable it."""
+    """Check that two_phase may change. Enabling it changes the slot at its next start, disabling it requires a slot."""
     require_disabled(sub, 'cannot set option "two_phase" for enabled subscription')
     if not options.two_phase:
         if sub.two_phase != "d":

@@ -1,4 +1,4 @@
-"""New connection strings of a subscription that is altered, and whether it may have them."""
+"""Checks the new connection strings of an altered subscription."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_p
 
 @dataclass(slots=True)
 class NewConnections:
-    """New connection strings: with their passwords, for this command, and as they will be stored."""
+    """New connection strings: with passwords for this command, and with password files for storage."""
 
     params: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
     files: dict[str, Path] = field(default_factory=dict)
 
     def secret(self, side: str, stored: str) -> str:
-        """Return the connection string to use now; ``stored`` where it does not change."""
+        """Return the connection string to use now, ``stored`` if it does not change."""
         return ci.join(self.params[side]) if side in self.params else stored
 
 
 def new_connections(options: AlterOptions, sub: Subscription) -> NewConnections:
-    """Read the new connection strings from the options; passwords get new files."""
+    """Read the new connection strings from the options. Passwords get new files."""
     conns, token = NewConnections(), secrets.token_hex(4)
     if options.connection is not None:
         conns.params["publisher"] = definition.publisher_parameters(options.connection)
@@ -52,17 +52,17 @@ def new_connections(options: AlterOptions, sub: Subscription) -> NewConnections:
         conns.params["target"] = definition.target_parameters(options.target, options.environment)
     for side, params in conns.params.items():
         if ci.split_password(params)[1] is not None:
-            # never the file in use: workers of the old definition may read it until they have ended
+            # Not the file in use: workers of the old definition may read it until they have ended.
             conns.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
     return conns
 
 
 def share_ledger(sub: Subscription, conninfo: str) -> None:
-    """Grant the new target's role the use of the ledger, where the present role may (OWNER TO).
+    """Grant the new target's role the use of the ledger if the present role may do so (OWNER TO).
 
-    A role that could not have made a ledger, for it may not create in the database, gets nothing unasked.
+    A role without CREATE on the database could not have made a ledger, so it gets no privileges.
 
-    :param conninfo: of the new target; whatever is wrong with it is said by who uses it.
+    :param conninfo: the new target. Errors of its connection are left to later steps.
     """
     with (
         contextlib.suppress(PgsubError, psycopg.Error),
@@ -82,10 +82,10 @@ def check(
     conns: NewConnections,
     reporter: Reporter,
 ) -> None:
-    """Check both servers as they will be; then alter the slot, which follows ``failover`` at once.
+    """Check both servers with the new fields. Then alter the slot if ``failover`` changes.
 
-    :param session: on the target as it will be.
-    :param fields: those that change; the ones that depend on the target's role are added.
+    :param session: a session on the new target.
+    :param fields: the changed fields. Fields that depend on the target's role are added.
     """
     if options.target is not None:
         fields |= _new_target(session, sub, reporter)
@@ -106,7 +106,7 @@ def check(
 
 
 def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
-    """Check that the ledger of the new target, which is the same database, has the subscription."""
+    """Check that the new target's ledger has the subscription. It must be the same database."""
     warnings = servers.check_target(session)
     subscriptions.identity(session, sub.subid)
     facts = target_facts(session)
@@ -116,7 +116,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
 
 
 def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
-    """Check that the new role may finish what the old one prepared."""
+    """Check that the new role may finish transactions that the old role prepared."""
     others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
     if others:
         raise StateForbids(
@@ -128,16 +128,16 @@ def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
-    """Check that the connection leads to the same publisher, or to the standby that took its place."""
+    """Check that the connection leads to the same publisher, or to a standby that replaced it."""
     if subscriptions.identity(session, sub.subid).system_identifier is None:
-        return  # as in the server: what was never connected is not connected now
+        return  # like the server, do not connect a subscription that was never connected
     try:
         verify_publisher(session, sub, connection)
     except WrongSystem as error:
         # guard: a connection is not changed to a server with another history
         if error.elsewhere or not error.diverged:
             raise
-        reporter.warning(error.message, error.detail, error.hint)  # only the new address leads to where it goes on
+        reporter.warning(error.message, error.detail, error.hint)  # it can only continue at the new address
     if sub.slot_name is None:
         return
     with connect_publisher(sub, connection) as source:

@@ -1,7 +1,7 @@
-"""``pgsub alter --hold`` and ``--release``: tables whose changes are kept while the others go on. Not in the server.
+"""``pgsub alter --hold`` and ``--release``: keep the changes of some tables while others continue. Not in the server.
 
-Both are a change of what apply decides by, in the ledger: a worker that runs heeds it from its next transaction on, one
-that fails at its next try, and nobody need be running.
+Both change the ledger. A running worker obeys from its next transaction on, a failing one at its next attempt, and none
+need be running.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: Reporter) -> None:
-    """Hold and release the tables that were named, all or none.
+    """Hold and release the named tables, all or none.
 
-    :raises StateForbids: a table is not subscribed, still synchronizes, or is not held.
+    :raises StateForbids: a table is not subscribed, is still being synchronized, or is not held.
     :raises TimeoutExpired: apply was in one transaction all the time; nothing was changed.
     """
     opened = ledger_session(sub, reporter, options.deadline)
@@ -105,7 +105,7 @@ def _decide(
     deadline: float | None,
     reporter: Reporter,
 ) -> None:
-    """Make the change under the lock of apply's row, which apply holds for the length of a transaction."""
+    """Make the change while holding the lock on apply's row, which apply holds during a transaction."""
     waiting = False
     while True:
         with contextlib.suppress(*_BUSY):

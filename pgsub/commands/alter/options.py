@@ -1,4 +1,4 @@
-"""What ``alter`` is asked for."""
+"""The options of ``alter``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgsub.commands.serve.synchronize import ServiceOptions
 
 @dataclass(frozen=True, slots=True)
 class AlterOptions(ServiceOptions):
-    """The options of ``alter``; None, or empty, where one was not given.
+    """The options of ``alter``. An option that was not given is None or empty.
 
     :ivar settings: options of SET (…), by field of Subscription.
     """
@@ -27,32 +27,32 @@ class AlterOptions(ServiceOptions):
     drop_publication: tuple[str, ...] = ()
     refresh: bool | None = None
     copy_data: bool | None = None
-    slot_name: str | None = None  #: ``none`` for no slot
+    slot_name: str | None = None  #: ``none`` to remove the slot
     hold: tuple[str, ...] = ()  #: qualified names of tables
     release: tuple[str, ...] = ()
     two_phase: bool | None = None
     publisher_upgraded: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
-    on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
+    on_conflict: tuple[str, ...] = ()  #: rules to add; with ``default``, rules to remove
     environment: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
 
     @property
     def publications(self) -> bool:
-        """Whether the list of publications is changed."""
+        """Whether the list of publications changes."""
         return bool(self.set_publication or self.add_publication or self.drop_publication)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Publications that the publisher should have: AlterSubscription checks what is set or added, and no others."""
+        """The publications to check for: like the server, only those that are set or added."""
         return self.set_publication or self.add_publication
 
     @property
     def holds(self) -> bool:
-        """Whether tables are to be held or released."""
+        """Whether to hold or release tables."""
         return bool(self.hold or self.release)
 
     @property
     def refreshes(self) -> bool:
-        """Whether the tables follow: as in the server, unless --no-refresh is given."""
+        """Whether to change the tables, too: as in the server, unless --no-refresh is given."""
         return self.publications and self.refresh is not False

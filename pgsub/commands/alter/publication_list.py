@@ -13,9 +13,9 @@ _DUPLICATE, _UNDEFINED = "42710", "42704"
 
 
 def check(options: AlterOptions) -> None:
-    """Check that one list of publications is given at most, and what needs one.
+    """Check that at most one list of publications is given, and that options which need one have it.
 
-    :raises UsageError: what contradicts each other, or is no list.
+    :raises UsageError: options are contradictory, or a list is not valid.
     """
     lists = {
         "--set-publication": options.set_publication,
@@ -38,7 +38,7 @@ def check(options: AlterOptions) -> None:
 def merged(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
     """Return the present publications in their order, then the new ones (``merge_publications``).
 
-    :raises StateForbids: in the server's words.
+    :raises StateForbids: the server's error for a change that is not allowed.
     """
     if options.set_publication:
         return options.set_publication

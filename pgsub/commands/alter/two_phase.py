@@ -1,8 +1,8 @@
-"""``pgsub alter --two-phase`` and ``--no-two-phase``: two_phase of a subscription that nobody serves.
+"""``pgsub alter --two-phase`` and ``--no-two-phase``: change two_phase of a disabled subscription.
 
-Mirrors the two_phase part of AlterSubscription (subscriptioncmds.c, 18). To enable it nothing but the ledger changes:
-the slot becomes two-phase when apply starts. To disable it the slot goes first: ``e`` in the ledger means that the slot
-may be two-phase, so a command that is killed in between leaves what the next one, or the next start, goes on from.
+Mirrors the two_phase part of AlterSubscription (subscriptioncmds.c, 18). To enable it, only the ledger changes: the
+slot becomes two-phase when apply starts. To disable it, the slot changes before the ledger. State ``e`` in the ledger
+means that the slot may be two-phase, so after an interrupted command the next command or start can continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pgsub.target.ledger import two_phase, worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
 
-#: How long the workers of a subscription that was just disabled may take to end.
+#: Seconds within which the workers of a just disabled subscription must end.
 LET_GO_SECONDS = 45.0
 
 
@@ -36,11 +36,11 @@ LET_GO_SECONDS = 45.0
 def exclusive_claim(
     session: psycopg.Connection, sub: Subscription, folder: Path, doing: str = 'alter "two_phase"'
 ) -> Iterator[Claim]:
-    """Keep the subscription's lock once its workers have ended, and fence any that lives on elsewhere.
+    """Take the subscription's lock after its workers have ended, and fence off any that still runs elsewhere.
 
     :param doing: completes "cannot …".
-    :return: apply's claim: the epoch that was raised.
-    :raises StateForbids: they do not end, in the server's words.
+    :return: apply's claim with the new epoch.
+    :raises StateForbids: the server's error for a worker that does not end.
     """
     lock = subscription_lock(folder, sub.subid)
     if not lock.acquire(LET_GO_SECONDS):
@@ -58,13 +58,13 @@ def exclusive_claim(
 def alter(
     session: psycopg.Connection, sub: Subscription, connection: str, enable: bool, reporter: Reporter, *, strict: bool
 ) -> dict[str, Any]:
-    """Change it in the ledger and, to disable it, at the slot.
+    """Change two_phase in the ledger and, to disable it, in the slot.
 
-    :param session: on the target, autocommit.
-    :param connection: the publisher's connection string, a password included.
-    :param strict: whether what would be warned about is refused.
-    :return: the fields of the definition that change.
-    :raises StateForbids: something is prepared, or a server cannot do it.
+    :param session: a session on the target in autocommit mode.
+    :param connection: the publisher's connection string with its password.
+    :param strict: whether to refuse instead of warn.
+    :return: the changed fields of the definition.
+    :raises StateForbids: there are prepared transactions, or a server does not support it.
     """
     if enable:
         _enable(session, sub, connection, reporter, strict=strict)
@@ -100,7 +100,7 @@ def _alter_slot(session: psycopg.Connection, sub: Subscription, connection: str)
     with connect_publisher(sub, connection, expected=expected, replication=True) as replication:
         found = slots.slot_state(replication, sub.slot_name)
         if found is None or not found.two_phase:
-            return  # enabled in the ledger, and never started since
+            return  # enabled in the ledger, but apply has not started since
         if replication.info.server_version < slots.ALTER_TWO_PHASE_VERSION:
             raise StateForbids(
                 f'two_phase of replication slot "{sub.slot_name}" cannot be disabled by this publisher',

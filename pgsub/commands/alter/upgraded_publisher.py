@@ -1,9 +1,9 @@
-"""``pgsub alter --publisher-upgraded``: switching to the publisher that pg_upgrade made.
+"""``pgsub alter --publisher-upgraded``: switches to the publisher that pg_upgrade made.
 
-pg_upgrade takes logical slots along from 17 on (``create_logical_replication_slots``, pg_upgrade.c), and only when
-they have consumed all WAL. The new cluster has another system identifier, and its WAL begins behind the old one's; the
-server's own subscriber checks neither and continues. Here the operator must confirm the upgrade: a slot that was made
-by hand on a restored copy cannot be distinguished.
+Since 17, pg_upgrade migrates logical slots (``create_logical_replication_slots``, pg_upgrade.c), if they have consumed
+all WAL. The new cluster has another system identifier, and its WAL begins after the old one's. The server's own
+subscriber checks neither and continues. Here the operator must confirm the upgrade, because a slot that was made by
+hand on a restored copy looks the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pgsub.target.session.connect import must_use_password
 def check_allowed(sub: Subscription) -> None:
     """Check that the subscription may switch.
 
-    :raises StateForbids: it is enabled, or has no slot that pg_upgrade could have kept.
+    :raises StateForbids: it is enabled, or has no slot that pg_upgrade could have migrated.
     """
     require_disabled(sub, "cannot switch to an upgraded publisher while the subscription is enabled")
     if sub.slot_name is None:
@@ -42,12 +42,12 @@ def check_allowed(sub: Subscription) -> None:
 def adopt(
     session: psycopg.Connection, store: StateStore, sub: Subscription, connection: str, folder: Path, reporter: Reporter
 ) -> None:
-    """Record the upgraded publisher and the position of the slot that came along, in one commit under the fence.
+    """Record the upgraded publisher and the position of its migrated slot, in one commit under a new epoch.
 
-    Nothing changes where the publisher is the one that is recorded, so a command that was interrupted can be repeated.
+    Does nothing if that publisher is already recorded, so an interrupted command can be repeated.
 
-    :param connection: the publisher's connection string, a password included.
-    :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
+    :param connection: the publisher's connection string with its password.
+    :raises PgsubError: it is not an upgrade of the subscription's publisher.
     """
     known = subscriptions.identity(session, sub.subid)
     with exclusive_claim(session, sub, folder, "switch to an upgraded publisher") as claim:
@@ -71,7 +71,7 @@ def adopt(
 
 
 def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:
-    """Warn of tables whose copy had ended: they continue from slots whose positions are of the old WAL."""
+    """Warn of tables whose copy had ended, because the positions of their slots refer to the old WAL."""
     for one in subscriptions.relations(session, sub.subid):
         if one.srsubstate == "f":
             reporter.warning(

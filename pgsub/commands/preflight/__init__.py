@@ -1,5 +1,5 @@
-"""The checks of both servers before anything is created. Mirrors the checks of CreateSubscription and more.
+"""The checks of both servers before anything is created. Mirrors the checks of CreateSubscription, and adds some.
 
-What the server refuses is refused here; what it only notices later (a missing column) is a warning, or an error with
-``--strict``. Everything is read in bulk: a thousand tables cost a handful of round trips.
+What the server refuses is refused here. What it notices only later, such as a missing column, is a warning, or an error
+with ``--strict``. Catalogs are read in bulk: a thousand tables cost a handful of round trips.
 """

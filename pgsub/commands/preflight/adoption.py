@@ -1,4 +1,4 @@
-"""Which tables are adopted: their rows are compared with the publisher's, and not added to."""
+"""Decides which tables are adopted: their rows are compared with the publisher's instead of copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pgsub.target.session import publications
 from pgsub.target.sql import resync_truncate
 
 MODE = "adopt"
-# an ordinary foreign key is checked by ordinary triggers
+# Ordinary foreign keys are checked by ordinary triggers.
 _OF_ITSELF = """
 SELECT c.conname::text, current_user::text FROM pg_catalog.pg_constraint c
  WHERE c.contype = 'f' AND c.conrelid = %s AND c.confrelid = c.conrelid
@@ -36,9 +36,9 @@ SELECT c.conname::text, current_user::text FROM pg_catalog.pg_constraint c
 def decide(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Decide that tables which have rows, or may have some, are adopted; yield what may be lost by that.
+    """Mark tables that have or may have rows as adopted, and yield warnings of what may be lost.
 
-    :raises StateForbids: one cannot be.
+    :raises StateForbids: a table cannot be adopted.
     """
     filled = [table for table in tables if table.empty is not True]
     for table in filled:
@@ -49,9 +49,9 @@ def decide(
 def check(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Check that tables can be adopted; yield what may be lost by that.
+    """Check that tables can be adopted, and yield warnings of what may be lost.
 
-    :raises StateForbids: one cannot be.
+    :raises StateForbids: a table cannot be adopted.
     """
     for table in tables:
         _check_comparable(table)
@@ -72,10 +72,10 @@ def check(
 
 
 def _refuse_empty(source: publisher.Connection, table: Table) -> None:
-    """Refuse a table of which nothing would be left: the publisher may be the wrong one.
+    """Refuse a table that would lose all its rows, because the publisher may be the wrong one.
 
-    :raises StateForbids: the publisher has no row of it.
-    :raises TableReplaced: the name is another table's by now.
+    :raises StateForbids: the publisher's table is empty.
+    :raises TableReplaced: the name now belongs to another table.
     """
     remote = table.remote
     query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(remote.schema, remote.name))
@@ -84,7 +84,7 @@ def _refuse_empty(source: publisher.Connection, table: Table) -> None:
             table_lock.hold(source, remote.oid, remote.schema, remote.name, table_lock.READING)
             found = source.execute(query).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        return  # which is told with its GRANT
+        return  # reported elsewhere with its GRANT
     except psycopg.Error as error:
         raise translate(error, "look for rows on the publisher", user=source.info.user) from None
     # guard: an empty publisher does not empty the target
@@ -106,7 +106,7 @@ def _check_comparable(table: Table) -> None:
 
 
 def _check_order(session: psycopg.Connection, table: Table) -> None:
-    """Refuse a table whose rows refer to each other where that is checked: they come in the order of hashes."""
+    """Refuse a self-referencing table if foreign keys are checked: its rows arrive in the order of hashes."""
     if target.is_replica(session):
         return
     found = session.execute(_OF_ITSELF.encode(), (table.target.oid,)).fetchone()
@@ -125,9 +125,9 @@ def _check_order(session: psycopg.Connection, table: Table) -> None:
 def check_again(
     source: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[RelationState]
 ) -> Iterator[Caution]:
-    """Do what :func:`check` does for tables that are subscribed already.
+    """Do the checks of :func:`check` for tables that are already subscribed.
 
-    :raises StateForbids: one cannot be adopted.
+    :raises StateForbids: a table cannot be adopted.
     """
     names = [(one.schemaname, one.relname) for one in tables]
     remote = describe_tables(source, names, sub.publications).tables

@@ -1,4 +1,4 @@
-"""Facts about tables and types in the catalogs of either server, read for all of them at once."""
+"""Facts about tables and types from a server's catalogs, read for all of them at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import psycopg
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A live column."""
+    """A column that is not dropped."""
 
     attnum: int
     name: str
     type_oid: int
     typmod: int
-    type_text: str  #: as format_type writes it
+    type_text: str  #: as format_type returns it
     not_null: bool
-    filled: bool  #: has a default, is an identity or generated: an INSERT need not name it
+    filled: bool  #: has a default, is an identity column, or is generated
     generated: bool
 
 
@@ -27,33 +27,34 @@ class Unique:
     """A unique index."""
 
     name: str
-    columns: frozenset[str] | None  #: None: on expressions
+    columns: frozenset[str] | None  #: None for an index on expressions
     partial: bool
-    valid: bool  #: not left behind by a CREATE INDEX CONCURRENTLY that failed
-    identity: bool  #: the replica identity
+    valid: bool  #: false if CREATE INDEX CONCURRENTLY failed
+    identity: bool  #: is the replica identity
     nulls_equal: bool  #: NULLS NOT DISTINCT
-    definition: str  #: without its name
+    definition: str  #: without the name
 
 
 @dataclass(slots=True)
 class Facts:
-    """A table of either server, as the role of the session may use it."""
+    """A table of either server, with privileges of the session's role."""
 
     oid: int
     replica_identity: str  #: d default, n nothing, f full, i index
-    row_security: bool  #: a policy applies to the role
-    usage: bool  #: of its schema
+    row_security: bool  #: whether a policy applies to the role
+    usage: bool  #: whether the role has USAGE on the schema
     privileges: frozenset[str]  #: SELECT, INSERT, UPDATE, DELETE, TRUNCATE
-    readable: frozenset[int]  #: columns that the session's user may select, where it may not select the table
-    own_select: bool  #: the session's user, whatever the role, may select the table
-    own_usage: bool  #: and use its schema
+    readable: frozenset[int]  #: columns that the session's user may select, if it may not select the whole table
+    own_select: bool  #: whether the session's user, not the role, may select the table
+    own_usage: bool  #: whether the session's user has USAGE on the schema
     columns: dict[str, Column] = field(default_factory=dict)
     unique: list[Unique] = field(default_factory=list)
-    constraints: dict[str, str] = field(default_factory=dict)  #: names of check and exclusion constraints by definition
+    #: names of check and exclusion constraints, by definition
+    constraints: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> frozenset[str]:
-        """Columns of the replica identity index."""
+        """The columns of the replica identity index."""
         return next((one.columns for one in self.unique if one.identity and one.columns), frozenset())
 
     @property
@@ -70,10 +71,10 @@ class Type:
     schema: str
     name: str
     kind: str  #: typtype: b base, c composite, d domain, e enum, r range, m multirange
-    element: int  #: of a true array, else 0
-    base: int  #: of a domain, else 0
+    element: int  #: element type of a true array, else 0
+    base: int  #: base type of a domain, else 0
     base_typmod: int
-    labels: list[str]  #: of an enum
+    labels: list[str]  #: labels of an enum
 
 
 _TABLES = """
@@ -114,7 +115,7 @@ _CONSTRAINTS = """
 SELECT k.conrelid::bigint, k.conname::text, COALESCE(pg_catalog.pg_get_constraintdef(k.oid), '')
   FROM pg_catalog.pg_constraint k WHERE k.conrelid = ANY (%s::oid[]) AND k.contype IN ('c', 'x')
 """
-# Definitions are deparsed, and sizes read, under a lock that waits for these.
+# Reading definitions or sizes of these relations would wait for the lock.
 _LOCKED = """
 SELECT l.relation::bigint FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database
  WHERE d.datname = current_database() AND l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted
@@ -133,16 +134,16 @@ SELECT DISTINCT t.oid::bigint, n.nspname::text, t.typname::text, t.typtype::text
 
 
 def locked(connection: psycopg.Connection) -> set[int]:
-    """Return the relations that another session has locked against readers: reading them may wait for ever."""
+    """Return the relations that another session has locked exclusively, whose readers may wait forever."""
     return {oid for (oid,) in connection.execute(_LOCKED.encode())}
 
 
 def read(
     connection: psycopg.Connection, oids: Collection[int], acting: Mapping[int, str | None] | None = None
 ) -> dict[int, Facts]:
-    """Read the tables of these oids in five round trips; of locked ones no indexes and constraints.
+    """Read tables by OID in five round trips. Indexes and constraints of locked tables are not read.
 
-    :param acting: roles whose privileges are read where it is not the session's own; TRUNCATE is always that one's.
+    :param acting: roles whose privileges are read, None for the session's, which TRUNCATE is always checked for.
     """
     if not oids:
         return {}
@@ -168,7 +169,7 @@ def read(
 
 
 def read_types(connection: psycopg.Connection, tables: Sequence[Facts]) -> dict[int, Type]:
-    """Read the types of these tables' columns, and the types that they are made of."""
+    """Read the types of these tables' columns, and their base and element types."""
     oids = sorted({column.type_oid for table in tables for column in table.columns.values()})
     rows = connection.execute(_TYPES.encode(), (oids,)).fetchall() if oids else []
     found = (Type(*row) for row in rows)

@@ -1,7 +1,7 @@
-"""Whether the rows of a published table fit into its target: columns, constraints, ways to find a row.
+"""Checks whether the rows of a published table fit into its target: columns, constraints, ways to find a row.
 
-Mirrors what relation.c and execReplication.c refuse later, in their words, and finds what the server's subscriber
-only notices as a failing row.
+Mirrors, with the same messages, what relation.c and execReplication.c refuse later. Also finds problems that the
+server's subscriber notices only when a row fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FITS = "Change the target's table, or make sure that no row of the publisher is
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The actions that the publications of a table publish."""
+    """The actions that a table's publications publish."""
 
     updates: bool
     deletes: bool
@@ -32,23 +32,23 @@ class Actions:
 
     @property
     def words(self) -> str:
-        """The actions that must find a row: ``UPDATE and DELETE``."""
+        """The published actions that must find a row, such as ``UPDATE and DELETE``."""
         return " and ".join(word for word, on in (("UPDATE", self.updates), ("DELETE", self.deletes)) if on)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both sides of a table."""
+    """A published table and its target."""
 
     table: Table
     source: Facts
     target: Facts
     actions: Actions
-    leaves: tuple[Facts, ...]  #: of the publisher: the table itself, or its partitions with rows
+    leaves: tuple[Facts, ...]  #: on the publisher: the table itself, or its partitions with rows
 
     @property
     def sent(self) -> list[str]:
-        """Names of the published columns."""
+        """The names of the published columns."""
         return [column.name for column in self.table.remote.columns]
 
 
@@ -62,8 +62,8 @@ def misfits(
 ) -> Iterator[Caution]:
     """Yield everything about one table that will or may fail.
 
-    :param lacking: types of the columns that the target has not, or as generated ones, as SQL of the target.
-    :param binary: whether values come in the binary format.
+    :param lacking: types, as SQL of the target, of columns that are missing or generated on the target.
+    :param binary: whether values are sent in binary format.
     """
     faults = column_faults({name: lacking.get(name) for name in pair.sent}, pair.table.target)
     for fault in faults:
@@ -87,7 +87,7 @@ def _about(
 def _listing(
     pair: Pair, names: Sequence[str], fault: str, detail: str, hint: str = _FITS, *, stops: bool = False
 ) -> Iterator[Caution]:
-    """Yield a fault of the table that concerns these columns, indexes or constraints, if there are any."""
+    """Yield a fault of the table with a list of columns, indexes or constraints, unless the list is empty."""
     if names:
         yield _about(pair, f'table "{pair.table.name}" {fault}', f"{detail}: {some(names)}.", hint, stops=stops)
 
@@ -172,7 +172,7 @@ def _constraints(pair: Pair) -> Iterator[Caution]:
 
 
 def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
-    """Yield tables on which CheckCmdReplicaIdentity (execReplication.c) refuses the application's own statements."""
+    """Yield tables whose own updates CheckCmdReplicaIdentity (execReplication.c) refuses on the publisher."""
     for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
         found = [pair.table for pair in pairs if pair.actions.words == what and _anonymous(pair)]
         names = [quoting.name(table.remote.schema, table.remote.name) for table in found]
@@ -202,7 +202,7 @@ def _uncovered_identity(pair: Pair) -> Iterator[Caution]:
 
 
 def _lookup(pair: Pair) -> Iterator[Caution]:
-    """Check how rows will be found, as check_relation_updatable and FindReplTupleInLocalRel of the server do."""
+    """Check how rows will be found, like the server's check_relation_updatable and FindReplTupleInLocalRel."""
     if not pair.actions.words or _anonymous(pair):
         return
     remote = pair.table.remote

@@ -1,4 +1,4 @@
-"""The checks of the two connections: which databases they lead to, whether others can read along, the encodings."""
+"""The checks of the two connections: identity of the databases, encryption, encodings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.stream import transport
 
-# A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
+# A copy of a cluster has the same system identifier and OIDs, but not the same start time in microseconds.
 _DATABASE = """
 SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
@@ -23,9 +23,9 @@ SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
 
 
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
-    """Refuse to replicate a database into itself, where each change applied would be published again.
+    """Refuse to replicate a database into itself, because each applied change would be published again.
 
-    :raises StateForbids: both are sessions of one database.
+    :raises StateForbids: both sessions are connected to the same database.
     """
     published, applied = source.execute(_DATABASE).fetchone(), session.execute(_DATABASE).fetchone()
     if published == applied and applied is not None:
@@ -38,9 +38,9 @@ def check_other_database(source: psycopg.Connection, session: psycopg.Connection
 
 @contextlib.contextmanager
 def exchange_named(source: psycopg.Connection, session: psycopg.Connection, names: Sequence[str]) -> Iterator[None]:
-    """Begin the hint of an error with the likely cause of all that is missing: each server was taken for the other.
+    """Add the likely cause to the hint of an error: publisher and target may be exchanged.
 
-    :param names: the publications; they are the target's then.
+    :param names: the publications, which the target has in that case.
     """
     try:
         yield
@@ -53,9 +53,9 @@ def exchange_named(source: psycopg.Connection, session: psycopg.Connection, name
 
 
 def exchanged(source: psycopg.Connection, session: psycopg.Connection, names: Sequence[str]) -> Iterator[Caution]:
-    """Warn that publisher and target were probably exchanged, where the target alone has the publications.
+    """Warn that publisher and target seem to be exchanged: only the target has the publications.
 
-    No error: a database that passes changes on may have publications of the same names.
+    This is not an error, because a database that forwards changes may have publications of the same names.
     """
     if len(publication.missing_publications(source, names)) < len(names):
         return
@@ -68,10 +68,10 @@ def exchanged(source: psycopg.Connection, session: psycopg.Connection, names: Se
 
 
 def check_same_database(known: psycopg.Connection, other: psycopg.Connection, what: str, option: str) -> None:
-    """Check that two sessions are of one database.
+    """Check that two sessions are connected to the same database.
 
-    :param what: publisher or target, whose session ``known`` is.
-    :param option: which made the other one.
+    :param what: the server to which ``known`` is connected: publisher or target.
+    :param option: the option that led to ``other``.
     """
     if known.execute(_DATABASE).fetchone() != other.execute(_DATABASE).fetchone():
         raise StateForbids(
@@ -82,7 +82,7 @@ def check_same_database(known: psycopg.Connection, other: psycopg.Connection, wh
 
 
 def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Caution]:
-    """Warn of a connection that others could read and change.
+    """Warn of an unencrypted connection to another machine.
 
     :param server: publisher or target.
     """
@@ -96,7 +96,7 @@ def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Ca
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host is this machine: a folder of sockets, or an address of the loopback network."""
+    """Return whether a host is this machine: a directory of sockets, or a loopback address."""
     if host.startswith(("/", "@")) or host in ("", "localhost"):
         return True
     try:
@@ -106,11 +106,11 @@ def is_local(host: str) -> bool:
 
 
 def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> Iterator[Caution]:
-    """Check that every character of the publisher exists on the target."""
+    """Warn if the target's encoding may lack characters of the publisher's."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
     message = f'the publisher\'s database has encoding "{there}", the target\'s "{here}"'
-    if "SQL_ASCII" in (there, here):  # nobody knows what its bytes mean, so nothing can be converted
+    if "SQL_ASCII" in (there, here):  # the encoding is unknown, so nothing can be converted
         yield Caution(
             message,
             "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and text"

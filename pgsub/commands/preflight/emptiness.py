@@ -1,4 +1,4 @@
-"""Which tables of the target are empty: asked for many at once, without waiting for locks."""
+"""Checks which tables of the target are empty, many at once, without waiting for locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsub.common import table_lock
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.sql.statement_builder import table_name
 
-_BATCH = 50  #: tables locked (for reading) by one search for rows
+_BATCH = 50  #: tables that one query locks for reading
 _SIZES = """
 SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
        SELECT w.oid UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t
@@ -23,7 +23,7 @@ SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
 
 
 def are_empty(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool | None]:
-    """Return whether each target table is empty; None where the role may not read it or it is locked."""
+    """Return whether each target table is empty, None if the role may not read it or it is locked."""
     held = catalog_facts.locked(session)
     free = [table.target for table in tables if table.target.oid not in held]
     sizes = dict(_unless_locked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
@@ -54,7 +54,7 @@ def _unless_locked(
     *,
     named: Sequence[TargetRelation] = (),
 ) -> list[tuple[int, int]] | None:
-    """Run a query that must not wait for locks; None where it would, or where the role may not run it.
+    """Run a query that must not wait for locks. Return None if it would wait, or the role may not run it.
 
     :param named: the tables that the query names.
     """

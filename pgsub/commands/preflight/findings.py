@@ -1,4 +1,4 @@
-"""Findings of a pre-flight check, as values."""
+"""The findings of pre-flight checks."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from pgsub.target.ledger.subscriptions import RelationState
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """A warning with its remedy; ``unavailable`` names what works less well for as long as the subscription lives."""
+    """A warning with its remedy. ``unavailable`` names a feature that the subscription lacks permanently."""
 
     message: str
     detail: str | None = None
     hint: str | None = None
     unavailable: str | None = None
-    tables: tuple[str, ...] = ()  #: qualified names of those concerned; () for the servers
-    stops: bool = False  #: replication of the tables stops at their next change
+    tables: tuple[str, ...] = ()  #: qualified names of the tables concerned, empty for warnings of servers
+    stops: bool = False  #: whether replication of the tables stops at their next change
 
 
 @dataclass(slots=True)
 class Table:
-    """A published table and where its rows go."""
+    """A published table and its target."""
 
     remote: RemoteTable
     target: TargetRelation
     mode: str = "none"  #: none, atomic, chunked or adopt
-    reason: str | None = None  #: why it is not copied in chunks
+    reason: str | None = None  #: the reason why it is not copied in chunks
     chunks: int = 0
-    empty: bool | None = None  #: whether the target's table has no row; None where that was not read, or could not be
+    empty: bool | None = None  #: whether the target table is empty, None if that is not known
 
     @property
     def name(self) -> str:
-        """Schema and name, unquoted, as the server's messages have them."""
+        """Schema and name, unquoted, as in the server's messages."""
         return f"{self.remote.schema}.{self.remote.name}"
 
     def relation(self, state: str, *, adopt: bool = False, keep: int = 0) -> RelationState:
         """Return the table's row of the ledger.
 
         :param state: srsubstate.
-        :param adopt: whether its rows are compared, if it has any.
-        :param keep: rows that are kept of those that are replaced or deleted for that.
+        :param adopt: whether existing rows are compared.
+        :param keep: the maximum number of replaced or deleted rows to keep.
         """
         to = self.target
         return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes, adopt=adopt, keep=keep)
 
     def document(self) -> dict[str, Any]:
-        """Return the table object of the JSON documents; its schema is part of the contract."""
+        """Return the table's object in JSON documents. Its schema is part of the contract."""
         remote = self.remote
         return {
             "schemaname": remote.schema,
@@ -76,10 +76,10 @@ class Preflight:
 
     tables: list[Table] = field(default_factory=list)
     warnings: list[Caution] = field(default_factory=list)
-    two_phase: str = "d"  #: subtwophasestate as it is, or would be at first
+    two_phase: str = "d"  #: subtwophasestate, present or initial
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--dry-run --json`` shows."""
+        """Return the document of ``--dry-run --json``."""
         warnings = [
             {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
         ]
@@ -88,9 +88,9 @@ class Preflight:
 
 
 def report(warnings: Sequence[Caution], reporter: Reporter, *, strict: bool = False) -> None:
-    """Report the warnings, or with ``--strict`` refuse them.
+    """Report the warnings, or raise an error for them if ``strict`` is set.
 
-    :raises TargetSchemaError: the first warning, with all of them in the detail.
+    :raises TargetSchemaError: the first warning, with the others in the detail.
     """
     if strict and warnings:
         first, *more = warnings
@@ -113,12 +113,12 @@ def concerning(
     most: int = 20,
     stops: bool = False,
 ) -> Iterator[Caution]:
-    """Yield one warning for all of these tables, none without any.
+    """Yield one warning for all of these tables, or none if there are no tables.
 
     :param tables: qualified names.
-    :param message: ``{}`` stands for the one table, or for how many; ``[is|are]`` for the verb.
-    :param schemas: the message and the detail name these, not the tables.
-    :param most: names that the detail lists.
+    :param message: ``{}`` stands for the name of a single table or the number of tables, ``[is|are]`` for a verb.
+    :param schemas: if given, the message and the detail name these instead of the tables.
+    :param most: the maximum number of names in the detail.
     """
     if tables:
         named, noun = (schemas, "schema") if schemas else (tables, "table")
@@ -129,7 +129,7 @@ def concerning(
 
 
 def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:
-    """Return a GRANT to paste, with all objects in one statement.
+    """Return a GRANT statement for all objects.
 
     :param kind: TABLE or SCHEMA.
     """

@@ -1,4 +1,4 @@
-"""Privileges that the two roles lack on the tables of a subscription, each kind as one warning with its GRANT."""
+"""Missing privileges of the two roles on the tables of a subscription: one warning with its GRANT for each kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pgsub.target.session import roles
 
 
 def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
-    """Yield what the copy lacks on the publisher; streaming needs no privilege on tables.
+    """Yield the missing privileges of the copy on the publisher. Streaming needs no privileges on tables.
 
-    :param role: user of the connection.
+    :param role: the user of the connection.
     """
     copied = [pair for pair in pairs if pair.table.mode != "none"]
     yield from _schemas([p for p in copied if not p.source.usage], "publisher", role, "Their rows cannot be copied.")
@@ -38,15 +38,15 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
 
 
 def _readable(pair: Pair) -> bool:
-    """Return whether COPY may read the table. Of a partitioned table its own privileges suffice."""
+    """Return whether COPY may read the table. For a partitioned table, its own privileges suffice."""
     wanted = {column.attnum for column in pair.table.remote.columns}
     return "SELECT" in pair.source.privileges or (bool(wanted) and wanted <= pair.source.readable)
 
 
 def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
-    """Yield what copy and apply lack on the target.
+    """Yield the missing privileges of copy and apply on the target.
 
-    :param role: user of the session.
+    :param role: the user of the session.
     """
     unusable: dict[str, list[Pair]] = {}
     lacking: dict[tuple[str, tuple[str, ...]], list[Pair]] = {}
@@ -56,7 +56,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
             unusable.setdefault(acting, []).append(pair)
         missing: dict[str, list[str]] = {}
         for word in _needed(pair):
-            if word not in pair.target.privileges:  # TRUNCATE is the user's own
+            if word not in pair.target.privileges:  # TRUNCATE is done as the user
                 missing.setdefault(role if word == "TRUNCATE" else acting, []).append(word)
         for grantee, words in missing.items():
             lacking.setdefault((grantee, tuple(words)), []).append(pair)
@@ -76,7 +76,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
 
 
 def _compared(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
-    """Yield what the comparison of an adopted table lacks: the user itself reads, where changes are the owner's."""
+    """Yield the missing privileges to compare adopted tables, which the user reads even if the owner changes them."""
     adopted = [pair for pair in pairs if pair.table.mode == "adopt" and pair.table.target.acts_as is not None]
     yield from _schemas(
         [p for p in adopted if not p.target.own_usage], "target", role, "Their rows cannot be compared."
@@ -98,9 +98,9 @@ def _sent(pair: Pair) -> set[int]:
 
 
 def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
-    """Yield the owners that changes cannot be made as, and what is done differently than by the server.
+    """Yield owners whose role pgsub cannot assume, and differences from the server that follow.
 
-    The tables that can be written get the role that will do it.
+    Each writable table gets the role that will write it.
     """
     refused: dict[str, tuple[PermissionMissing, list[str]]] = {}
     strange: list[Table] = []
@@ -136,7 +136,7 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
 def _needed(pair: Pair) -> list[str]:
     """Return the privileges needed on the target's table, in the order of a GRANT."""
     finds = pair.actions.updates or pair.actions.deletes
-    chunked = pair.table.mode == "chunked"  # searches for rows, locks the table, removes what a failed attempt left
+    chunked = pair.table.mode == "chunked"  # finds rows, locks the table, and removes rows of failed attempts
     adopted = pair.table.mode == "adopt"
     needed = (
         ("SELECT", finds or chunked or adopted),

@@ -1,4 +1,4 @@
-"""Privileges that were revoked since, on tables that are subscribed already: what ``refresh`` would need and lacks."""
+"""Privileges that ``refresh`` needs on already subscribed tables and that were revoked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lacking(
     *,
     mode: str,
 ) -> list[Caution]:
-    """Return what the two roles lack on these tables, each kind with its GRANT.
+    """Return the missing privileges of the two roles on these tables, each kind with its GRANT.
 
     :param mode: how they are copied again: none, atomic or adopt.
     """
@@ -33,7 +33,7 @@ def lacking(
     remote = describe_tables(source, names, sub.publications).tables
     local = describe_many(session, names)
     tables = [Table(remote[name], local[name], mode) for name in names if name in remote and name in local]
-    unowned = list(privileges.owners(tables, sub))  # finds the role that writes, too
+    unowned = list(privileges.owners(tables, sub))  # also sets the role that writes
     found = pairs(source, session, sub, tables)
     both = [*privileges.publisher(found, source.info.user), *privileges.target(found, session.info.user)]
     return both + unowned if mode == "none" else both
@@ -46,7 +46,7 @@ def check_copied(
     relations: Sequence[RelationState],
     mode: str,
 ) -> None:
-    """Check that tables can be copied again, before they are emptied for it.
+    """Check that tables can be copied again before they are emptied.
 
     :param mode: atomic or adopt.
     :raises PermissionMissing: a privilege was revoked.

@@ -1,4 +1,4 @@
-"""Limits of both servers: slots, walsenders, sessions and origins for all workers, transactions that slots wait for."""
+"""Limits of both servers: slots, walsenders, sessions, origins, and transactions that delay slots."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pgsub.publisher.slot_creation import long_transactions
 from pgsub.target.session import origins
 from pgsub.target.session.free_sessions import free_sessions
 
-#: Seconds that a transaction has been open when it is named as one that delays slots.
+#: Minimum age in seconds of a transaction that is reported to delay slots.
 LONG_SECONDS = 5.0
-_AT_MOST = 5  #: transactions that are named one by one
+_AT_MOST = 5  #: maximum number of transactions that are reported separately
 
 
 def setting(connection: psycopg.Connection, name: str) -> int:
-    """Return a setting of a server that is a whole number."""
+    """Return an integer setting of a server."""
     return int(str(scalar(connection, f"SHOW {name}")))
 
 
 def check_new_slot(connection: publisher.Connection, name: str) -> None:
     """Check that there is room for a slot and its walsender.
 
-    :raises StateForbids: there is none, or a slot of this name.
+    :raises StateForbids: there is none, or a slot of this name exists.
     """
     if slots.slot_state(connection, name) is not None:
         raise StateForbids(
@@ -61,9 +61,9 @@ def check_new_slot(connection: publisher.Connection, name: str) -> None:
 def check_limits(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Check that both servers have room for the tables that synchronize at once, and that slots need not wait.
+    """Check that both servers have room for simultaneous synchronization of tables, and that slots need not wait.
 
-    :param tables: those that will be copied.
+    :param tables: the tables to copy.
     """
     with_slot = sub.slot_name is None or slots.slot_state(connection, sub.slot_name) is not None
     syncing = min(sub.max_sync_workers, len(tables))
@@ -71,13 +71,13 @@ def check_limits(
     if needed == 0:
         yield from check_apply_workers(session, sub) if sub.apply_workers > 1 else ()
         return
-    # small tables share a slot, and get a copy of it each in turn where apply went past it
+    # Small tables share a slot. Each takes its turn with a copy of the slot when apply has passed it.
     shared = syncing if len(tables) > syncing else 0
     yield from _walsenders(connection, needed, needed + shared)
     yield from delays(connection)
     copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
     each = 1 + copying
-    if any(table.mode == "adopt" for table in tables):  # sessions that compare, and one that holds the snapshot
+    if any(table.mode == "adopt" for table in tables):  # comparing sessions and one with the snapshot
         each = max(each, 3 + sub.copy_workers)
     yield from _sessions(connection, "publisher", 2 + syncing * each, _COPYING)
     yield from check_apply_workers(session, sub, syncing, each)
@@ -86,11 +86,11 @@ def check_limits(
 def check_apply_workers(
     session: psycopg.Connection, sub: Subscription, syncing: int = 0, each: int = 0
 ) -> Iterator[Caution]:
-    """Check that the target has room for the sessions that apply at once, whichever of them are there already.
+    """Check that the target has room for the subscription's sessions, including those that it already has.
 
-    Where their number is left to apply it needs one, and takes further ones only as long as enough are free.
+    If apply may choose the number of its sessions, only one is needed: it takes more only while enough are free.
 
-    :param syncing: tables that synchronize beside them, with so many sessions ``each``.
+    :param syncing: the number of tables that synchronize at the same time, with ``each`` sessions.
     """
     options = (("--apply-workers",) if sub.apply_workers > 1 else ()) + (_COPYING if syncing else ())
     applying = max(sub.apply_workers, 1)
@@ -99,9 +99,9 @@ def check_apply_workers(
 
 
 def check_origins(session: psycopg.Connection, needed: int, subid: int = 0) -> Iterator[Caution]:
-    """Check that enough replication origins are free, or the subscription's already.
+    """Check that enough replication origins are free or already belong to the subscription.
 
-    Each session that applies, and each table that synchronizes, writes with one that stays the subscription's.
+    Each applying session and each synchronizing table keeps its own origin.
     """
     left = origins.free(session, subid) if origins.allowed(session) else None
     if left is not None and left < needed:
@@ -114,7 +114,7 @@ def check_origins(session: psycopg.Connection, needed: int, subid: int = 0) -> I
 
 
 def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> Iterator[Caution]:
-    """Check slots and walsenders: each table that synchronizes holds one of both, apply another."""
+    """Check slots and walsenders: one of each for apply and for each synchronizing table."""
     free = slots.free_slots(connection)
     for kind, left, needed, name in (
         ("replication slot", free.max - free.used, most_slots, "max_replication_slots"),
@@ -131,7 +131,7 @@ def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: i
 
 
 def delays(connection: publisher.Connection) -> Iterator[Caution]:
-    """Yield transactions that a new slot would wait for."""
+    """Yield transactions for which a new slot would wait."""
     waits = "the creation of replication slots will wait for"
     found = long_transactions(connection, LONG_SECONDS)
     for one in found[:_AT_MOST]:
@@ -146,10 +146,10 @@ _COPYING = ("--max-sync-workers", "--copy-workers")
 def _sessions(
     connection: psycopg.Connection, server: str, needed: int, options: Sequence[str], subid: int = 0
 ) -> Iterator[Caution]:
-    """Check that the role may open so many sessions.
+    """Check that the role may open the needed sessions.
 
-    :param options: that say how many.
-    :param subid: of the subscription whose sessions there are counted among those needed; 0 for none.
+    :param options: the options that determine their number.
+    :param subid: the subscription whose present sessions count towards the needed ones, 0 for none.
     """
     counts = free_sessions(connection, subid)
     left = needed if counts is None else counts.free + counts.present

@@ -1,4 +1,4 @@
-"""The checks of each server as a whole: settings and roles, and what a slot and two-phase commit need."""
+"""The checks of each server as a whole: settings, roles, and the prerequisites of slots and two-phase commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
-# From 19 tables can be left out (EXCEPT); a ledger that is still to come cannot.
+# Since 19, publications can exclude tables (EXCEPT), but not those of a ledger that does not exist yet.
 _PUBLISHING = """
 SELECT p.pubname FROM pg_catalog.pg_publication p
  WHERE p.puballtables AND (pg_catalog.to_regnamespace('pgsub') IS NULL OR EXISTS (
@@ -30,7 +30,7 @@ SELECT p.pubname FROM pg_catalog.pg_publication p
 def check_target(session: psycopg.Connection) -> list[Caution]:
     """Check the target as a whole: privileges of the role, settings, publications that include the ledger.
 
-    :raises PermissionMissing: no ledger, and none may be made.
+    :raises PermissionMissing: there is no ledger and the role may not create one.
     """
     warned = [*check_role(session, replica=target.is_replica(session)), *_settings(session)]
     warned += [*databases.check_encryption(session, "target"), *publishing_ledger(session)]
@@ -51,7 +51,7 @@ def publishing_ledger(session: psycopg.Connection) -> list[Caution]:
 
 
 def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Caution]:
-    """Yield what the role may not do on the target.
+    """Yield privileges that the role lacks on the target.
 
     :param replica: whether it may set session_replication_role.
     """
@@ -72,7 +72,7 @@ def check_role(session: psycopg.Connection, *, replica: bool) -> Iterator[Cautio
 
 
 def _settings(session: psycopg.Connection) -> Iterator[Caution]:
-    """Yield settings of the target by which the server's subscriber would read text otherwise (docs/differences.md)."""
+    """Yield settings that make the server's subscriber read text differently (docs/differences.md)."""
     setting = scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
     if setting == "off":
         yield Caution(
@@ -83,9 +83,9 @@ def _settings(session: psycopg.Connection) -> Iterator[Caution]:
 
 
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
-    """Check that the target tracks who wrote a row last, and when, if a rule needs it.
+    """Check that the target records the origin and time of each row's last write, if a rule needs them.
 
-    :raises StateForbids: it does not track that, in full or at all.
+    :raises StateForbids: it does not record both.
     """
     asking = conflict_rules.needing_times(rules)
     if not asking:
@@ -107,9 +107,9 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
 
 
 def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Caution]:
-    """Warn of rules for tables that the subscription does not have; a name may be mistyped.
+    """Warn of rules for tables that the subscription does not have. A name may be mistyped.
 
-    :param known: its tables as schema.table of the target.
+    :param known: the subscription's tables as schema.table of the target.
     """
     return [
         Caution(
@@ -121,9 +121,9 @@ def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Cautio
 
 
 def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Caution]:
-    """Check that the target can prepare what is prepared on the publisher.
+    """Check that the target can prepare the publisher's prepared transactions.
 
-    :param source: None where the publisher is not asked.
+    :param source: None to leave out the publisher.
     :raises StateForbids: the publisher is too old.
     """
     if source is not None:
@@ -141,9 +141,9 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
 
 
 def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -> None:
-    """Check that two_phase of an existing slot fits the subscription: it decides what is sent.
+    """Check that two_phase of an existing slot, which determines what is sent, fits the subscription.
 
-    :param ready: whether every table, and there is one, will be ``r`` from the start.
+    :param ready: whether there are tables and all of them are ``r`` from the start.
     """
     if not slot.two_phase or (ready and sub.two_phase != "d"):
         return
@@ -160,8 +160,8 @@ def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -
 def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
     """Check the publisher as a whole.
 
-    :raises StateForbids: wal_level, no free slot, the slot exists.
-    :raises PermissionMissing: no REPLICATION.
+    :raises StateForbids: wal_level is too low, no slot is free, or the slot exists.
+    :raises PermissionMissing: the role lacks REPLICATION.
     """
     prerequisites.check_wal_level(connection)
     prerequisites.check_replication_role(connection)

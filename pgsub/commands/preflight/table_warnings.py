@@ -1,4 +1,4 @@
-"""What a warning says of tables although everything fits: their rows may not all come, not stay, or not come alone."""
+"""Warnings of tables that fit their targets: some rows may not arrive, not stay, or have side effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgsub.target.sql.statement_builder import table_name
 
 
 def rules_that_fire(tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of rules that fire here and not in the server's apply worker, which executes no statements."""
+    """Warn of rules that fire here. They do not in the server's apply worker, which executes no statements."""
     ruled = [table for table in tables if table.target.rules]
     names = [quoting.literal(quoting.statement(table_name(table.target))) for table in ruled]
     listed = ", ".join(f"{name}::regclass" for name in names)
@@ -48,7 +48,7 @@ SELECT k.oid::bigint,
 
 
 def where_rows_go(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of where rows really go: unlogged tables, and partitioned ones without a partition."""
+    """Warn of unlogged tables, and of partitioned tables without a partition."""
     rows = session.execute(_LEAVES, {"oids": [table.target.oid for table in tables]}).fetchall() if tables else []
     found = {oid: answers for oid, *answers in rows}
     unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
@@ -68,7 +68,7 @@ def where_rows_go(session: psycopg.Connection, tables: Sequence[Table]) -> Itera
 
 
 def not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of tables whose rows stay beside those that are copied."""
+    """Warn of tables that keep their own rows beside the copied ones."""
     return concerning(
         [table.name for table in tables if table.empty is False and table.mode != adoption.MODE],
         "{} on the target [is|are] not empty",
@@ -81,7 +81,7 @@ def not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
 
 
 def foreign_partitions(tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of tables that a COPY cannot read in full."""
+    """Warn of tables that COPY cannot read completely."""
     return concerning(
         [table.name for table in tables if table.remote.foreign_partitions],
         "{} on the publisher [has|have] a foreign table as a partition, and cannot be copied",
@@ -93,8 +93,8 @@ def foreign_partitions(tables: Sequence[Table]) -> Iterator[Caution]:
 def rows_of_other_origins(
     connection: publisher.Connection, sub: Subscription, known: Collection[Name]
 ) -> Iterator[Caution]:
-    """Warn, as the server does, of tables that the publisher itself gets from other publishers."""
-    # what plans a query of a table evaluates its indexes
+    """Warn, like the server, of tables that the publisher itself receives from other publishers."""
+    # Planning a query of a table evaluates its index expressions, so an untrusted ledger is not read.
     with translating(connection, "look at the ledger of the publisher"):
         ledger = ledger_privileges.trusted(connection)
     if not ledger:

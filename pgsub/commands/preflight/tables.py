@@ -1,4 +1,4 @@
-"""Every published table beside its target: what will be copied and how, what does not fit, what may not be done."""
+"""Checks every published table and its target: how it is copied, whether it fits, and missing privileges."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pgsub.tablesync.sequences.comparison import compare
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
 
-_PASTED = 20  #: tables in a command to paste
+_PASTED = 20  #: maximum number of tables in a command to paste
 
 
 def missing_publications(connection: publisher.Connection, names: Sequence[str]) -> list[Caution]:
-    """Warn, as the server does, of publications that the publisher does not have."""
+    """Warn, like the server, of publications that do not exist on the publisher."""
     absent = publication.missing_publications(connection, names)
     if not absent:
         return []
@@ -37,7 +37,7 @@ def missing_publications(connection: publisher.Connection, names: Sequence[str])
 
 
 def several_in_one(names: Sequence[str]) -> str | None:
-    """Hint at a name that looks like several with commas between them; None where there is none."""
+    """Return a hint about a name that looks like a comma-separated list, None if there is none."""
     listed = next((name for name in names if "," in name), None)
     if listed is None:
         return None
@@ -55,12 +55,12 @@ def check_tables(
     known: Collection[Name] = (),
     named: Collection[str] | None = None,
 ) -> Preflight:
-    """Check that every published table has a place on the target, and that it can be copied and replicated.
+    """Check that every published table has a target, and that it can be copied and replicated.
 
-    :param adopt: whether rows that they have will be compared.
-    :param known: schema and name of tables that are subscribed already; they are left out.
-    :param named: publications to warn of where the publisher has none of that name; None for all of the subscription.
-    :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
+    :param adopt: whether to compare existing rows.
+    :param known: names of already subscribed tables, which are left out.
+    :param named: publications whose absence is a warning, None for all of the subscription.
+    :raises TargetSchemaError: tables are missing or cannot be replicated into; all are named.
     :raises StateForbids: a table cannot be adopted.
     """
     found = Preflight()
@@ -105,7 +105,7 @@ def check_tables(
 def _sequences(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Name]
 ) -> Iterator[Caution]:
-    """Yield what keeps sequences of these tables, and published ones, from following the publisher."""
+    """Yield obstacles to synchronizing sequences: those of these tables, and published ones."""
     with translating(connection, "fetch sequence info from publisher"):
         named = {name: name for name in tables}
         found = compare(connection, session, named, sub.publications, run_as_owner=sub.run_as_owner)
@@ -115,9 +115,9 @@ def _sequences(
 
 
 def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> None:
-    """Check that tables of these names are there, and can be written.
+    """Check that tables of these names exist and can be written.
 
-    :raises TargetSchemaError: naming all that are not.
+    :raises TargetSchemaError: all tables without a target.
     """
     missing, absent = [], [name for name in names if name not in places]
     for name in names:
@@ -136,9 +136,9 @@ def all_there(names: Sequence[Name], places: Mapping[Name, TargetRelation]) -> N
 
 
 def _creating(names: Sequence[Name]) -> str:
-    """Hint at how tables come to the target.
+    """Return a hint on how to create tables on the target.
 
-    :param names: none, or too many for a line to paste, for all that the publisher has.
+    :param names: empty for all tables of the publisher, as are too many names for one line.
     """
     chosen = [f"-t {word(quoting.name(*name))}" for name in names] if len(names) <= _PASTED else []
     options = ["--schema-only", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions", *chosen]
@@ -184,7 +184,7 @@ SELECT g.relid::bigint, bool_or(p.pubupdate), bool_or(p.pubdelete), bool_or(p.pu
 def pairs(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> list[Pair]:
-    """Read what the catalogs of both servers say of each table."""
+    """Read the facts about each table from the catalogs of both servers."""
     oids = {oid for table in tables for oid in (table.remote.oid, *(leaf.oid for leaf in table.remote.leaves))}
     try:
         theirs = catalog_facts.read(connection, oids)
@@ -203,14 +203,14 @@ def pairs(
             tuple(theirs[leaf.oid] for leaf in table.remote.leaves if leaf.oid in theirs),
         )
         for table in tables
-        if table.remote.oid in theirs and table.target.oid in ours  # else it was dropped this moment
+        if table.remote.oid in theirs and table.target.oid in ours  # otherwise it was just dropped
     ]
 
 
 def fitting(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, pairs: Sequence[Pair]
 ) -> Iterator[Caution]:
-    """Yield what of the tables' rows does not fit into their targets."""
+    """Yield the reasons why rows may not fit into their targets."""
     yield from databases.check_encoding(connection, session) if pairs else []
     try:
         source_types = catalog_facts.read_types(connection, [pair.source for pair in pairs])

@@ -1,7 +1,7 @@
-"""What becomes of a publisher's value in a target column of another type. Pure: no server is asked.
+"""Predicts the result of storing a publisher's value in a target column of another type. It asks no server.
 
-In text format a value is what one type's output function writes and the other's input function reads; in binary
-format send and receive functions, which hardly ever fit another type.
+In text format, one type's output function writes the value and the other's input function reads it. In binary format,
+send and receive functions do, which rarely accept another type.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from pgsub.commands.preflight.catalog_facts import Column, Type
 
-_HEADER = 4  #: VARHDRSZ, part of the typmod of character and numeric types
-_INTEGERS = {"int2": 5, "int4": 10, "int8": 19}  #: decimal digits
-_FLOATS = {"float4": 6, "float8": 15}  #: decimal digits that are kept
+_HEADER = 4  #: VARHDRSZ, which typmods of character and numeric types include
+_INTEGERS = {"int2": 5, "int4": 10, "int8": 19}  #: number of decimal digits
+_FLOATS = {"float4": 6, "float8": 15}  #: number of decimal digits that are preserved
 _TEXTS = ("text", "varchar", "bpchar", "citext", "name")
 _STAMPS = ("timestamp", "timestamptz")
 _TIMES = (*_STAMPS, "time", "timetz", "interval")
 _BITS = ("bit", "varbit")
-#: longest text of a value
+#: Maximum length of a value as text.
 _LENGTHS = {
     **{"bool": 1, "char": 4, "int2": 6, "int4": 11, "int8": 20, "oid": 10, "float4": 15, "float8": 24, "uuid": 36},
     **{"date": 13, "time": 15, "timetz": 24, "timestamp": 32, "timestamptz": 41, "inet": 49, "cidr": 49},
 }
-#: types whose binary values are read alike
+#: Groups of types with the same binary format.
 _SAME_BINARY = (frozenset(_TEXTS), frozenset(_BITS), frozenset(_STAMPS))
 _BUILT_IN = "pg_catalog"
 _UNREADABLE = "values that the target's type cannot read fail"
-#: what becomes of values of the first type in the second; None where every value fits
+#: The effect of storing values of the first type in the second, None if every value fits.
 _PAIRS = {
     **{("bool", number): "every value fails: t and f are no numbers" for number in (*_INTEGERS, "numeric")},
     ("jsonb", "json"): None,
@@ -45,16 +45,16 @@ _PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A column's type without its domains."""
+    """A column's type without domains."""
 
     type: Type
     typmod: int
     array: bool
-    element: Type  #: the type itself where it is no array
+    element: Type  #: the type itself if it is not an array
 
     @property
     def name(self) -> str:
-        """Name of a built-in (or citext) element type, else qualified."""
+        """The name of the element type, qualified unless it is built-in or citext."""
         known = self.element.schema == _BUILT_IN or self.element.name == "citext"
         return self.element.name if known else f"{self.element.schema}.{self.element.name}"
 
@@ -62,7 +62,7 @@ class Resolved:
 def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
     """Return the type of a column's values without domains.
 
-    :param types: of the column's server.
+    :param types: the types of the column's server.
     """
     found, typmod = types[column.type_oid], column.typmod
     while found.base:
@@ -76,10 +76,10 @@ def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
 
 
 def difference(source: Resolved, target: Resolved, *, binary: bool) -> str | None:
-    """Return why a value of one type may fail or change in a column of the other; None where every value fits.
+    """Return why a value may fail or change in a column of the other type, None if every value fits.
 
-    :param binary: whether values come in the binary format.
-    :return: a clause that goes on after the two types' names.
+    :param binary: whether values are sent in binary format.
+    :return: a clause that follows the names of the two types.
     """
     if source.array != target.array:
         return None if not binary and not target.array and _room(target) is None else "one is an array"
@@ -98,7 +98,7 @@ def _labels(source: Type, target: Type) -> str | None:
 
 
 def _modifiers(source: Resolved, target: Resolved) -> str | None:
-    """Compare modifiers of the same type: the target's may be narrower."""
+    """Compare modifiers of the same type. The target's may be narrower."""
     name = source.name
     if target.typmod < 0 or target.typmod == source.typmod:
         return None
@@ -145,7 +145,7 @@ def _number(source: Resolved, target: Resolved) -> str | None:
 
 
 def _digits(resolved: Resolved) -> tuple[int, int] | None:
-    """Return the digits before and after the point of a numeric; None without a limit."""
+    """Return the maximum digits before and after a numeric's decimal point, None if unlimited."""
     if resolved.name != "numeric" or resolved.typmod < _HEADER:
         return None
     packed = resolved.typmod - _HEADER
@@ -154,7 +154,7 @@ def _digits(resolved: Resolved) -> tuple[int, int] | None:
 
 
 def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
-    """Return what becomes of numbers with so many digits in a numeric; None where every number fits."""
+    """Return the effect of storing numbers of these digits in a numeric, None if every number fits."""
     limits = _digits(target)
     if limits is None:
         return None
@@ -165,7 +165,7 @@ def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
 
 
 def _room(target: Resolved) -> int | None:
-    """Return the characters that fit into a text; None without a limit, 0 for another type."""
+    """Return how many characters a text type can store, None if unlimited, 0 for another type."""
     if target.name not in _TEXTS:
         return 0
     if target.name == "name":
@@ -174,7 +174,7 @@ def _room(target: Resolved) -> int | None:
 
 
 def _longest(source: Resolved) -> int | None:
-    """Return the characters that a value has at most; None without a limit."""
+    """Return the maximum number of characters of a value, None if unlimited."""
     if source.array:
         return None
     if source.name in _TEXTS:
@@ -182,7 +182,7 @@ def _longest(source: Resolved) -> int | None:
     if source.element.kind == "e":
         return max(map(len, source.element.labels), default=0)
     digits = _digits(source)
-    if digits is not None:  # sign, a zero before the point, the point; NaN and Infinity
+    if digits is not None:  # sign, leading zero, and decimal point; at least the length of -Infinity
         return max(sum(map(abs, digits)) + 3, 9)
     if source.name == "bit":
         return max(source.typmod, 1)

@@ -1,6 +1,6 @@
-"""``reconcile``: a subscription whose slot is lost, or whose publisher went back in time, goes on from another slot.
+"""``reconcile``: moves a subscription to a new slot after its slot was lost or its publisher went back in time.
 
-The server has nothing like it. Entry points: :mod:`~pgsub.commands.reconcile.reconcile`,
-:mod:`~pgsub.commands.reconcile.diagnosis` (what is wrong, and what is in the way). What moves the position is
+The server has no counterpart. Entry points: :mod:`~pgsub.commands.reconcile.reconcile`,
+:mod:`~pgsub.commands.reconcile.diagnosis` (the problem, and obstacles to a new slot). The position is moved by
 :mod:`pgsub.target.ledger.maintenance.reconciliation`.
 """

@@ -1,6 +1,6 @@
-"""What keeps a subscription from going on at its publisher and slot, and what is in the way of another slot.
+"""Diagnoses why a subscription cannot continue at its publisher and slot, and finds obstacles to a new slot.
 
-Asks what a worker asks when it starts (``apply/worker/start.py``), and changes nothing.
+Makes the same checks as a worker at its start (``apply/worker/start.py``), and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.ledger.maintenance.origin_advance import Position
 from pgsub.target.ledger.subscriptions import Identity
 
-#: Seconds for which a worker that is refused may hold the slot.
+#: Seconds for which a refused worker may hold the slot.
 _BUSY_SECONDS = 5.0
-#: The first version whose standbys can have logical slots.
+#: The first version whose standbys support logical slots.
 _STANDBY_VERSION = 160000
 _HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 
@@ -36,9 +36,9 @@ _HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = 
 class Diagnosis:
     """The state of a subscription's slot and publisher.
 
-    :ivar slot_name: of the slot that will be made.
-    :ivar position: of apply.
-    :ivar trouble: why apply cannot go on; None where nothing keeps it.
+    :ivar slot_name: the name of the new slot.
+    :ivar position: the position of apply.
+    :ivar trouble: why apply cannot continue, None if it can.
     """
 
     known: Identity
@@ -49,17 +49,17 @@ class Diagnosis:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an earlier command began to make another slot."""
+        """Whether an earlier command began to make a new slot."""
         return self.known.new_slot is not None
 
     @property
     def fits(self) -> bool:
-        """Whether slot, publisher and ledger fit together."""
+        """Whether slot, publisher and ledger match."""
         return self.trouble is None and not self.interrupted
 
     @property
     def reason(self) -> str:
-        """A sentence for the operator, without a full stop."""
+        """The reason as a clause for the operator."""
         if self.trouble is not None:
             return self.trouble.message
         return "an earlier reconciliation was interrupted" if self.interrupted else "it was asked for"
@@ -73,19 +73,19 @@ def diagnose(
     *,
     force: bool,
 ) -> Diagnosis:
-    """Find out why a subscription cannot go on.
+    """Find out why a subscription cannot continue.
 
     :param replication: a replication connection to the publisher.
-    :param slot_name: a name for the new slot; None for the one of the subscription.
-    :param force: whether another slot is wanted although nothing seems wrong.
-    :raises StateForbids: nothing is wrong, or another slot is not to be had.
-    :raises WrongSystem: it is not the publisher that the subscription was created for.
+    :param slot_name: a name for the new slot, None for the subscription's.
+    :param force: whether to make a new slot even if nothing is wrong.
+    :raises StateForbids: nothing is wrong, or a new slot cannot be made.
+    :raises WrongSystem: it is not the subscription's publisher.
     """
     known = subscriptions.identity(session, sub.subid)
     _check_takes_part(session, known, sub)
     actual, trouble = _publisher(session, replication, sub.subid)
     position = origin_advance.position(session, sub.subid)
-    # never a name of the ledger: its owner does not decide which slots of the publisher are dropped
+    # Never a name from the ledger, because its owner must not decide which slots of the publisher are dropped.
     wanted = slot_name or sub.slot_name
     if wanted is None:
         raise StateForbids(
@@ -107,9 +107,9 @@ def diagnose(
 
 
 def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscription) -> None:
-    """Refuse what there is nothing to compare with, or what others need as it is.
+    """Refuse a subscription that has nothing to compare, or that others need unchanged.
 
-    :raises StateForbids: it never received anything, or takes part in a switchover.
+    :raises StateForbids: it was never connected, or takes part in a switchover.
     """
     if known.system_identifier is None:
         raise StateForbids(
@@ -127,9 +127,9 @@ def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscri
 def _publisher(
     session: psycopg.Connection, replication: publisher.Connection, subid: int
 ) -> tuple[PublisherIdentity, PgsubError | None]:
-    """Identify the publisher; one that went back in time is the trouble.
+    """Identify the publisher. If it went back in time, return that error.
 
-    :raises WrongSystem: another system or database.
+    :raises WrongSystem: it is another system or database.
     """
     try:
         return verified_publisher.verify(session, replication, subid), None
@@ -148,7 +148,7 @@ def _slot(
     position: Position,
     dbname: str,
 ) -> PgsubError | None:
-    """Return what is wrong with the subscription's slot, or with the WAL that it decodes."""
+    """Return the problem of the subscription's slot, or of the WAL that it decodes, None if there is none."""
     try:
         slot = slots.slot_state(replication, name)
         identity.check_slot(slot, position.reported_lsn, name, dbname)
@@ -170,7 +170,7 @@ def _nothing_to_do(sub: Subscription) -> StateForbids:
 
 
 def _check_standby(replication: publisher.Connection) -> None:
-    """Refuse a standby that cannot have a slot."""
+    """Refuse a standby that cannot have a logical slot."""
     with translating(replication, "ask whether the publisher is a standby"):
         row = replication.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
     if row == (True,) and replication.info.server_version < _STANDBY_VERSION:
@@ -183,14 +183,14 @@ def _check_standby(replication: publisher.Connection) -> None:
 
 
 def is_foreign(slot: SlotState, dbname: str) -> bool:
-    """Return whether a slot cannot have been made for a subscription of this database."""
+    """Return whether a slot cannot belong to a subscription of this database."""
     return slot.plugin != "pgoutput" or slot.database != dbname
 
 
 def check_ours(replication: publisher.Connection, sub: Subscription, name: str, dbname: str) -> None:
-    """Check that a slot of this name, if there is one, may be dropped for the new one.
+    """Check that a slot of this name, if it exists, may be dropped for the new one.
 
-    A worker of the subscription that is refused holds it for moments only.
+    A worker of the subscription that is refused holds the slot only briefly.
 
     :raises StateForbids: it is of another kind or database, or another consumer uses it.
     """

@@ -1,4 +1,4 @@
-"""The slot that takes the place of one that is lost, and the end of the old one."""
+"""Creates the slot that replaces a lost one, and drops the old one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def make(
     deadline: float | None,
     reporter: Reporter,
 ) -> tuple[Publisher, int]:
-    """Drop what is left of the old slot, and make the new one.
+    """Drop the rest of the old slot, and make the new one.
 
-    The state store names the only one that can be there at any time, so that a drop of the subscription finds it.
+    The state store always names the only existing slot, so that a drop of the subscription finds it.
 
-    :return: whose it is, and its consistent point.
+    :return: the publisher and the slot's consistent point.
     """
     name = diagnosis.slot_name
     must = must_use_password(session, sub)
-    expected = diagnosis.publisher.database  # that was looked at before the operator agreed
+    expected = diagnosis.publisher.database  # as checked before the operator agreed
     with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
         who = identity.identify(replication)
-        # a target that was restored does not know what was made since
+        # A restored target does not know the slots made since its backup.
         warn_of_unnamed(_unnamed(session, replication, sub), reporter)
         for old in {name: None, sub.slot_name or name: None}:
             state = slots.slot_state(replication, old)
@@ -50,7 +50,7 @@ def make(
                 continue
             slots.drop_slot(replication, old)
         failpoints.point("reconcile.dropped")
-        store.alter(sub.subid, slot_name=name)  # which no worker follows yet: the ledger says what is under way
+        store.alter(sub.subid, slot_name=name)  # no worker uses it yet, because of the ledger's mark
         with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
             position = slots.create_slot(replication, name, failover=sub.failover)
     failpoints.point("reconcile.created")
@@ -58,7 +58,7 @@ def make(
 
 
 def _unnamed(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> list[str]:
-    """Return the slots that are named as those of its tables, and that the ledger does not name."""
+    """Return slots with names of this subscription's table slots that the ledger does not contain."""
     there = slots.sync_slots(replication, sub.subid)
     named = {name for one in subscriptions.relations(session, sub.subid) for name in (one.sync_slot, one.spare_slot)}
     return [name for name in there if name not in named]
@@ -72,7 +72,7 @@ def _has_another_consumer(
     dbname: str,
     reporter: Reporter,
 ) -> bool:
-    """Return whether somebody else has used the former slot of the subscription since it was lost, and warn then."""
+    """Return whether another consumer has used the lost slot since, and warn if so."""
     detail = "It is past what the subscription has received."
     try:
         check_ours(replication, sub, slot.name, dbname)

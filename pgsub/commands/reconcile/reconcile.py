@@ -1,13 +1,13 @@
-"""``pgsub reconcile``: another slot takes the place of one that is lost, and tables are compared instead of copied.
+"""``pgsub reconcile``: replaces a lost slot, and compares tables instead of copying them.
 
 NOTES
-A command that is killed is repeated. Until the one commit that moves apply's position and all tables, the ledger says
-that a slot is being made (:mod:`pgsub.target.ledger.maintenance.reconciliation`): apply does not start, and the next
-command drops what this one may have made, and makes it again. After that commit the launcher has all that it needs.
 
-Prepared transactions on the target are rolled back: the publisher does not send their ends any more, and what it
-committed comes by comparison. Creating a slot waits until those that are prepared on the publisher have ended, so none
-lies on both sides.
+A killed command can be repeated. One commit moves apply's position and all tables. Until then the ledger says that a
+slot is being made (:mod:`pgsub.target.ledger.maintenance.reconciliation`): apply does not start, and the next command
+drops and remakes what this one made. After that commit the launcher has everything that it needs.
+
+Prepared transactions on the target are rolled back, because the publisher no longer sends their ends. Those that it
+committed arrive by comparison. The creation of a slot waits for those on the publisher, so none is on both sides.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.session import origins
 from pgsub.target.session.connect import must_use_password
 
-_ACTION = "reconcile"  #: in the journal
+_ACTION = "reconcile"  #: action in the journal
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOptions(ServiceOptions):
     """The options of ``reconcile``.
 
-    :ivar slot_name: of the new slot, None for the name that the subscription's has.
-    :ivar force: make one although nothing seems wrong.
+    :ivar slot_name: the name of the new slot, None for the subscription's.
+    :ivar force: make a slot even if nothing is wrong.
     """
 
     name: str
@@ -65,12 +65,12 @@ class ReconcileOptions(ServiceOptions):
 
 @dataclass(slots=True)
 class Reconciliation:
-    """Outcome of the command, or with a dry run what it would be.
+    """The outcome of the command, or of a dry run.
 
-    :ivar plan: of the tables.
+    :ivar plan: the changes of tables.
     :ivar prepared: transactions on the target that are rolled back.
-    :ivar skips: transactions of the lost stream that were to be skipped.
-    :ivar lsn: the position that apply goes on from, once there is one.
+    :ivar skips: transactions of the lost stream that should have been skipped.
+    :ivar lsn: the position from which apply continues, None before it is known.
     """
 
     diagnosis: Diagnosis
@@ -81,7 +81,7 @@ class Reconciliation:
     lsn: int | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the outcome as JSON."""
         known, position = self.diagnosis, self.diagnosis.position
         names = [{"schemaname": one.schemaname, "relname": one.relname} for one in self.plan.again]
         return {
@@ -104,12 +104,12 @@ class Reconciliation:
 def reconcile(
     options: ReconcileOptions, *, reporter: Reporter, confirm: Callable[[Reconciliation], None]
 ) -> Reconciliation:
-    """Give a subscription another slot, and compare its tables with the publisher's.
+    """Give a subscription a new slot, and compare its tables with the publisher's.
 
-    :param confirm: called before anything is changed; raises where the answer is no.
-    :raises StateForbids: nothing is wrong, or something is in the way; nothing was changed.
+    :param confirm: called before anything is changed; raises an exception to refuse.
+    :raises StateForbids: nothing is wrong, or there is an obstacle; nothing was changed.
     :raises WrongSystem: it is another publisher.
-    :raises PgsubError: as of :mod:`pgsub.commands.refresh.table_changes`, and what ends the synchronization.
+    :raises PgsubError: see :mod:`pgsub.commands.refresh.table_changes`; or the synchronization ended with an error.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
@@ -149,7 +149,7 @@ def _finish(service: Service, found: Reconciliation, options: ReconcileOptions, 
 
 
 def _begun(store: StateStore, sub: Subscription) -> int | None:
-    """Return the journal's row of an earlier command, if that was killed before it could record its end."""
+    """Return the journal ID of an earlier command that was killed before it recorded its end, None if there is none."""
     for row in store.journal_rows(sub.subid):
         if row.action == _ACTION:
             return row.id if row.detail.get("outcome") == "begun" else None
@@ -159,7 +159,7 @@ def _begun(store: StateStore, sub: Subscription) -> int | None:
 def _complete(
     session: psycopg.Connection, store: StateStore, found: Reconciliation, begun: int, reporter: Reporter
 ) -> None:
-    """Record what an earlier command did."""
+    """Record the result of an earlier command."""
     found.lsn = found.diagnosis.position.furthest
     _record(session, store, found, begun)
     reporter.notice(f'subscription "{found.plan.sub.name}" has its slot already: an earlier command was interrupted')
@@ -168,7 +168,7 @@ def _complete(
 def _survey(
     session: psycopg.Connection, sub: Subscription, options: ReconcileOptions, *, force: bool = False
 ) -> Reconciliation:
-    """Look what is wrong, and whether every table can be compared."""
+    """Diagnose the subscription, and check that every table can be compared."""
     must = must_use_password(session, sub)
     with connect_publisher(sub, replication=True, must_use_password=must) as replication:
         diagnosis = diagnose(session, replication, sub, options.slot_name, force=force or options.force)
@@ -185,7 +185,7 @@ def _survey(
 
 
 def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
-    """Report what is wrong and what is lost by the way out, beside the rows that only the target has."""
+    """Report the problem and what the new slot loses, besides rows that only the target has."""
     name, diagnosis = found.plan.sub.name, found.diagnosis
     what = "gets another slot" if diagnosis.fits else "cannot go on from its slot"
     reporter.notice(f'subscription "{name}" {what}: {diagnosis.reason}')
@@ -217,7 +217,7 @@ def _carry_out(
         # guard: the ledger records a new slot before the old one is touched
         reconciliation.begin(session, sub.subid, diagnosis.slot_name)
         failpoints.point("reconcile.begun")
-        # no apply worker of the old slot lives on
+        # End apply workers of the old slot.
         worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
         failpoints.point("reconcile.fenced")
         found.prepared = two_phase.prepared(session, sub.subid)
@@ -234,7 +234,7 @@ def _carry_out(
 
 
 def _record(session: psycopg.Connection, store: StateStore, found: Reconciliation, attempt: int) -> None:
-    """Record what was done in the state store; where a command is killed before, the launcher does most of it."""
+    """Record the result in the state store. After a killed command the launcher does most of this."""
     sub, subid, lsn = found.plan.sub, found.plan.sub.subid, found.lsn or 0
     skipped, rules = skip.pending(session, subid), skip.pending_rules(session, subid)
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a refresh would do to the set of tables: the publications compared with the ledger, and nothing changed.
+"""Plans a refresh of the set of tables: compares publications and ledger, and changes nothing.
 
 Mirrors the first half of AlterSubscription_refresh, and fetch_table_list.
 """
@@ -38,7 +38,7 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a refresh; tables of ``found`` are those of ``add``."""
+    """The steps of a refresh. The tables of ``found`` are those of ``add``."""
 
     sub: Subscription
     found: Preflight = field(default_factory=Preflight)
@@ -47,14 +47,14 @@ class Plan:
     rename: tuple[Renamed, ...] = ()
     again: tuple[RelationState, ...] = ()
     emptied: tuple[TruncatedTable, ...] = ()
-    adopt: bool = False  #: no table is emptied: rows that are there are compared
-    pending: tuple[RelationState, ...] = ()  #: subscribed before and not synchronized yet
-    discarded: tuple[tuple[str, int], ...] = ()  #: held tables of ``again``, and how many kept changes each has
-    keep: int = 0  #: rows of each table of ``again`` that are kept of those that are replaced or deleted
+    adopt: bool = False  #: compare existing rows instead of emptying tables
+    pending: tuple[RelationState, ...] = ()  #: subscribed before, not synchronized yet
+    discarded: tuple[tuple[str, int], ...] = ()  #: held tables of ``again``, each with its number of kept changes
+    keep: int = 0  #: maximum number of replaced or deleted rows to keep, for each table of ``again``
 
     @property
     def unsynchronized(self) -> list[int]:
-        """Oids of the tables to wait for: they will be copied, or an earlier copy has not ended."""
+        """OIDs of tables to wait for: they will be copied, or their earlier copy has not ended."""
         copied = [r.srrelid for r in (*self.add, *self.again) if r.srsubstate == "i" or r in self.again]
         return [*copied, *(r.srrelid for r in self.pending)]
 
@@ -64,7 +64,7 @@ class Plan:
         return bool(self.add or self.drop or self.rename or self.again)
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--dry-run --json`` shows of it."""
+        """Return the plan's part of ``--dry-run --json``."""
         return {
             **self.found.document(),
             "removed": [_name(one) for one in self.drop],
@@ -74,7 +74,7 @@ class Plan:
         }
 
     def summary(self) -> str:
-        """Format it in a line: ``2 tables added, 1 removed``."""
+        """Format the plan in one line: ``2 tables added, 1 removed``."""
         again = "to be compared" if self.adopt else "to be copied again"
         counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, again: self.again}
         said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
@@ -97,17 +97,17 @@ def plan(
     keep: int = 0,
     named: Collection[str] | None = None,
 ) -> Plan:
-    """Compare the publications with the ledger; nothing is changed.
+    """Compare the publications with the ledger. Nothing is changed.
 
-    :param sub: with the publications that are to hold.
+    :param sub: the subscription with its new publications.
     :param resync: qualified names of tables to copy again.
-    :param adopt: whether rows that tables have are compared, and only what differs is brought.
-    :param everything: whether that holds for all tables that stay, whatever ``resync`` names.
-    :param keep: with ``adopt``, rows of each table that are kept of those that are replaced or deleted.
-    :param named: publications that the command names; None where it names none and all are looked at.
-    :raises TargetSchemaError: a published table has no place on the target.
-    :raises StateForbids: a table that is to be copied again cannot be.
-    :raises PermissionMissing: neither, for want of a privilege.
+    :param adopt: whether to compare existing rows instead of replacing them.
+    :param everything: whether to copy or compare all remaining tables, regardless of ``resync``.
+    :param keep: with ``adopt``, the maximum number of replaced or deleted rows to keep for each table.
+    :param named: the publications that the command names, None for all of the subscription.
+    :raises TargetSchemaError: a published table has no target.
+    :raises StateForbids: a table cannot be copied again, or cannot be removed.
+    :raises PermissionMissing: a privilege for the copy is missing.
     """
     published = publication.published_tables(source, sub.publications)
     names = [(t.schema, t.name) for t in published]
@@ -145,9 +145,9 @@ def plan(
 
 
 def _refuse_kept(kept: Mapping[int, int], sub: Subscription, drop: Sequence[RelationState]) -> None:
-    """Refuse to let a table leave the subscription with changes that were never made.
+    """Refuse to remove a table whose kept changes are not applied.
 
-    :raises StateForbids: a table would leave the subscription, and changes of it with it that were never made.
+    :raises StateForbids: there is such a table.
     """
     for one in drop:
         if kept.get(one.srrelid):
@@ -186,7 +186,7 @@ def _again(
 
 
 def named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
-    """Find the table of that name: as it is written, else as SQL reads it."""
+    """Find the table of that name. The text is matched literally first, then as an SQL name."""
     matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
     if not matching:
         try:

@@ -1,4 +1,4 @@
-"""``pgsub refresh``: ALTER SUBSCRIPTION … REFRESH PUBLICATION, and the copy of a table once again."""
+"""``pgsub refresh``: ALTER SUBSCRIPTION … REFRESH PUBLICATION, and repeated copies of tables."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class RefreshOptions(ServiceOptions):
 
 
 def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[Plan], None]) -> Plan:
-    """Add published tables, remove those that are published no more, empty and copy again what was named.
+    """Add newly published tables, remove tables no longer published, and copy the named tables again.
 
-    :param confirm: called before tables are emptied or adopted; raises where the answer is no.
+    :param confirm: called before tables are emptied or adopted; raises an exception to refuse.
+    :return: what was done, or with ``dry_run`` would be done.
     :raises UsageError: the options exclude each other.
-    :return: what was done, or with ``dry_run`` what would be.
-    :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.table_changes`.
+    :raises StateForbids: the subscription is disabled; see also :mod:`pgsub.commands.refresh.table_changes`.
     """
     if options.adopt and not options.copy_data:
         raise UsageError("--adopt and --no-copy-data are mutually exclusive options")
@@ -84,7 +84,7 @@ def _plan(
     session: psycopg.Connection, source: publisher.Connection, sub: Subscription, options: RefreshOptions
 ) -> Plan:
     if options.copy_data or options.resync:
-        two_phase.refuse_copy(session, sub.subid)  # and again when the tables change
+        two_phase.refuse_copy(session, sub.subid)  # checked again when the tables change
     return diff.plan(
         session,
         source,
@@ -97,7 +97,7 @@ def _plan(
 
 
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
-    """Record what was done in the state store: who waits for the tables must not miss a new one."""
+    """Record the result in the state store, so that commands that wait for tables see new ones."""
     sub = wanted.sub
     store.alter(sub.subid, unrefreshed=False)
     if not wanted.changes:
@@ -117,7 +117,7 @@ def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None
 
 
 def finish(service: Service, wanted: Plan, options: ServiceOptions) -> None:
-    """Synchronize what is new, watch who does, or leave it."""
+    """Synchronize the new tables, follow the launcher that does, or leave them to it."""
     if options.wait and wanted.unsynchronized:
         service.synchronize(options, tables=frozenset(wanted.unsynchronized))
     elif wanted.changes:

@@ -1,4 +1,4 @@
-"""``pgsub refresh --sequences``: ALTER SUBSCRIPTION … REFRESH SEQUENCES, from a publisher of any version."""
+"""``pgsub refresh --sequences``: ALTER SUBSCRIPTION … REFRESH SEQUENCES, for publishers of any version."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class SequenceOptions:
 def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
     """Set the sequences of a subscription to the publisher's values.
 
-    Those in whose way nothing stands are set whatever becomes of the others, as in the server.
+    As in the server, sequences without obstacles are set even if others have some.
 
-    :raises TargetSchemaError: a sequence is missing, is defined otherwise, or may not be read or written.
-    :raises TimeoutExpired: others hold a sequence in open transactions.
+    :raises TargetSchemaError: a sequence is missing, differs in definition, or may not be read or written.
+    :raises TimeoutExpired: open transactions of others hold a sequence.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
@@ -52,7 +52,7 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
 
 
 def _dry_run(sub: Subscription, reporter: Reporter) -> list[Outcome]:
-    """Report what would be set, and return what stands in the way of others."""
+    """Report what would be set, and return the obstacles of the others."""
     with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
         prepare(session)
         prepare(source)

@@ -1,13 +1,13 @@
-"""The set of tables follows the publications: what ``refresh`` and ``alter`` share. Mirrors AlterSubscription_refresh.
+"""Changes the set of tables, for ``refresh`` and ``alter``. Mirrors AlterSubscription_refresh.
 
-What is to be done was decided before (:mod:`pgsub.commands.refresh.diff`); it is done in one transaction of the ledger.
+The changes were planned before (:mod:`pgsub.commands.refresh.diff`). One transaction of the ledger makes them.
 
-NOTES: A killed command leaves the old set of tables or the new one, and never a slot that the ledger does not name.
-That holds because (1) the sync workers of the tables are fenced first, so their states no longer move; (2) removed
-tables return to a state that needs no slot before their slots are dropped, and the slots go before the rows that name
-them; (3) rows, renames and TRUNCATE are one commit under the lock of apply's row. A worker that starts in between
-raises the epoch: the commit then fails as Fenced and everything begins again. Slots of tables that are copied again are
-dropped after the commit; if that fails, the table's next synchronization drops them.
+NOTES: A killed command leaves the old or the new set of tables, and every slot is named in the ledger. The reasons: (1)
+The tables' sync workers are fenced off first, so table states no longer change. (2) Removed tables return to a state
+without a slot before their slots are dropped, and slots are dropped before the rows that name them. (3) Rows, renames
+and TRUNCATE are one commit under the lock of apply's row. A worker that starts in between raises the epoch. The commit
+then fails as Fenced, and everything is repeated. Slots of tables to copy again are dropped after the commit. If that
+fails, the table's next synchronization drops them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pgsub.target.ledger.tables.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.sql import resync_truncate
 
-#: How long apply may hold its row in a transaction, or others a table that is to be emptied.
+#: Seconds to wait for apply, which holds its row during a transaction, or for others that use tables to be emptied.
 PATIENCE_SECONDS = 60.0
-#: Each try for the lock of a table keeps apply waiting for a second.
+#: Maximum number of attempts to lock tables. Each attempt delays apply by up to a second.
 TRUNCATE_TRIES = 10
 _PAUSE = 0.5
 
@@ -45,13 +45,13 @@ _PAUSE = 0.5
 def carry_out(
     session: psycopg.Connection, wanted: Plan, deadline: float | None, moves: Callable[[Claim], None] | None = None
 ) -> None:
-    """Do it: fence, give back the slots, then everything in one transaction; again if a sync worker got in between.
+    """Make the changes: fence, release slots, then do the rest in one transaction. Repeat this if a sync worker starts.
 
-    :param session: autocommit; carries an origin where tables are emptied.
-    :param deadline: of ``time.monotonic()``; None for :data:`PATIENCE_SECONDS`.
-    :param moves: moves apply to another slot in that transaction, under its claim; all tables are then fenced, and
-        those of ``again`` that are copied, or were never, stay as they are.
-    :raises TimeoutExpired: apply or another session held what is needed for too long; nothing was changed.
+    :param session: in autocommit mode, with an origin if tables are emptied.
+    :param deadline: in time of ``time.monotonic()``, None for :data:`PATIENCE_SECONDS`.
+    :param moves: moves apply to another slot in that transaction, under apply's claim. All tables are then fenced, and
+        tables of ``again`` that are not synchronized stay unchanged.
+    :raises TimeoutExpired: apply or another session held a lock for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
     busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
@@ -70,9 +70,9 @@ def carry_out(
 
 
 class _Attempt:
-    """The tries to make the change, one after the other.
+    """The repeated attempts to make the change.
 
-    :ivar refused: tries that ended at the lock of a table that is to be emptied.
+    :ivar refused: number of attempts that failed to lock a table to be emptied.
     """
 
     def __init__(self, session: psycopg.Connection, wanted: Plan, moves: Callable[[Claim], None] | None = None) -> None:
@@ -80,12 +80,12 @@ class _Attempt:
         self._wanted = wanted
         self._moves = moves
         self.refused = 0
-        self._slots: set[str] = set()  #: named by the fenced tables
+        self._slots: set[str] = set()  #: slots that the fenced tables name
 
     def make(self, claims: Sequence[Claim]) -> None:
-        """Try once.
+        """Make one attempt.
 
-        :param claims: of the tables that had, or may have, a sync worker; and apply's where it moves.
+        :param claims: claims of the tables that may have a sync worker, and apply's if it moves.
         """
         session, wanted = self._session, self._wanted
         subid = wanted.sub.subid
@@ -119,12 +119,12 @@ class _Attempt:
         self._drop_slots([claim for claim in claims if claim not in removed])
 
     def _moved(self, claim: Claim, change: Change) -> Change:
-        """Move apply; return the change with the tables that this concerns, by what they are now."""
+        """Move apply. Return the change, reduced to tables whose present state it concerns."""
         assert self._moves is not None
         self._moves(claim)
         worker_takeover.fence(self._session, *change.claims)
         rows = subscriptions.relations(self._session, claim.subid)
-        # what was handed over to the old slot's stream, also since the tables were looked at first
+        # Tables that belonged to the old slot's stream, even if they were handed over after the first look.
         served = {row.srrelid for row in rows if row.srsubstate in "fsr"}
         return replace(change, again=[relid for relid in change.again if relid in served])
 
@@ -139,9 +139,9 @@ class _Attempt:
                 slots.end_walsenders(source, names)
 
     def _drop_slots(self, again: Sequence[Claim]) -> None:
-        """Drop the slots that the tables named, once the change is made; a fenced worker may have made one late.
+        """Drop the tables' slots after the change. A fenced worker may have created one late.
 
-        Where this fails the next synchronization of the table does it.
+        If this fails, the next synchronization of the table drops them.
         """
         sub, relids = self._wanted.sub, [claim.worker for claim in again]
         with contextlib.suppress(PgsubError, psycopg.Error):
@@ -158,7 +158,7 @@ class _Attempt:
             raise
 
     def given_up(self) -> TimeoutExpired:
-        """Return the error for the last try."""
+        """Return the error for the last attempt."""
         if self.refused:
             held = resync_truncate.lock_holders(self._session, self._wanted.emptied)
             tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
@@ -175,7 +175,7 @@ class _Attempt:
 
 
 def warn_of_discarded(wanted: Plan, reporter: Reporter) -> None:
-    """Warn that a copy ends the hold of its table and takes the place of the changes that were kept."""
+    """Warn that a copy releases held tables, and replaces their kept changes."""
     for name, changes in wanted.discarded:
         reporter.warning(
             f'table "{name}" is held: copying it again releases it',
@@ -184,7 +184,7 @@ def warn_of_discarded(wanted: Plan, reporter: Reporter) -> None:
 
 
 def report_done(wanted: Plan, reporter: Reporter) -> None:
-    """Report what was done: a summary, and each table in the log."""
+    """Report what was done: a summary, and a log record for each table."""
     subname = wanted.sub.name
     for tables, what in (
         (wanted.add, f'added to subscription "{subname}"'),
@@ -197,7 +197,7 @@ def report_done(wanted: Plan, reporter: Reporter) -> None:
 
 
 def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
-    """Report what would be done to tables that are subscribed already (``--dry-run``)."""
+    """Report what would be done to already subscribed tables (``--dry-run``)."""
     warn_of_discarded(wanted, reporter)
     for rel in wanted.drop:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')

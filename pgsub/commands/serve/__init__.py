@@ -1,4 +1,4 @@
-"""``run``, and the part of ``create`` and its like that serves a subscription or watches who does.
+"""``run``, and the part of ``create`` and similar commands that serves a subscription or follows its launcher.
 
 Entry points: :mod:`~pgsub.commands.serve.run`, :mod:`~pgsub.commands.serve.synchronize`.
 """

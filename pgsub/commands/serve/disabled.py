@@ -1,4 +1,4 @@
-"""Subscriptions that are disabled, for a bounded ``run``: they do not reach its goal, and exit code 0 would say so."""
+"""Disabled subscriptions in a bounded ``run``: they do not reach its goal, so it must not exit with 0."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pgsub.common.subscription import Subscription
 def check(store: StateStore, names: Sequence[str]) -> None:
     """Check that a bounded run has something to serve.
 
-    :param names: of the subscriptions that it is to serve; empty for all.
-    :raises StateForbids: one that is named is disabled, or all are.
+    :param names: the subscriptions to serve, empty for all.
+    :raises StateForbids: a named subscription is disabled, or all are.
     """
     chosen = [store.subscription(name) for name in names] or store.subscriptions()
     disabled = [sub for sub in chosen if not sub.enabled]
@@ -25,12 +25,12 @@ def check(store: StateStore, names: Sequence[str]) -> None:
 
 
 def check_end(store: StateStore, names: Collection[str], served: Collection[str], reporter: Reporter) -> None:
-    """Check, at the end of a bounded run, that none was left out of which a script must know.
+    """Check at the end of a bounded run that no subscription was left out unexpectedly.
 
-    Some may be disabled on purpose while a job serves the others. One that an error has disabled is not.
+    Without names, some may be disabled on purpose while others are served, but not by an error.
 
-    :param served: names of those that have reached the goal.
-    :raises StateForbids: one that is named is disabled, or no other was served, or an error has disabled it.
+    :param served: names of subscriptions that reached the goal.
+    :raises StateForbids: a disabled subscription was named, or was disabled by an error, or none was served.
     """
     left = [
         sub
@@ -45,7 +45,7 @@ def check_end(store: StateStore, names: Collection[str], served: Collection[str]
 
 
 def _by_error(store: StateStore, sub: Subscription) -> bool:
-    """Return whether disable_on_error has disabled it."""
+    """Return whether disable_on_error disabled the subscription."""
     switched = (row for row in store.journal_rows(sub.subid) if row.action in ("enable", "disable"))
     newest = next(switched, None)
     return newest is not None and newest.detail.get("because") == "error"

@@ -39,18 +39,18 @@ class RunOptions:
 
 
 def run(options: RunOptions, *, reporter: Reporter) -> None:
-    """Serve subscriptions until stopped, or until the bound is reached.
+    """Serve subscriptions until stopped, or until the goal is reached.
 
-    :raises StateForbids: a subscription that a bounded run is to serve is disabled, as of
-        :func:`~pgsub.commands.serve.disabled.check_end`.
+    :raises StateForbids: a bounded run left out a disabled subscription
+        (:func:`~pgsub.commands.serve.disabled.check_end`).
     :raises LockHeld: another launcher serves this state store, or a named subscription.
-    :raises TimeoutExpired: the bound was not reached in time.
-    :raises PgsubError: what stopped a bounded run.
+    :raises TimeoutExpired: the goal was not reached in time.
+    :raises PgsubError: the error that stopped a bounded run.
     """
     bounded = options.until_caught_up or bool(options.until_lsn)
     waits = not options.names and not bounded
     with contextlib.ExitStack() as stack:
-        # what needs a subscription leaves no trace in a folder whose name is mistyped
+        # Commands that need a subscription create nothing in a folder whose name may be mistyped.
         store = stack.enter_context(StateStore.open(options.state_dir, create=waits, readable=True))
         store.check()
         _check_chosen(store, options.names, bounded, reporter)
@@ -59,7 +59,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
             if not lock.acquire():
                 raise lock_held(lock, "this state folder")
             stack.callback(lock.release)
-        # here and not above: others import this module and need not load Spark, and the lock is to be seen soon
+        # Imported late: importers of this module need not load Spark, and the lock should be visible soon.
         from pgsub.launcher.launcher import Launcher
         from pgsub.launcher.run_until import Goal
 
@@ -80,7 +80,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
 
 
 def _check_chosen(store: StateStore, names: tuple[str, ...], bounded: bool, reporter: Reporter) -> None:
-    """Check, before anything is done, that there is something to serve."""
+    """Check first that there is something to serve."""
     for name in names:
         store.subscription(name)
     if not names:
@@ -90,9 +90,9 @@ def _check_chosen(store: StateStore, names: tuple[str, ...], bounded: bool, repo
 
 
 def _check_not_empty(store: StateStore, bounded: bool, reporter: Reporter) -> None:
-    """Report an empty state folder, whose name may be mistyped; a bounded run would reach nothing there.
+    """Report an empty state folder, whose name may be mistyped.
 
-    :raises StateForbids: there is no subscription for a bounded run.
+    :raises StateForbids: the run is bounded, and would reach nothing.
     """
     if store.subscriptions():
         return
@@ -103,7 +103,7 @@ def _check_not_empty(store: StateStore, bounded: bool, reporter: Reporter) -> No
 
 
 def raise_first(ended: list[Ended]) -> None:
-    """End with the first error that stopped a subscription."""
+    """Raise the first error that stopped a subscription."""
     for one in ended:
         if one.error is not None:
             raise one.error
@@ -113,19 +113,19 @@ def raise_first(ended: list[Ended]) -> None:
 
 @contextlib.contextmanager
 def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process at once.
+    """Yield an event that the first SIGINT or SIGTERM sets. The second ends the process at once.
 
-    Ending at once is safe: what is not committed on the target is rolled back there and sent again. On a terminal,
-    SIGHUP means that the terminal was closed, and stops the run as well. Elsewhere it is only logged: a log file that
-    was moved is created anew at the next record in any case.
+    Ending at once is safe: uncommitted changes are rolled back on the target and sent again. If standard error is a
+    terminal, SIGHUP means that the terminal was closed, and stops the run. Otherwise it is only logged, because a moved
+    log file is recreated at the next record in any case.
     """
     event = SignalEvent()
     if threading.current_thread() is not threading.main_thread():
-        yield event  # a program that uses pgsub.commands from a thread deals with signals itself
+        yield event  # programs that call from a thread handle signals themselves
         return
 
     def notice(text: str) -> None:
-        # a handler may interrupt a write of the same stream: leave it to another thread, if there can be one
+        # A handler may interrupt a write to the same stream, so another thread writes, if one can be started.
         with contextlib.suppress(RuntimeError):
             SupervisedThread("notice", "notice", partial(reporter.notice, text)).start()
 
@@ -136,7 +136,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
         notice("stopping; a second signal ends the process at once")
 
     def hangup(number: int, frame: FrameType | None) -> None:
-        if terminal:  # shells and the terminal may both send it
+        if terminal:  # shells and terminals may both send it
             event.set()
         else:
             notice("received SIGHUP; a log file that was moved is created anew")

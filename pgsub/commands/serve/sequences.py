@@ -1,4 +1,4 @@
-"""The sequences of a subscription brought to the publisher's values by a command, recorded and reported."""
+"""Synchronizes the sequences of a subscription for a command, and records and reports the result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, l
 
 
 def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = False) -> list[Outcome]:
-    """Set the sequences that can be set, and record of each where it is.
+    """Set the sequences that can be set, and record the state of each.
 
-    A failure is counted as one of the server's sequence synchronization worker.
+    A failure is counted like one of the server's sequence synchronization worker.
 
-    :return: what was done with each, or why nothing.
+    :return: the outcome for each sequence.
     :raises PgsubError: a server cannot be reached.
     """
     with ledger_session(sub) as session, maintenance(session, store, sub):
@@ -39,7 +39,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
 
 
 def report(sub: Subscription, outcomes: Sequence[Outcome], reporter: Reporter) -> None:
-    """Report what became of those in whose way nothing stood before."""
+    """Report the outcome for sequences that had no obstacles."""
     free = [one for one in outcomes if one.obstacle is None]
     for one in free:
         if one.busy:

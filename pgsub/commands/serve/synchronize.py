@@ -1,4 +1,4 @@
-"""The part of ``create`` (and its like) that serves the new subscription, or watches who does."""
+"""The part of ``create`` and similar commands that serves the subscription or follows its launcher."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from pgsub.launcher.recorder import Run
 from pgsub.target.ledger import subscriptions, two_phase
 
 PROGRESS_SECONDS = 0.2
-#: A launcher that starts its workers again after a change lets the subscription go for a moment.
+#: Seconds for which a launcher may release the subscription while it restarts its workers after a change.
 GONE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """The options of the command line for the synchronization that follows a command.
+    """The command-line options for the synchronization after a command.
 
-    :ivar wait: whether to stay until the tables are synchronized.
-    :ivar timeout: of the whole command in seconds, from when the options were made; None for no limit.
+    :ivar wait: whether to wait until the tables are synchronized.
+    :ivar timeout: limit for the whole command in seconds since the options were made, None for no limit.
     :ivar master: the Spark master.
     :ivar conf: Spark settings.
     """
@@ -48,19 +48,19 @@ class ServiceOptions:
 
     @property
     def deadline(self) -> float | None:
-        """End of the timeout on the clock of ``time.monotonic()``."""
+        """The end of the timeout in time of ``time.monotonic()``."""
         return None if self.timeout is None else self.began + self.timeout
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the deadline, not negative."""
+        """The seconds until the deadline, not negative."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 def report_adopted(sub: Subscription, reporter: Reporter, relids: Collection[int] | None = None) -> None:
-    """Report what was brought to tables that were adopted.
+    """Report the differences that were corrected in adopted tables.
 
-    :param relids: None for all.
+    :param relids: the tables to report, None for all.
     """
     with ledger_session(sub) as session:
         rows = subscriptions.relations(session, sub.subid)
@@ -72,10 +72,10 @@ def report_adopted(sub: Subscription, reporter: Reporter, relids: Collection[int
 
 
 class Service:
-    """The subscription's lock, held from before it is registered until it is served or left to others.
+    """The subscription's lock, held from before its registration until it is served or left to others.
 
-    :param sub: the subscription, which may be still to come.
-    :param shared: whether somebody who serves it already goes on with it; then the work is his.
+    :param sub: the subscription, which may not exist yet.
+    :param shared: whether another process may already serve it. That process then does the work.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Service:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else serves the subscription, so that nobody else writes of it into the state store."""
+        """Whether this process holds the lock, so that no other writes the subscription's state."""
         return self._lock is not None
 
     def __exit__(self, *failure: object) -> None:
@@ -108,11 +108,11 @@ class Service:
             self._lock = None
 
     def redefined(self, sub: Subscription) -> None:
-        """Take the definition of a subscription that was altered meanwhile."""
+        """Use the definition of a subscription that was altered meanwhile."""
         self._sub = sub
 
     def leave(self) -> None:
-        """Leave the work to a launcher, and say so where there is none."""
+        """Leave the work to a launcher. Report if there is none."""
         if not self._served():
             self._reporter.notice(
                 f'subscription "{self._sub.name}" is ready, but nothing is running it',
@@ -120,7 +120,7 @@ class Service:
             )
 
     def _served(self) -> bool:
-        """Return whether a launcher serves the folder, or one with a bound this subscription."""
+        """Return whether a launcher serves the folder, or a bounded run serves this subscription."""
         if launcher_lock(self._folder).holder() is not None:
             return True
         return not self.alone and subscription_lock(self._folder, self._sub.subid).holder() is not None
@@ -128,19 +128,18 @@ class Service:
     def synchronize(
         self, options: ServiceOptions, *, follow: bool = False, tables: frozenset[int] | None = None
     ) -> None:
-        """Synchronize until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the
-        publisher's position of that moment; or stay.
+        """Synchronize until every table is ``r``, two_phase is not pending, and apply has reached the publisher's
+        position of that moment. With ``follow``, continue without end.
 
-        :param tables: see :class:`~pgsub.commands.status.wait.WaitOptions`: all that is awaited where somebody else
-            works.
-        :raises PgsubError: what it cannot get past; the subscription stays.
+        :param tables: the only tables to wait for if another process does the work, None for all.
+        :raises PgsubError: an error that stops the synchronization; the subscription stays.
         """
         with stopping_by_signal(self._reporter) as stop:
             if self._served() or self._lock is None:
                 self.__exit__(None, None, None)
                 self._watch(stop, options, tables)
                 return
-            # here and not above: a command that only registers need not load Spark
+            # Imported late, because commands that only register need not load Spark.
             from pgsub.launcher.launcher import Launcher
             from pgsub.launcher.run_until import Goal
 
@@ -154,7 +153,7 @@ class Service:
                 conf=options.conf,
                 locks={self._sub.subid: self._lock},
             )
-            self._lock = None  # the launcher's from now on
+            self._lock = None  # from now on the launcher's
             ended = launcher.run(stop, options.seconds_left, self._progress)
         self._last_progress()
         raise_first(ended)
@@ -163,7 +162,7 @@ class Service:
         self.leave()
 
     def _watch(self, stop: threading.Event, options: ServiceOptions, tables: frozenset[int] | None) -> None:
-        """Show progress while another process does the work, and end as it would."""
+        """Show progress while another process does the work, and end with its outcome."""
         done = threading.Event()
         waiting = SupervisedThread("wait", "wait", partial(self._wait, options, tables, done), on_death=done.set)
         waiting.start()
@@ -175,7 +174,7 @@ class Service:
             raise waiting.fatal_error
 
     def _follow(self, stop: threading.Event, done: threading.Event) -> None:
-        """Show progress until it is done, it is to stop, or nobody does the work any more."""
+        """Show progress until the work is done, a stop is requested, or no process does the work any more."""
         served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
@@ -196,7 +195,7 @@ class Service:
         done.set()
 
     def report_two_phase(self) -> None:
-        """Report that two_phase stays pending: there was no table to wait for."""
+        """Report that two_phase stays pending because there are no tables."""
         sub = self._store.subscription_by_id(self._sub.subid)
         if sub is not None and sub.two_phase == two_phase.PENDING:
             self._reporter.notice(
@@ -210,9 +209,9 @@ class Service:
         self._reporter.done()
 
     def _progress(self, run: Run | None = None) -> None:
-        """Show how far the tables are.
+        """Show the progress of the tables.
 
-        :param run: reads the state store where a launcher of this process has a thread for that.
+        :param run: runs reads of the state store in the thread of a launcher of this process.
         """
         clock = time.monotonic()
         if clock < self._next_progress:

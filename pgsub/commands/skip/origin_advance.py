@@ -1,7 +1,7 @@
-"""``pgsub origin-advance``: pg_replication_origin_advance of the server's runbook, with a preview of what it loses.
+"""``pgsub origin-advance``: pg_replication_origin_advance of the server's runbook, with a preview of what is lost.
 
-The ledger moves first, under an epoch of its own; then the native origin, and the state store. A crash in between
-leaves the old position or the new one, never a part of each: only the ledger decides.
+The ledger is changed first, under a new epoch, then the native origin and the state store. Only the ledger matters, so
+after a crash the position is the old or the new one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 class SkippedRange:
     """The transactions between the present position and the wanted one.
 
-    :ivar bytes: of what the publisher would send of them.
-    :ivar tables: changes that apply would not make, by table and operation.
-    :ivar first: of the transactions that would not be applied; ``last`` likewise.
-    :ivar following: the first one that would still be applied, if it is there yet.
-    :ivar synchronizing: tables whose sync worker brings them their part of it.
+    :ivar bytes: size of what the publisher would send for them.
+    :ivar tables: number of changes that would not be applied, by table and operation.
+    :ivar first: the first transaction that would not be applied. Likewise ``last``.
+    :ivar following: the first transaction that would still be applied, None if there is none yet.
+    :ivar synchronizing: tables whose sync workers apply their part of the range.
     """
 
     name: str
@@ -65,12 +65,12 @@ class SkippedRange:
 
     @property
     def changes(self) -> int:
-        """Changes in all."""
+        """The total number of changes."""
         return sum(sum(table.values()) for table in self.tables.values())
 
     @property
     def inside(self) -> RemoteTransaction | None:
-        """The transaction that the new position lies in: it is still applied, whole."""
+        """The transaction that contains the new position. It is still applied completely."""
         following = self.following
         return following if following is not None and following.begin_lsn < self.to else None
 
@@ -84,10 +84,11 @@ def origin_advance(
     reporter: Reporter,
     confirm: Callable[[SkippedRange], None],
 ) -> SkippedRange:
-    """Move the position behind transactions that are never to be applied; with ``preview`` change nothing.
+    """Advance the position past transactions that must never be applied. With ``preview``, change nothing.
 
-    :param confirm: called before anything is changed; raises where the answer is no.
-    :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
+    :param confirm: called before anything is changed; raises an exception to refuse.
+    :raises StateForbids: the subscription is enabled; the position is backwards, beyond the publisher's WAL, or past
+        the end of a prepared transaction.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
@@ -114,7 +115,7 @@ def origin_advance(
 def _advance(
     session: psycopg.Connection, store: StateStore, sub: Subscription, found: SkippedRange, claim: Claim
 ) -> None:
-    """Move the positions, which are in the journal before: a crash leaves a row that was begun."""
+    """Advance the positions. The journal records them first, so a crash leaves an entry."""
     old, counts = found.old, {"transactions": found.transactions, "changes": found.changes}
     positions = {"from": old.furthest, "remote_lsn": old.remote_lsn, "to": found.to}
     entry = {**{name: format_lsn(lsn) for name, lsn in positions.items()}, **counts}
@@ -130,7 +131,7 @@ def _advance(
 
 
 def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRange:
-    """Read what would not be applied.
+    """Read the transactions that would not be applied.
 
     :raises StateForbids: see :func:`origin_advance`.
     """
@@ -186,7 +187,7 @@ def _count(header: RemoteTransaction, found: SkippedRange, prepared: dict[int, s
             )
         return
     if header.xid in prepared:
-        return  # sent once more, for the copy of the slot does not know
+        return  # sent again, because the copy of the slot has an older state
     found.transactions += 1
     found.prepared += header.kind is Kind.PREPARE
     found.first, found.last = found.first or header, header
@@ -207,7 +208,7 @@ def _change(change: Change, found: SkippedRange, names: dict[int, tuple[str, str
 
 
 def _explain(found: SkippedRange, reporter: Reporter) -> None:
-    """Report what is easily mistaken: the LSN of the server's runbook is the finish LSN plus one."""
+    """Report common mistakes. The LSN of the server's runbook is the finish LSN plus one."""
     to, inside, last = format_lsn(found.to), found.inside, found.last
     if found.to == found.old.furthest:
         reporter.notice(f"the subscription is at {to} already")
@@ -230,7 +231,7 @@ def _explain(found: SkippedRange, reporter: Reporter) -> None:
 
 
 def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
-    """Record what an earlier command did that was killed before it could."""
+    """Record the result of an earlier command that was killed before it did."""
     to = format_lsn(found.to)
     for row in store.journal_rows(sub.subid):
         if (row.action, row.detail.get("outcome"), row.detail.get("to")) == ("origin-advance", "begun", to):
@@ -240,7 +241,7 @@ def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None
 
 
 def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
-    """Copy what the ledger says into the state store; again does nothing. The ledger's event informs the launcher."""
+    """Copy the ledger's state to the state store. The ledger's event informs the launcher."""
     with store.batch():
         store.put_origin(sub.subid, found.to, None)
         for error in store.errors(sub.subid):
@@ -250,7 +251,7 @@ def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
 
 
 def document(found: SkippedRange) -> dict[str, Any]:
-    """Return everything that a survey found, as JSON."""
+    """Return the survey as JSON."""
     inside = found.inside
     return {
         "subscription": found.name,

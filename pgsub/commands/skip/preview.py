@@ -1,4 +1,4 @@
-"""What skipping a transaction would lose. The target is only read (:mod:`pgsub.apply.preview.simulation`)."""
+"""Previews what skipping a transaction would lose. It only reads the target (:mod:`pgsub.apply.preview.simulation`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql.row_lookup import ReadOnlySession
 
-#: Findings of each outcome that are kept to be listed.
+#: Maximum number of listed findings for each outcome.
 LISTED = 2_000
 
 SAFE, CAUTION, RISKY = "safe", "caution", "risky"
@@ -40,12 +40,12 @@ _LOST = {
 class Preview:
     """The effect of skipping a transaction.
 
-    :ivar totals: changes by table and outcome.
-    :ivar omitted: changes that are counted but not in ``findings``.
-    :ivar not_compared: changes that were only counted, as lost.
+    :ivar totals: number of changes by table and outcome.
+    :ivar omitted: number of changes that are not in ``findings``.
+    :ivar not_compared: number of changes that were not compared, and count as lost.
     """
 
-    header: RemoteTransaction | None = None  #: of the transaction, once it is found
+    header: RemoteTransaction | None = None  #: None before the transaction is found
     rows: str = skip.WHOLE
     findings: list[Finding] = field(default_factory=list)
     totals: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Preview:
     error: ErrorRow | None = None
 
     def add(self, finding: Finding) -> None:
-        """Count one more change."""
+        """Count a change."""
         table = self.totals.setdefault((finding.schemaname, finding.relname), dict.fromkeys(Outcome, 0))
         table[finding.outcome] += 1
         if self.count(finding.outcome) <= LISTED:
@@ -63,17 +63,17 @@ class Preview:
             self.omitted += 1
 
     def count(self, *outcomes: str) -> int:
-        """Count the changes with one of these outcomes."""
+        """Return the number of changes with one of these outcomes."""
         return sum(table[outcome] for table in self.totals.values() for outcome in outcomes)
 
     @property
     def changes(self) -> int:
-        """Changes in all."""
+        """The total number of changes."""
         return self.count(*Outcome) + self.not_compared
 
     @property
     def lost(self) -> int:
-        """Changes that the target would not get."""
+        """The number of changes that the target would not get."""
         return self.count(*_LOST[self.rows]) + self.not_compared
 
     @property
@@ -86,7 +86,7 @@ class Preview:
 
     @property
     def verdict(self) -> str:
-        """safe: nothing would be lost; caution: rows that the target has otherwise; risky: changes that would apply."""
+        """safe: nothing would be lost. caution: conflicting rows would be. risky: applicable changes would be."""
         if self.lost == 0:
             return CAUTION if self.unexplained else SAFE
         applicable = self.count(Outcome.WOULD_APPLY) if self.rows == skip.WHOLE else 0
@@ -123,11 +123,11 @@ def _taken_changes(session: psycopg.Connection, sub: Subscription, finish_lsn: i
 def simulate(
     session: psycopg.Connection, sub: Subscription, relations: RelationCache, admits: Admits
 ) -> Iterator[Simulation]:
-    """Simulate changes: what they would do to the target, without making them.
+    """Simulate changes: find out what they would do to the target, without making them.
 
-    :param session: for everything but the rows, which another session reads.
-    :param relations: of that session.
-    :param admits: which are to be simulated.
+    :param session: used for everything except rows, which another session reads.
+    :param relations: the relations of ``session``.
+    :param admits: decides which changes are simulated.
     """
     with connect_target(sub) as connection:
         try:
@@ -152,7 +152,7 @@ def transaction(header: RemoteTransaction) -> dict[str, Any]:
 
 
 def document(found: Preview) -> dict[str, Any]:
-    """Return everything that a preview found, as JSON."""
+    """Return the preview as JSON."""
     assert found.header is not None
     error = found.error
     return {
@@ -173,7 +173,7 @@ def document(found: Preview) -> dict[str, Any]:
 
 
 def row(one: Finding) -> dict[str, Any]:
-    """Return one change as JSON."""
+    """Return a change as JSON."""
     shown = ("number", "schemaname", "relname", "outcome", "conflict", "reason", "rule")
     return {
         **{name: getattr(one, name) for name in shown},

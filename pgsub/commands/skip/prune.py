@@ -1,6 +1,6 @@
-"""``pgsub conflicts prune``: remove changes that were skipped from the target for good.
+"""``pgsub conflicts prune``: permanently removes skipped changes from the target.
 
-The server has nothing to prune: what ALTER SUBSCRIPTION ... SKIP leaves out is lost at once.
+The server has no counterpart, because ALTER SUBSCRIPTION ... SKIP keeps nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def prune(
     dry_run: bool = False,
     confirm: Callable[[Usage], None],
 ) -> Usage:
-    """Remove skipped changes, a bounded number in each commit; what a kill leaves is removed by another call.
+    """Remove skipped changes in batches, each with its own commit. A killed command can be repeated.
 
-    :param replayed: only changes that were replayed.
-    :param older_than: only changes that were skipped longer ago, in seconds; None for any.
-    :param confirm: called before anything is removed; raises where the answer is no.
-    :return: what was removed, or with ``dry_run`` would be.
+    :param replayed: remove only replayed changes.
+    :param older_than: remove only changes skipped more than this many seconds ago, None for all.
+    :param confirm: called before anything is removed; raises an exception to refuse.
+    :return: what was removed, or with ``dry_run`` would be removed.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)

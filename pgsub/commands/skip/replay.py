@@ -1,7 +1,7 @@
-"""``pgsub conflicts replay``: changes that were skipped, and kept in pgsub.skipped_change, are applied after all.
+"""``pgsub conflicts replay``: applies skipped changes that were kept in pgsub.skipped_change.
 
-The operator names a conflict of the record, or a transaction. What is done is done by :mod:`pgsub.apply.skip.replay`,
-in one transaction of the target that also marks it; the journal has a row before that, and the state store follows.
+The operator names a recorded conflict or a transaction. :mod:`pgsub.apply.skip.replay` applies the changes and marks
+them in one transaction of the target. The journal gets an entry before that, and the state store is updated afterwards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pgsub.target.session import connect as target
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The options of ``conflicts replay``: either a conflict's number, or a transaction and perhaps a table of it."""
+    """The options of ``conflicts replay``: the number of a conflict, or a transaction and perhaps its table."""
 
     name: str
     state_dir: Path
@@ -53,7 +53,7 @@ class ReplayOptions:
 
     @property
     def words(self) -> str:
-        """The choice as the command line takes it."""
+        """The choice as command-line arguments."""
         if self.number is not None:
             return str(self.number)
         return f"--lsn {format_lsn(self.lsn)}" + (f" --table {word(self.table)}" if self.table else "")
@@ -61,9 +61,9 @@ class ReplayOptions:
 
 @dataclass(slots=True)
 class Replay:
-    """The changes to replay, or that were replayed.
+    """The changes that are or were replayed.
 
-    :ivar preview: of a dry run, what it would do; ``refused`` how many changes would keep all from being replayed.
+    :ivar preview: the effect of a dry run. It counts changes that would make the replay fail in ``refused``.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Replay:
 
     @property
     def kept(self) -> SkippedTransaction:
-        """The changes that are kept."""
+        """The kept changes."""
         return self.request.kept
 
 
 def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Callable[[Replay], None]) -> Replay:
-    """Apply what was left out, or with ``dry_run`` find what that would do.
+    """Apply what was left out, or with ``dry_run`` find out the effect.
 
-    :param confirm: called before anything is changed; raises where the answer is no.
-    :raises StateForbids: nothing is kept, it was replayed before, or its table is not what it was.
-    :raises ApplyError: a conflict: nothing was changed.
+    :param confirm: called before anything is changed; raises an exception to refuse.
+    :raises StateForbids: nothing is kept, it was already replayed, or its table has changed.
+    :raises ApplyError: there is a conflict; nothing was changed.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
@@ -117,7 +117,7 @@ def _request(
     if request is None:
         raise _nothing(options)
     if not request.kept.ids:
-        _record(store, sub, request)  # an earlier replay may have been killed before it could
+        _record(store, sub, request)  # an earlier replay may have been killed before this
         raise StateForbids(
             f"the changes were already replayed at {request.kept.last_replayed_at}",
             detail="What was left out is applied once.",
@@ -147,9 +147,9 @@ _BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule tha
 
 
 def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> ReplayRequest | None:
-    """Find the kept change of a conflict: the record names it, or its values do where a whole transaction was skipped.
+    """Find the kept change of a conflict by its record, or by its values if a whole transaction was skipped.
 
-    :raises StateForbids: it was not skipped, or several rows have its values.
+    :raises StateForbids: it was not skipped, or several kept changes have its values.
     """
     if conflict.action not in (SKIPPED, REPLAYED):
         stopped = conflict.action == STOPPED
@@ -207,7 +207,7 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
 
 
 def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[RowConflict]:
-    """Replay; the journal has a row before it begins, and a crash leaves that."""
+    """Replay the changes. The journal gets an entry first, which remains after a crash."""
     request = found.request
     detail = {"finish_lsn": format_lsn(request.finish_lsn), "changes": len(request.kept.ids), **request.event}
     with store.journal_attempt("conflicts replay", sub, detail) as attempt:

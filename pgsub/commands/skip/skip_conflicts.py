@@ -1,7 +1,7 @@
-"""``pgsub skip-lsn --conflict``: a conflict rule with a limit, for a flood of conflicts.
+"""``pgsub skip-lsn --conflict``: a conflict rule with a limit, for large numbers of conflicts.
 
-The next so many changes of a table with that conflict are skipped and kept; the rest of their transactions is applied.
-Then the rule ends by itself. It is set in the ledger, where apply reads it with its next transaction.
+The rule skips and keeps the next changes of a table with that conflict, up to the limit. The rest of their transactions
+is applied. Then the rule expires. It is stored in the ledger, where apply reads it at its next transaction.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pgsub.target.session import origins
 def skip_conflicts(
     folder: Path, name: str, rule: Rule, *, reporter: Reporter, confirm: Callable[[str, Rule], None]
 ) -> tuple[Rule, ...]:
-    """Set a rule; one of the same table and type is replaced, all others stay.
+    """Set a rule. It replaces a rule for the same table and type.
 
-    :param rule: with a limit.
-    :param confirm: called with the subscription's name before the rule is set; raises where the answer is no.
-    :return: all that are set now.
-    :raises UsageError: no such type.
-    :raises StateForbids: no such table, or the type cannot be detected on this target.
+    :param rule: a rule with a limit.
+    :param confirm: called with the subscription's name before the rule is set; raises an exception to refuse.
+    :return: all rules that are now set.
+    :raises UsageError: the type does not exist.
+    :raises StateForbids: the table is not subscribed, or the target cannot detect the type.
     """
     check_type(rule.conflict)
     with StateStore.open(folder, create=False) as store:
@@ -71,7 +71,7 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: Rule) -> None:
 
 
 def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: Rule) -> tuple[Rule, ...]:
-    """Set the rule, which is in the journal before it holds."""
+    """Set the rule. The journal gets an entry first."""
     before = skip.pending_rules(session, sub.subid)
     rules = (*(one for one in before if one.place != rule.place), rule)
     detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": skip.shown(None, before)}

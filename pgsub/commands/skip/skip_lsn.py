@@ -1,6 +1,6 @@
 """``pgsub skip-lsn``: ALTER SUBSCRIPTION … SKIP, with a preview of what it would lose. Mirrors AlterSubscription.
 
-The LSN that a worker recorded is believed; any other must be the finish LSN of a transaction that the publisher will
+The LSN that a worker recorded is accepted. Any other must be the finish LSN of a transaction that the publisher will
 send. It is set in the ledger, where the apply worker reads it at its next transaction, and then in the state store.
 """
 
@@ -35,7 +35,7 @@ from pgsub.target.session import transactions
 class SkipOptions:
     """The options of ``skip-lsn``.
 
-    :ivar lsns: none of them for the recorded one, None to skip nothing.
+    :ivar lsns: finish LSNs; empty for the recorded one, None to skip nothing.
     """
 
     name: str
@@ -47,11 +47,11 @@ class SkipOptions:
 def skip_lsn(
     options: SkipOptions, *, reporter: Reporter, confirm: Callable[[str, Skip], None]
 ) -> tuple[Skip | None, Skip | None]:
-    """Let apply leave out a transaction, or its conflicting rows, or take that back.
+    """Make apply leave out transactions or their conflicting rows, or undo that.
 
-    :param confirm: called with the subscription's name before anything is set; raises where the answer is no.
-    :return: what is to be skipped now, and what was before.
-    :raises StateForbids: no such transaction is to come, or none is recorded.
+    :param confirm: called with the subscription's name before anything is set; raises an exception to refuse.
+    :return: what is to be skipped now and was before.
+    :raises StateForbids: the publisher will not send such a transaction, or none is recorded.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
@@ -87,7 +87,7 @@ def _said(sub: Subscription, wanted: Skip) -> str:
 
 
 def show(options: SkipOptions) -> Preview:
-    """Preview what :func:`skip_lsn` would lose of one transaction; nothing is changed."""
+    """Preview what :func:`skip_lsn` would lose of one transaction. Nothing is changed."""
     assert options.lsns is not None
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
@@ -114,7 +114,7 @@ def show(options: SkipOptions) -> Preview:
 def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:
     """Return whether changes of a transaction are kept for a held table.
 
-    :raises StateForbids: and it was named together with others.
+    :raises StateForbids: they are, and the transaction was named together with others.
     """
     kept = held_tables.has_transaction(session, sub.subid, lsn)
     if kept and not alone:
@@ -128,7 +128,7 @@ def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bo
 
 
 def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
-    """Return the error that apply stopped with last."""
+    """Return the error with which apply last stopped."""
     return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
 
 
@@ -153,10 +153,10 @@ def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip
 def _check_in_stream(
     session: psycopg.Connection, sub: Subscription, lsn: int, reporter: Reporter, *, alone: bool
 ) -> None:
-    """Check that the publisher will send the transaction: the next one would clear a wrong LSN without a trace.
+    """Check that the publisher will send the transaction, because the next transaction silently clears a wrong LSN.
 
-    :param alone: it is the only one, which any other transaction clears.
-    :raises StateForbids: with what was meant.
+    :param alone: whether this is the only LSN, which any other transaction clears.
+    :raises StateForbids: it will not; the error suggests what was meant.
     """
     search = TransactionSearch(session, sub, lsn)
     with read_from(session, sub, subscriptions.apply_position(session, sub.subid)) as stream:
@@ -175,7 +175,7 @@ def _check_in_stream(
 def _set(
     session: psycopg.Connection, store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None
 ) -> None:
-    """Set what is skipped. The journal has it before it holds, so a command that is killed leaves a trace."""
+    """Set what is skipped. The journal gets an entry first, which remains if the command is killed."""
     detail = {"lsn": _lsns(wanted), "rows": wanted.rows if wanted else None, "previous": _lsns(previous)}
     with store.journal_attempt("skip-lsn", sub, detail) as attempt:
         failpoints.point("skip.before_ledger")
@@ -191,5 +191,5 @@ def _set(
 
 
 def _lsns(wanted: Skip | None) -> str:
-    """Return its LSNs in one line."""
+    """Return the LSNs in one line."""
     return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)

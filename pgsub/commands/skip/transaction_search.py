@@ -1,4 +1,4 @@
-"""The search for a transaction by its finish LSN in what the publisher will send; a copy of the slot is read."""
+"""Searches the stream from the publisher for a transaction by its finish LSN, on a copy of the slot."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session.connect import must_use_password
 
-#: Changes of one transaction that are compared: what they do is kept in memory.
+#: Maximum number of changes compared per transaction, because their effects are kept in memory.
 COMPARED = 500_000
-#: Transactions behind the LSN that are read in search of one that begins there.
+#: Transactions after the LSN that are read to find one that begins at the LSN.
 _LOOKED_AT = 100
 
 
@@ -29,7 +29,7 @@ _LOOKED_AT = 100
 def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Iterator[SlotReader]:
     """Read what the publisher will send from a position on.
 
-    :raises StateForbids: the subscription has no slot, or never spoke to a publisher.
+    :raises StateForbids: the subscription has no slot, or has never been connected to a publisher.
     """
     if sub.slot_name is None:
         raise StateForbids(f'subscription "{sub.name}" has no replication slot to read from')
@@ -43,29 +43,29 @@ def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Ite
 
 
 class TransactionSearch:
-    """The search for one transaction that is still to be applied.
+    """The search for a transaction that is not applied yet.
 
-    :param wanted: its finish LSN, as far as anybody knows.
-    :ivar first: the first transaction of the stream that is still to be applied.
+    :param wanted: the supposed finish LSN.
+    :ivar first: the first transaction of the stream that is not applied yet.
     """
 
     def __init__(self, session: psycopg.Connection, sub: Subscription, wanted: int) -> None:
         self._sub = sub
         self._wanted = wanted
-        #: prepared on the target already: not skipped any more
+        #: Transactions that are already prepared on the target, and are no longer skipped.
         self._prepared = {(one.xid, one.prepare_lsn) for one in two_phase.pending(session, sub.subid)}
         self._behind = 0
         self.first: RemoteTransaction | None = None
-        self._before: RemoteTransaction | None = None  #: the last one that finishes before the LSN or there
-        self._after: RemoteTransaction | None = None  #: the first one that finishes behind it
-        self._begins: RemoteTransaction | None = None  #: begins at the LSN
+        self._before: RemoteTransaction | None = None  #: the last one that finishes at or before the LSN
+        self._after: RemoteTransaction | None = None  #: the first one that finishes after the LSN
+        self._begins: RemoteTransaction | None = None  #: one that begins at the LSN
 
     def find(
         self, stream: SlotReader, simulation: Simulation | None = None, preview: Preview | None = None
     ) -> RemoteTransaction:
-        """Read until it is found and, with a preview, to its end; or until it is clear that there is none.
+        """Read until the transaction is found, or cannot come any more. With a preview, read to its end.
 
-        :raises StateForbids: there is none; what the LSN is, and which one may be meant.
+        :raises StateForbids: there is none; the error says what the LSN is and which one may be meant.
         """
         steps = stream.steps()
         found = self._locate(steps, simulation)
@@ -97,7 +97,7 @@ class TransactionSearch:
 
     def _is_wanted(self, header: RemoteTransaction) -> bool:
         if (header.xid, header.finish_lsn) in self._prepared:
-            return False  # sent once more, for the copy of the slot does not know
+            return False  # sent again, because the copy of the slot has an older state
         applies = header.kind in (Kind.COMMIT, Kind.PREPARE)
         if applies and self.first is None:
             self.first = header
@@ -126,7 +126,7 @@ class TransactionSearch:
         return StateForbids(message, detail=detail, hint=hint, sqlstate="22023")
 
     def _meant(self) -> tuple[RemoteTransaction | None, str]:
-        """Return the transaction that is probably meant, and what the LSN is."""
+        """Return the transaction that is probably meant, and a description of the LSN."""
         wanted, before, after, begins = self._wanted, self._before, self._after, self._begins
         text = format_lsn(wanted)
         if before is not None and before.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):

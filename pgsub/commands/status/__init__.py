@@ -1,6 +1,6 @@
-"""Reports from the state store: ``status``, ``wait``, ``conflicts list``, and the next step of the runbook.
+"""Reports from the state store: ``status``, ``wait``, ``conflicts list``, and the runbook.
 
 Mirrors pg_stat_subscription and pg_stat_subscription_stats. No server is asked. Entry points:
-:mod:`~pgsub.commands.status.status`,
-:mod:`~pgsub.commands.status.subscription_status` (one subscription), :mod:`~pgsub.commands.status.next_steps`.
+:mod:`~pgsub.commands.status.status`, :mod:`~pgsub.commands.status.subscription_status` (one subscription),
+:mod:`~pgsub.commands.status.next_steps`.
 """

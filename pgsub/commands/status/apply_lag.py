@@ -1,8 +1,8 @@
-"""How far apply is behind, by the last messages of the publisher and by its WAL as another session saw it.
+"""The lag of apply, from the last messages of the publisher and from its WAL position as seen by another session.
 
-The publisher's clock says when a change was made, the one here what time it is. Nothing arrives before it was sent: a
-clock here that is behind by more than the way takes is noticed so, and made up for. One that is ahead cannot be told
-from a message that took long, and adds to the lag.
+Times of changes are from the publisher's clock, the present time is from the local clock. Nothing arrives before it was
+sent, so a local clock that is visibly behind is detected and corrected. A local clock that is ahead cannot be
+distinguished from slow messages, and adds to the lag.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from __future__ import annotations
 from pgsub.catalog.rows import OriginRow, SlotRow, WorkerRow
 from pgsub.catalog.times import seconds_between, seconds_since, utc_now
 
-#: Seconds without a message of the walsender, which answers every few seconds, from which on it is held up.
+#: Seconds of a walsender's silence after which it counts as held up. It answers every few seconds.
 HELD_UP_SECONDS = 10.0
 
 
 def seconds(worker: WorkerRow | None, origin: OriginRow | None, slot: SlotRow | None) -> float | None:
-    """Return the seconds that apply is behind; 0 if nothing newer has arrived, nor is held up on the publisher."""
+    """Return the lag of apply in seconds, 0 if nothing newer has arrived or is held up on the publisher."""
     if worker is None or not worker.received_lsn:
         return None
     silent = seconds_since(worker.silent_since)
     done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
     if done >= worker.received_lsn:
-        return max(silent, _held_up(worker, slot))  # what it is at was received meanwhile
+        return max(silent, _held_up(worker, slot))  # while silent, newer data may have arrived
     since = worker.latest_end_time or worker.last_msg_send_time
     return max(seconds_between(since, utc_now()) + _clock_behind(worker), silent, 0.0) if since else None
 
 
 def _clock_behind(worker: WorkerRow) -> float:
-    """Return the seconds by which the clock here is behind the publisher's at least, by its last message."""
+    """Return the seconds by which the local clock is at least behind the publisher's, from its last message."""
     sent, received = worker.last_msg_send_time, worker.last_msg_receipt_time
     return max(seconds_between(received, sent), 0.0) if sent and received else 0.0
 
 
 def _held_up(worker: WorkerRow, slot: SlotRow | None) -> float:
-    """Return the seconds of silence of a walsender whose WAL has gone on meanwhile, as another session there saw it.
+    """Return the seconds of silence of a walsender although another session has seen its WAL advance.
 
-    A walsender sends keepalives as it reads WAL, and answers those who ask every few seconds.
+    A walsender sends keepalives as it reads WAL, and answers requests, which come every few seconds.
     """
     heard = worker.last_msg_receipt_time
     if heard is None or slot is None or slot.taken_at is None or slot.taken_at < heard:

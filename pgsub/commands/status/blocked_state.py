@@ -1,6 +1,6 @@
-"""When a subscription is blocked: apply starts again and again from one position and nothing gets applied.
+"""Detects a blocked subscription: apply restarts repeatedly from the same position, and nothing is applied.
 
-The server shows such a subscription as an apply worker that comes and goes, which is easily overlooked.
+The server shows this only as an apply worker that comes and goes, which is easily overlooked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgsub.protocol.lsn import format_lsn
 
 
 def blocks(row: ErrorRow) -> bool:
-    """Return whether the error of apply blocks the subscription; an unreachable server or Spark blocks nothing."""
+    """Return whether an error of apply blocks the subscription. An unreachable server or Spark does not."""
     cls = getattr(errors, row.class_, None)
     if cls in (PublisherUnavailable, SparkUnusable) or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
         return False
@@ -28,7 +28,7 @@ def blocks(row: ErrorRow) -> bool:
 
 
 def said(row: ErrorRow) -> str:
-    """Return an error in one line: with its detail where only that says which privilege is missing."""
+    """Return an error in one line. The detail is added if only that names the missing privilege."""
     detail = (row.detail or "").rstrip(".")
     if not detail or row.class_ != PermissionMissing.__name__:
         return row.message
@@ -38,10 +38,10 @@ def said(row: ErrorRow) -> str:
 def blocked(
     name: str, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow], slot: SlotRow | None, state: str
 ) -> dict[str, Any] | None:
-    """Describe a blocked subscription; None for any other.
+    """Describe a blocked subscription, None for any other.
 
-    :param conflicts: that stop apply.
-    :param slot: as it was last seen on the publisher.
+    :param conflicts: the conflicts that stop apply.
+    :param slot: the slot as last seen on the publisher.
     """
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if state != "blocked" or row is None:
@@ -49,7 +49,7 @@ def blocked(
     waiting = position = None
     if row.position is not None:
         confirmed = slot.confirmed_flush_lsn if slot is not None else None
-        position = max(row.position, confirmed or 0)  # what was idle is not in the ledger's position
+        position = max(row.position, confirmed or 0)  # the ledger's position does not include idle WAL
         if slot is not None and slot.current_lsn is not None:
             waiting = max(slot.current_lsn - position, 0)
     return {
@@ -68,7 +68,7 @@ def blocked(
 
 
 def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow]) -> str | None:
-    """Return the command to start with after a failure; for a disabled subscription that is the runbook."""
+    """Return the first command after a failure. For a disabled subscription it shows the runbook."""
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if sub.enabled and row is not None:
         return _next(sub.name, row, conflicts)

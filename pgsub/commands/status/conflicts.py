@@ -1,6 +1,6 @@
-"""``pgsub conflicts list`` and ``show``: the record of conflicts, from the state store alone.
+"""``pgsub conflicts list`` and ``show``: the recorded conflicts, from the state store only.
 
-The server writes conflicts to its log only (``replication/logical/conflict.c``).
+The server only logs conflicts (``replication/logical/conflict.c``).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
 from pgsub.common.quoting import word
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
-#: The server's types; update_deleted needs dead rows, which only the server itself can see.
+#: The server's types except update_deleted, which needs dead rows that only the server can see.
 TYPES = (
     *("insert_exists", "update_origin_differs", "update_exists", "update_missing"),
     *("delete_origin_differs", "delete_missing", "multiple_unique_conflicts"),
 )
-#: What a row may hold of a column that nobody sent or read.
+#: The value of a column that was not sent or not read.
 ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A column in both versions; :data:`ABSENT` where a version says nothing of it."""
+    """A column in both versions. A version that does not contain it has :data:`ABSENT`."""
 
     column: str
     remote: object
@@ -36,7 +36,7 @@ class Compared:
 
     @property
     def differs(self) -> bool:
-        """Whether both are known and not the same."""
+        """Whether both values are known and differ."""
         return ABSENT not in (self.remote, self.local) and self.remote != self.local
 
 
@@ -44,8 +44,8 @@ class Compared:
 class Conflicts:
     """The conflicts that were found.
 
-    :ivar more: there are further ones beyond the limit.
-    :ivar dropped: how many the bound of the history has taken.
+    :ivar more: whether there are more than the limit.
+    :ivar dropped: number of conflicts removed from the history because of its size limit.
     """
 
     name: str
@@ -63,12 +63,12 @@ def conflicts(
     since: float | None = None,
     limit: int = 100,
 ) -> Conflicts:
-    """Return the conflicts of a subscription, also of a dropped one, the newest first.
+    """Return the conflicts of a subscription, even a dropped one, newest first.
 
     :param table: schema.table.
-    :param since: only those detected within so many seconds.
-    :raises SubscriptionNotFound: there is none of that name, and no conflict of one.
-    :raises UsageError: no such type.
+    :param since: only conflicts detected within this many seconds.
+    :raises SubscriptionNotFound: no subscription has this name, nor has a conflict.
+    :raises UsageError: the type does not exist.
     """
     if conflict_type is not None:
         check_type(conflict_type)
@@ -80,9 +80,9 @@ def conflicts(
 
 
 def check_type(conflict_type: str) -> None:
-    """Check a type of conflict.
+    """Check that a conflict type exists.
 
-    :raises UsageError: there is no such type.
+    :raises UsageError: it does not.
     """
     if conflict_type not in TYPES:
         raise UsageError(
@@ -91,9 +91,9 @@ def check_type(conflict_type: str) -> None:
 
 
 def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
-    """Return one conflict of a subscription, and whether its change is kept, as far as the state store knows.
+    """Return a conflict of a subscription, and whether its change is kept, as far as the state store knows.
 
-    :raises StateForbids: it has no such conflict, or no longer.
+    :raises StateForbids: there is no such conflict, or no longer.
     """
     with StateStore.open(folder, create=False) as store, store.snapshot():
         row = require_conflict(store, name, conflict_id)
@@ -101,9 +101,8 @@ def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bo
 
 
 def _kept(store: StateStore, row: ConflictRow) -> bool:
-    """Return whether the change is kept: not after origin-advance, nor where the row was missing or identical.
-
-    What was pruned is kept no more.
+    """Return whether the change is kept. It is not after origin-advance, after a prune, or if the row was missing or
+    identical.
     """
     if row.action != SKIPPED or row.identical or (row.skipped_ref is None and row.worker is None):
         return False
@@ -117,7 +116,7 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
 
 
 def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
-    """Return a conflict, as :func:`conflict`, from a state store that is open."""
+    """Return a conflict like :func:`conflict`, from an open state store."""
     subid, row = _subid(store, name), store.conflict(conflict_id)
     if row is None or row.subid != subid:
         raise StateForbids(
@@ -138,7 +137,7 @@ def _subid(store: StateStore, name: str) -> int:
 
 
 def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
-    """Compare both versions, column by column: what was sent first, then what only the target has.
+    """Compare both versions column by column: sent columns first, then those that only the target has.
 
     :param local: one of ``local_conflicts``.
     """
@@ -147,7 +146,7 @@ def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
 
 
 def document(row: ConflictRow) -> dict[str, Any]:
-    """Return a conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
+    """Return a conflict as JSON. ``differs`` lists the columns that differ in a local row."""
     found = asdict(row)
     for internal in ("subid", "event", "local_tuple", "origin", "skipped_ref"):
         del found[internal]

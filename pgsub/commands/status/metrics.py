@@ -1,7 +1,7 @@
-"""Metrics of all subscriptions as OpenMetrics families, from the state store alone.
+"""Metrics of all subscriptions as OpenMetrics families, from the state store only.
 
-Names follow the conventions of Prometheus: base units, ``_total`` for counters, one unit in each family. Mirrors what
-postgres_exporter makes of ``pg_replication_slots`` and ``pg_stat_subscription``.
+Names follow the conventions of Prometheus: base units, ``_total`` for counters, one unit per family. Mirrors the
+metrics that postgres_exporter makes of ``pg_replication_slots`` and ``pg_stat_subscription``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgsub.common.text import line
 from pgsub.protocol.lsn import lsn_or_none
 
 STATES = ("running", "waiting", "stopped", "disabled", "error", "blocked")
-#: a value with the labels that follow the subscription's name
+#: Labels after the subscription's name, and a value.
 Sample = tuple[tuple[str, ...], float | None]
 Samples = Callable[[SubscriptionStatus], Iterable[Sample]]
 
 
 def registry(folder: Path) -> CollectorRegistry:
-    """Return a registry whose every collection reads the state store."""
+    """Return a registry that reads the state store for each collection."""
     made = CollectorRegistry(auto_describe=False)
     made.register(_StateStore(folder))
     return made
@@ -43,14 +43,14 @@ class _StateStore(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families, read from one state of the store."""
+        """Yield all families from one snapshot of the store."""
         yield from families(status(self._folder), troubles(self._folder))
 
 
 def families(found: Iterable[SubscriptionStatus], unwritten: Iterable[str] = ()) -> Iterator[Metric]:
     """Yield the families of subscriptions.
 
-    :param unwritten: what launchers cannot write at present.
+    :param unwritten: what launchers currently cannot write.
     """
     shown = list(found)
     yield _info()
@@ -78,7 +78,7 @@ def _one(value: Callable[[SubscriptionStatus], float | None]) -> Samples:
 
 
 def _slot_now(one: SubscriptionStatus) -> Row:
-    """Return the slot as it was a moment ago; nothing where nobody has seen it since."""
+    """Return the slot as recently seen, empty if it has not been seen for a while."""
     slot = one.slot or {}
     return slot if one.served and slot.get("taken_at") and one.slot_as_of is None else {}
 
@@ -134,7 +134,7 @@ def _of_tables(rows: str, column: str) -> Samples:
 
 def _copy_sizes(one: SubscriptionStatus) -> Iterator[Sample]:
     sizes = _of_tables("copies", "bytes_total")(one)
-    yield from ((labels, size or None) for labels, size in sizes)  # 0 is said where it is not known
+    yield from ((labels, size or None) for labels, size in sizes)  # 0 stands for unknown
 
 
 def _skipped(one: SubscriptionStatus) -> Iterator[Sample]:

@@ -1,6 +1,6 @@
-"""The runbook: an operator's next steps for the present state of a subscription, with its real names and positions.
+"""The runbook: an operator's next steps for the present state of a subscription, with actual names and positions.
 
-Mirrors the runbook of the server's documentation (logical replication, conflicts), which leaves the log to be searched
+Mirrors the runbook of the server's documentation (logical replication, conflicts), in which users must search the log
 for the LSN. Nothing is changed and no server is asked.
 """
 
@@ -21,7 +21,7 @@ from pgsub.common.quoting import named, word
 from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SLOT, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
-#: The holder of a lock (pgsub.launcher.mirror.lock_waits), before any text that others chose.
+#: The holder of a lock (pgsub.launcher.mirror.lock_waits). It precedes all text that others choose.
 _PID = re.compile(r"a lock that PID ([0-9]+) holds")
 _ON_PUBLISHER = "a lock of the publisher that PID "
 _PREPARED = "a lock that a prepared transaction holds"
@@ -34,7 +34,7 @@ _WAITING = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the remedy, with lines to paste: commands of the shell, or SQL for the target."""
+    """A step of the remedy, with lines to paste: shell commands, or SQL for the target."""
 
     text: str
     commands: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Step:
 
 
 def runbook(one: SubscriptionStatus) -> list[Step]:
-    """Return the steps for the present state, in order; none where nothing is wrong."""
+    """Return the steps for the present state in order, none if nothing is wrong."""
     if one.lost:
         return list(_broken(one, one.broken))
     steps = [step for row in one.errors for step in _error(one, row)]
@@ -51,7 +51,7 @@ def runbook(one: SubscriptionStatus) -> list[Step]:
         return [*steps, *_resume(one)]
     if one.state != "disabled":
         return [*steps, *_resume(one)]
-    # a refresh is refused for a disabled subscription
+    # A refresh is refused while the subscription is disabled.
     later = [step for step in steps if any(line.startswith("pgsub refresh ") for line in step.commands)]
     cause = " once the cause is gone" if one.errors else ""
     enable = Step(f"Let the subscription go on{cause}.", (f"pgsub enable {word(one.definition.name)}",))
@@ -98,13 +98,13 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
         )
     elif task["ui"]:
         yield Step(f"{said} Give Spark more executors or cores; {task['ui']} shows what it has.")
-    else:  # the Spark of pgsub run itself, which has slots enough
+    else:  # pgsub run's own Spark, which has enough slots
         yield Step(f"{said} It starts by itself, later where the machine is overloaded.")
         yield Step("If it does not, end pgsub run and start it again.", (f"pgsub run {word(one.definition.name)}",))
 
 
 def _held_up(who: str, waits: Row) -> Iterator[Step]:
-    """Yield the steps where a worker waits for something on the target, and goes on by itself once that is there."""
+    """Yield the steps for a worker that waits on the target, and continues by itself afterwards."""
     yield Step(f"{who} waits since {readable(waits['since'])} for {waits['for']}.")
     holder = _PID.match(waits["for"])
     if holder is not None:
@@ -160,7 +160,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         if not row.hint:
             cause = "a row, a constraint, a trigger, a missing partition"
             yield Step(f"Change on the target what makes it fail: {cause}{_goes_on(one)}")
-        if row.finish_lsn and issubclass(cls, ApplyError):  # nothing is to be lost for want of a GRANT
+        if row.finish_lsn and issubclass(cls, ApplyError):  # a missing GRANT is no reason to lose data
             yield from _skip(one, row.finish_lsn, "cannot be applied")
         yield from _hold(one, row)
 
@@ -188,12 +188,12 @@ def _goes_on(one: SubscriptionStatus) -> str:
 
 
 def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
-    """Return the table whose synchronization failed."""
+    """Return the table whose synchronization failed, None if the error is another one."""
     return next((table for table in one.relations if row.worker == sync_name(table["srrelid"])), None)
 
 
 def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
-    """Yield the steps where a row of the target is in the way of a copy, which is all or nothing."""
+    """Yield the steps for a target row that is in the way of a copy, which is all or nothing."""
     names = table["schemaname"], table["relname"]
     found = next((c for c in one.stopped_by if c.worker == row.worker), None)
     statements = tuple(_statements(found)) if found is not None else ()
@@ -208,7 +208,7 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
 
 
 def _hinted(hint: str) -> Iterator[Step]:
-    """Yield the hint of an error as steps: its text, and the lines below it to paste, on the target or here."""
+    """Yield an error's hint as steps: its text, and the lines to paste, for the target or the shell."""
     text, *lines = hint.split("\n")
     while lines and not _pasted(lines[0]):
         text += f" {lines.pop(0)}"
@@ -248,7 +248,7 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
 def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
     name, lsn = word(one.definition.name), format_lsn(finish_lsn)
     applied = (one.origin or {}).get("remote_lsn")
-    if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # else only what a held table waits for is left
+    if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # otherwise only held changes are left
         previews = tuple(f"pgsub skip-lsn {name} {lsn}{rows} --preview" for rows in (" --rows conflicting", ""))
         yield Step("Or see what would be lost without rows of this transaction, or without all of it.", previews)
     yield Step(
@@ -268,15 +268,15 @@ def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:
-    """Yield a DELETE for each row that is in the way, if the record names the columns that no other row equals it in.
+    """Yield a DELETE for each row in the way whose record names key columns that identify it.
 
-    The text of a key does not: who chooses values would choose columns, and a partial index has other rows beside it.
+    The text of a key is not used: it contains values that others chose, and a partial index does not identify a row.
     """
     named = []
     for local in row.local_conflicts or ():
         found, columns = local.get("row"), local.get("key_columns")
         if not found or not columns or found in named:
-            continue  # one row can be in the way of several indexes
+            continue  # one row can conflict in several indexes
         if any(found.get(column) is None for column in columns):
             continue
         named.append(found)

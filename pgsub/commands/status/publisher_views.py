@@ -1,6 +1,6 @@
-"""Views of the publisher that show the slots of a subscription and who reads them, asked for at the moment.
+"""The publisher's views of a subscription's slots and their readers, queried on demand.
 
-They have the columns of the newest server in its order (``system_views.sql``); an older publisher leaves some NULL.
+They have the columns of the newest server in its order (``system_views.sql``). An older server leaves some NULL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WALSENDERS = (
 )
 _NAMED = "(slot_name = %(slot)s OR pg_catalog.starts_with(slot_name::text, %(sync)s))"
 _ACTIVE = f"pid IN (SELECT active_pid FROM pg_catalog.pg_replication_slots WHERE {_NAMED})"
-#: columns, condition and order by view
+#: Columns, condition and order, by view.
 _VIEWS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "pg_replication_slots": (_SLOTS, _NAMED, "slot_name"),
     "pg_stat_replication_slots": (_SLOT_STATISTICS, _NAMED, "slot_name"),
@@ -43,11 +43,11 @@ _VIEWS: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
-    """Return a view of the publisher, as far as it concerns the slots of subscriptions.
+    """Return a view of the publisher, limited to the slots of subscriptions.
 
     :param name: one of :data:`~pgsub.commands.status.status.PUBLISHER_VIEWS`.
-    :param subscription: only of this one; None for all.
-    :return: column names and rows; values as the JSON documents have them.
+    :param subscription: limit to this one, None for all.
+    :return: column names and rows; values have the format of the JSON documents.
     :raises PublisherUnavailable: it cannot be asked.
     """
     with StateStore.open(folder, create=False) as store:

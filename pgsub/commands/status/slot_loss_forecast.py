@@ -1,6 +1,6 @@
-"""The forecast of a slot's loss: in how many seconds the publisher will have removed WAL that the slot needs.
+"""The forecast of a slot's loss: the seconds until the publisher removes WAL that the slot needs.
 
-The server shows the bytes that are left (``safe_wal_size`` of pg_replication_slots), not the time.
+The server shows the remaining bytes (``safe_wal_size`` of pg_replication_slots), not the time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pgsub.catalog.rows import SlotRow
 
 
 def slot_lost_in(slot: SlotRow | None) -> int | None:
-    """Return the seconds until the publisher removes WAL that the slot needs; None where it never does."""
+    """Return the seconds until the publisher removes WAL that the slot needs, None if it is not expected to."""
     if slot is None or slot.safe_wal_size is None or slot.wal_bytes_per_second is None:
         return None
     if slot.safe_wal_size <= 0:

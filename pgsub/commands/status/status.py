@@ -1,4 +1,4 @@
-"""``pgsub status``: subscriptions as the state store knows them, without any server, and the verdict of ``--check``.
+"""``pgsub status``: subscriptions from the state store, without any server, and the verdict of ``--check``.
 
 One subscription is a :class:`~pgsub.commands.status.subscription_status.SubscriptionStatus`.
 """
@@ -30,7 +30,7 @@ from pgsub.common.errors import (
     TargetUnavailable,
 )
 
-#: Seconds without a sign of life from which on a health check without a threshold of its own objects.
+#: Seconds without a sign of life after which a health check without its own threshold fails.
 STUCK_SECONDS = 30.0
 #: Views that are read from the publisher.
 PUBLISHER_VIEWS = ("pg_replication_slots", "pg_stat_replication_slots", "pg_stat_replication")
@@ -47,9 +47,9 @@ class Finding:
 
 
 def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
-    """Return the status of one subscription or of all, read from one state of the store.
+    """Return the status of one subscription or of all, from one snapshot of the store.
 
-    :param name: None for all, by name.
+    :param name: None for all, sorted by name.
     """
     with StateStore.open(folder, readable=True, create=False) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
@@ -67,7 +67,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
 
 
 def reset_stats(folder: Path, name: str | None = None) -> None:
-    """Reset the counters (``pg_stat_reset_subscription_stats``), with a row in the journal.
+    """Reset the counters (``pg_stat_reset_subscription_stats``), with a journal entry.
 
     :param name: None for all subscriptions.
     """
@@ -80,16 +80,15 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
 def check(
     found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
 ) -> list[Finding]:
-    """Check the health, the gravest finding first: slot lost, stopped by an error, not recorded, not served, lag,
-    locks.
+    """Check the health, most serious finding first: lost slot, error, no recording, not served, lag, locks.
 
-    :param max_lag: seconds.
-    :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.
+    :param max_lag: seconds, None to check for a silent worker instead.
+    :param unwritten: from :func:`pgsub.catalog.locks.troubles`; other findings may then be outdated.
     """
     found = list(found)
     findings = [replace(finding, next=one.next) for one in found if (finding := _finding(one, max_lag))]
     findings += [Finding(10, text) for text in unwritten]
-    if not found:  # a mistyped folder, another user's: never healthy
+    if not found:  # never healthy: the folder may be mistyped or another user's
         findings.append(Finding(3, "no subscription exists"))
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
 
@@ -121,7 +120,7 @@ def _code(row: ErrorRow) -> int:
 
 
 def _held_up(one: SubscriptionStatus) -> str | None:
-    """Describe a table whose synchronization waits for a lock."""
+    """Describe a table whose synchronization waits for a lock, None if there is none."""
     row = next((row for row in one.table_waits if row["seconds"] > STUCK_SECONDS), None)
     if row is None:
         return None
@@ -130,13 +129,13 @@ def _held_up(one: SubscriptionStatus) -> str | None:
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
-    """Describe a lag over the threshold or, without a threshold, the silence of the apply worker."""
+    """Describe a lag above the threshold or, without a threshold, the silence of the apply worker."""
     waits = one.waits or {"seconds": 0.0, "for": None}
     waiting = f"it waits for {waits['for']}" if waits["for"] else ""
     if max_lag is None:
         text = f"the apply worker has given no sign of life for {waits['seconds']:.0f} s"
         return ", ".join(filter(None, (text, waiting))) if waits["seconds"] > STUCK_SECONDS else None
-    # a worker that has just begun knows no lag yet; its task is shown a moment after its launcher
+    # A new worker does not know its lag yet. Its task is shown slightly later than its launcher.
     begun = one.task["since"] if one.task is not None else None
     if (seconds_since(begun) if one.lag is None else one.lag) <= max_lag:
         return None

@@ -1,6 +1,6 @@
-"""One subscription as its views show it: the parts are the rows of the server's views (``system_views.sql``).
+"""One subscription as its views show it. The parts are rows of the server's views (``system_views.sql``).
 
-What is derived from them is the state, the lag, and what an operator does next.
+The state, the lag, and the operator's next command are derived from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = dict[str, Any]
-#: Seconds without a sign of life of the launcher, which gives one a second, from which on what it wrote is old.
+#: Seconds without the launcher's sign of life, which comes every second, after which its data are outdated.
 UNHEARD_SECONDS = 15.0
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
@@ -47,51 +47,51 @@ class SubscriptionStatus:
     """One subscription as its views show it."""
 
     definition: Subscription
-    state: str  #: running, stopped, disabled, blocked, error
-    lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
-    waits: Row | None  #: since when apply, which is served, has given no sign of life, and what it waits for
-    table_waits: list[Row]  #: tables whose synchronization waits for a lock: likewise
-    applying: Row | None  #: how many sessions of the target apply, and why, where apply decides that
+    state: str  #: running, waiting, stopped, disabled, blocked, error
+    lag: float | None  #: lag of apply in seconds, from the publisher's last messages
+    waits: Row | None  #: since when apply has been silent, and what it waits for
+    table_waits: list[Row]  #: the same for tables whose synchronization waits for a lock
+    applying: Row | None  #: number of applying sessions and the reason, if apply chooses it
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
     relations: list[Row]
     sequences: list[Row]  #: pgsub_sequence
     origin: Row | None
-    reported_lsn: str | None  #: what feedback has named, also of a worker that has ended
+    reported_lsn: str | None  #: last position in feedback, even of a worker that has ended
     workers: list[Row]
     stats: Row | None
     slot: Row | None
     prepared: list[Row]  #: pgsub_prepared_pending, oldest first
     held: list[Row]  #: pgsub_held_table
     skipped: Row | None  #: pgsub_skipped
-    copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
+    copies: list[Row]  #: pg_stat_progress_copy with the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
-    blocked: Row | None  #: since when and by what, and what waits behind it
-    served: bool  #: by a living launcher
-    launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
-    stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
-    unheard: int | None  #: PID of a launcher that gives no sign of life, or waits for the target
-    switchover: str | None  #: the command that shows where the switchover that is under way stands
+    blocked: Row | None  #: since when, why, and the amount of waiting changes
+    served: bool  #: a living launcher serves it
+    launched: bool  #: a launcher serves the whole state folder, with all enabled subscriptions
+    stopped_by: list[ConflictRow]  #: conflicts that stop apply, newest first
+    unheard: int | None  #: PID of a launcher that is silent or waits for the target
+    switchover: str | None  #: command that shows the state of a running switchover
 
     @property
     def broken(self) -> ErrorRow | None:
-        """The error of apply that no further try mends, if there is one; that of a table concerns only the table."""
+        """The permanent error of apply, None if there is none. Errors of tables do not count."""
         rows = (row for row in self.errors if row.worker == APPLY)
         return next((row for row in rows if issubclass(error_class(row), ReplicationBroken)), None)
 
     @property
     def lost(self) -> bool:
-        """Whether replication cannot go on: it is broken, or the slot has lost WAL."""
+        """Whether replication cannot continue: there is a permanent error, or the slot has lost WAL."""
         return self.broken is not None or (self.slot or {}).get("wal_status") == "lost"
 
     @property
     def slot_lost(self) -> bool:
-        """Whether an error says that the slot is lost, which is not there any more then to say so itself."""
+        """Whether an error says that the slot is lost. The slot may no longer exist then."""
         return self.broken is not None and error_class(self.broken) is SlotLost
 
     @property
     def next(self) -> str | None:
-        """The next command of an operator, None where nothing has failed or stopped."""
+        """The operator's next command, None if nothing has failed or stopped."""
         if self.state == "waiting" and self.task is not None and self.task["next"]:
             return str(self.task["next"])
         if self.state == "stopped" and not self.launched:
@@ -100,12 +100,12 @@ class SubscriptionStatus:
 
     @property
     def last_error(self) -> str | None:
-        """The newest error in one line."""
+        """The newest error in one line, None if there is none."""
         return blocked_state.said(self.errors[0]) if self.errors else None
 
     @property
     def applied_lsn(self) -> str | None:
-        """The position up to which the target has everything, those without a transaction for it included."""
+        """The position up to which everything is applied, including WAL without transactions."""
         apply = next((row for row in self.workers if row["worker_type"] == APPLY), {})
         known = (self.origin or {}).get("remote_lsn"), apply.get("latest_end_lsn"), self.reported_lsn
         texts = filter(None, (*known, (self.slot or {}).get("confirmed_flush_lsn")))
@@ -113,7 +113,7 @@ class SubscriptionStatus:
 
     @property
     def waits_for(self) -> str | None:
-        """What is waited for, as far as that is known: by the subscription, else by apply, else by a table."""
+        """What the subscription, else apply, else a table waits for; None if nothing is known."""
         if self.state == "waiting" and self.task is not None:
             return str(self.task["waits_for"])
         if self.waits is not None and self.waits["for"]:
@@ -122,12 +122,12 @@ class SubscriptionStatus:
 
     @property
     def slot_as_of(self) -> str | None:
-        """When the publisher was asked of the slot last, where that is so long ago that the figures are old."""
+        """When the slot was last seen, if that is so long ago that its figures are outdated; else None."""
         taken_at: str | None = (self.slot or {}).get("taken_at")
         return taken_at if taken_at is not None and seconds_since(taken_at) >= SLOT_SECONDS else None
 
     def document(self) -> Row:
-        """Return the subscription object of the JSON documents; its schema is part of the contract."""
+        """Return the subscription's object in JSON documents. Its schema is part of the contract."""
         parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
         return {
             **self.columns,
@@ -143,7 +143,7 @@ class SubscriptionStatus:
 
 
 def serving(store: StateStore, folder: Path, subid: int) -> bool:
-    """Return whether a living launcher serves the subscription: the one that is recorded still holds its lock."""
+    """Return whether a living launcher serves the subscription: the recorded one still holds its lock."""
     server = store.server(subid)
     if server is None:
         return False
@@ -158,16 +158,16 @@ def error_class(row: ErrorRow) -> type[PgsubError]:
 
 
 def of_spark(row: ErrorRow, task: Row) -> bool:
-    """Return whether an error says how a worker ended, not what it met: of the next worker it says nothing.
+    """Return whether an error only says how a worker ended, and nothing about the next worker.
 
-    :param task: the next worker's, in pgsub_task; as long as Spark has not taken it, an error of Spark itself counts.
+    :param task: the next worker's row of pgsub_task. Errors of Spark concern it until Spark has accepted it.
     """
     found = error_class(row)
     return issubclass(found, WorkerDied) or (issubclass(found, SparkUnusable) and task["stage"] != "none")
 
 
 def read_status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionStatus:
-    """Read the status of a subscription, from one state of the store."""
+    """Read the status of a subscription from one snapshot of the store."""
 
     def rows(view: str, *order: str, own: bool = False) -> list[Row]:
         found = view_rows(store, view, sub.subid)[1]
@@ -181,7 +181,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     served = serving(store, folder, sub.subid)
     silence = subscription_lock(folder, sub.subid).silence() if served else 0.0
     server = store.server(sub.subid)
-    # the clock of another machine, or its file server, does not tell
+    # Lock times of another machine or its file server cannot be compared with the local clock.
     here = server is not None and server.host == socket.gethostname()
     unheard = server if here and silence > UNHEARD_SECONDS else None
     task = row("pgsub_task", own=True) if served else None
@@ -226,7 +226,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
 
 
 def _switchover(store: StateStore, sub: Subscription) -> str | None:
-    """Return what shows the switchover of a subscription, beside which the one that leads back is there meanwhile."""
+    """Return the command that shows a subscription's switchover. During one, its reverse subscription exists."""
     back = next((one for one in store.subscriptions() if one.way_back_of == sub.subid), None)
     if back is None:
         return None
@@ -235,7 +235,7 @@ def _switchover(store: StateStore, sub: Subscription) -> str | None:
 
 
 def _unheard(sub: Subscription, server: ServerRow, task: Row | None, silence: float) -> Row:
-    """Return the task's row where neither the launcher nor the target says anything: what it wrote before is old."""
+    """Return the row of a task whose launcher is silent, or waits for the target. Earlier data are outdated."""
     nothing = {"stage": "none", "since": ago(silence), "host": None, "pid": None, "ui": None}
     return {
         **(task or nothing),
@@ -264,14 +264,14 @@ def _applying(worker: WorkerRow | None) -> Row | None:
 
 
 def _waits(worker: WorkerRow | None) -> Row | None:
-    """Return since when the apply worker has given no sign of life, and what it waits for if that is known."""
+    """Return since when the apply worker has been silent, and what it waits for if known."""
     if worker is None or worker.silent_since is None:
         return None
     return {"since": worker.silent_since, "seconds": seconds_since(worker.silent_since), "for": worker.waits_for}
 
 
 def _table_waits(workers: Sequence[WorkerRow], relations: Sequence[RelationRow]) -> list[Row]:
-    """Return the same of tables for whose synchronization it is known what it waits for."""
+    """Return the same for tables whose synchronization waits for something known."""
     waiting = {one.relid: _waits(one) for one in workers if one.relid is not None and one.waits_for is not None}
     found = ((one, waiting.get(one.srrelid)) for one in relations)
     return [{"schemaname": one.schemaname, "relname": one.relname, **row} for one, row in found if row is not None]

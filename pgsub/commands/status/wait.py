@@ -1,6 +1,6 @@
-"""``pgsub wait``: returns when a subscription has reached a state; polls the state store and asks no server twice.
+"""``pgsub wait``: returns when a subscription has reached a state. It polls the state store.
 
-What the server offers for this is a loop around pg_subscription_rel and pg_stat_subscription, as
+The server's counterpart is a loop around pg_subscription_rel and pg_stat_subscription, like
 ``wait_for_subscription_sync`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
 """
 
@@ -31,12 +31,12 @@ from pgsub.launcher.error_reporting import APPLY, SEQUENCES, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1
-#: Times that an error from before the wait is reported again until it counts as of now: the first of these attempts
-#: may have begun before the command that was to mend it.
+#: Repetitions after which an error from before the wait counts as current. The first repetition may belong to an
+#: attempt that began before a command that should fix it.
 _REPEATS = 2
-#: how long an error that apply got past may still be shown, before nobody is going to take it away
+#: Seconds for which an error from which apply recovered may still be shown.
 _CLEARED = 2.0
-#: seconds that a pgsub run may take to begin, or to begin again, before it counts as none
+#: Seconds that a pgsub run may take to start or restart before it counts as absent.
 _STARTING = 5.0
 _ENABLE = "With --even-if-stopped the command waits until it is enabled; this enables it:"
 _START = "With --even-if-stopped the command waits until one is started; this starts it:"
@@ -48,30 +48,30 @@ class WaitOptions:
 
     name: str
     state_dir: Path
-    condition: str  #: synced, caught-up, lsn, disabled, error; two-phase: not pending, or without a table
+    condition: str  #: synced, caught-up, lsn, disabled, error; two-phase: not pending, or no table
     lsn: int | None = None  #: for the condition lsn
-    timeout: float | None = None  #: seconds; None waits for ever
-    tables: frozenset[int] | None = None  #: only these, by oid
-    even_if_stopped: bool = True  #: wait also for a subscription that is disabled or that nothing serves
-    everything: bool = False  #: for caught-up: no table is held, and sequences that follow have no error
+    timeout: float | None = None  #: seconds, None for no limit
+    tables: frozenset[int] | None = None  #: only these tables, by OID
+    even_if_stopped: bool = True  #: wait even if the subscription is disabled or not served
+    everything: bool = False  #: for caught-up: also no held table, and no error of sequences
 
 
 def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
     """Return as soon as the condition holds.
 
-    :param given_up: set by another thread that needs no answer any more; the wait ends then.
-    :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
-    :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
-    :raises StateForbids: it is disabled, nothing serves it, or a table of which everything is awaited is held, unless
-        ``even_if_stopped`` or ``disabled`` is awaited.
-    :raises TimeoutExpired: naming what is missing.
+    :param given_up: ends the wait when another thread sets it.
+    :raises SubscriptionNotFound: the subscription does not exist, or is dropped meanwhile.
+    :raises PgsubError: the subscription's own error, if it fails while another state is awaited.
+    :raises StateForbids: without ``even_if_stopped``: it is disabled, not served, or with ``everything`` has a held
+        table.
+    :raises TimeoutExpired: the time is over; the error says what is missing.
     """
     begin = served_at = time.monotonic()
     with StateStore.open(options.state_dir, create=False) as store:
         before = {_identity(row): row.attempts for row in store.errors(store.subscription(options.name).subid)}
         condition = _condition(options, store)
         while given_up is None or not given_up.is_set():
-            with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited
+            with store.snapshot():  # a dropped subscription has no tables, which would count as synced
                 subscription = store.subscription(options.name)
                 missing = condition(store, subscription)
                 problem = _failure(options, store, subscription)
@@ -109,14 +109,14 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
 
 
 def _awaited(options: WaitOptions, store: StateStore) -> frozenset[int]:
-    """Return the tables that are to be ready, fixed at the start: a refresh meanwhile must not move the goal."""
+    """Return the tables to wait for. They are fixed at the start, so that a refresh does not change the goal."""
     if options.tables is not None:
         return options.tables
     return frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
 
 
 def _present(options: WaitOptions, store: StateStore) -> int:
-    """Return where the publisher is now; where nobody is going to apply, it does not matter that it is away."""
+    """Return the publisher's present position. If it is unreachable, first report that nobody applies."""
     from pgsub.publisher.position import committed_position
 
     sub = store.subscription(options.name)
@@ -129,7 +129,7 @@ def _present(options: WaitOptions, store: StateStore) -> int:
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:
-    """Return the recorded error that makes waiting pointless, if there is one."""
+    """Return the recorded error that makes waiting pointless, None if there is none."""
     if options.condition == "error" or (
         options.condition == "disabled" and (subscription.disable_on_error or not subscription.enabled)
     ):
@@ -137,7 +137,7 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
     for row in store.errors(subscription.subid):
         concerned = row.worker == APPLY or options.condition in ("synced", "two-phase", "caught-up")
         if row.worker == SEQUENCES and not (options.everything and subscription.sequences):
-            continue  # nobody waits for those
+            continue  # errors of sequences do not matter here
         if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
             continue
         if concerned and error_class(row).directive is not Directive.RETRY:
@@ -146,7 +146,7 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
 
 
 def _identity(row: ErrorRow) -> tuple[str, Time | None]:
-    """Return what all attempts that end with one error have in common."""
+    """Return what all attempts with the same error have in common."""
     return row.worker, row.first_at
 
 
@@ -157,23 +157,23 @@ def _of_now(row: ErrorRow, before: dict[tuple[str, Time | None], int]) -> bool:
 
 
 def _retried(subscription: Subscription, unserved: float) -> bool:
-    """Return whether somebody will try again what failed before the wait: who mended it may just have started it.
+    """Return whether a failed attempt will be repeated. The user may have fixed the cause and just started a run.
 
-    :param unserved: seconds that nothing has served the subscription.
+    :param unserved: seconds for which nothing has served the subscription.
     """
     return subscription.enabled and unserved < _STARTING
 
 
 def _served(store: StateStore, options: WaitOptions, subscription: Subscription) -> bool:
-    """Return whether a launcher serves it; what was enabled a moment ago is not served yet, but will be."""
+    """Return whether a launcher serves the subscription, or the whole folder and soon the subscription."""
     own = serving(store, options.state_dir, subscription.subid)
     return own or launcher_lock(options.state_dir).holder() is not None
 
 
 def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -> None:
-    """End the wait for what cannot come.
+    """Raise an error for a state that cannot be reached.
 
-    :param unserved: seconds that nothing has served the subscription.
+    :param unserved: seconds for which nothing has served the subscription.
     """
     name = subscription.name
     if not subscription.enabled:
@@ -186,7 +186,7 @@ def _refuse_stopped(subscription: Subscription, missing: str, unserved: float) -
 
 
 def _refuse_held(subscription: Subscription, held: list[str]) -> None:
-    """End the wait for changes that are kept: none is applied until an operator releases their table."""
+    """Raise an error for kept changes, which are not applied until an operator releases their table."""
     # guard: a subscription with a held table is not reported as caught up
     if held:
         raise StateForbids(
@@ -198,7 +198,7 @@ def _refuse_held(subscription: Subscription, held: list[str]) -> None:
 
 
 def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:
-    """Wait until an error that apply got past is no longer shown."""
+    """Wait until an error from which apply recovered is no longer shown."""
     if options.condition not in ("caught-up", "lsn"):
         return
     deadline = time.monotonic() + _CLEARED
@@ -209,7 +209,7 @@ def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscrip
 
 
 def _recorded(row: ErrorRow) -> Exception:
-    """Return a recorded error as the exception that it was."""
+    """Return a recorded error as an exception of its class."""
     error = error_class(row)(row.message, detail=row.detail, hint=row.hint, context=row.context, sqlstate=row.sqlstate)
     if isinstance(error, ApplyError):
         error.relation, error.column, error.xid, error.conflict = row.relation, row.column, row.xid, row.conflict
