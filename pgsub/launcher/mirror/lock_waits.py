@@ -22,7 +22,8 @@ LOG_SECONDS = 8.0
 
 # A session that waits for another worker of the same subscription is not reported; that other worker is.
 _WAITS = """
-SELECT {role}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name, b.state,
+SELECT {role}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name,
+       b.state || CASE b.wait_event WHEN 'SyncRep' THEN ', waits for a synchronous standby' ELSE '' END,
        pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
   FROM pg_catalog.pg_stat_activity a
  CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS by (pid)

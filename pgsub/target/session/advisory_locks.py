@@ -27,7 +27,9 @@ _PAUSE = 0.05
 Key = tuple[int] | tuple[int, int]
 
 _HOLDER = """
-SELECT a.pid, coalesce(a.usename, x.owner)::text, coalesce(a.application_name, x.gid)
+SELECT a.pid, coalesce(a.usename, x.owner)::text, coalesce(a.application_name, x.gid),
+       CASE WHEN a.wait_event = 'SyncRep' THEN 'a synchronous standby of the target to confirm a commit'
+            WHEN a.wait_event_type = 'Lock' THEN 'another lock' END
   FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a USING (pid)
   LEFT JOIN pg_catalog.pg_locks own ON l.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
    AND own.granted AND own.virtualtransaction = l.virtualtransaction
@@ -43,11 +45,13 @@ class Holder(NamedTuple):
 
     :ivar pid: of a session; None for a prepared transaction.
     :ivar name: application_name of the session, or the identifier of the transaction.
+    :ivar waits_for: known of one's own role, or with pg_read_all_stats.
     """
 
     pid: int | None
     user: str
     name: str
+    waits_for: str | None
 
 
 def take(
@@ -102,12 +106,16 @@ def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) ->
 def holder(connection: psycopg.Connection, key: Key) -> Holder | None:
     """Return the other session or the prepared transaction that holds a lock; None if there is none."""
     high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
-    found: tuple[int | None, str, str] | None = row(connection, _HOLDER, (high, low, len(key)))
+    found: tuple[int | None, str, str, str | None] | None = row(connection, _HOLDER, (high, low, len(key)))
     return None if found is None else Holder(*found)
 
 
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:
     """Make the error for a lock that was not free in time. It names the holder.
+
+    A session of pgsub that waits inside a statement outlives its client: the server does not look for that meanwhile
+    (SyncRepWaitForLSN, ProcSleep). pgsub ends none itself, because it cannot see whether the client is gone. To end one
+    loses nothing: a COMMIT that waits for a standby is done, and the client is not told that it is confirmed.
 
     :param hint: a sentence before the statement that ends the session that holds it.
     """
@@ -122,10 +130,13 @@ def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "")
             hint="It is none of pgsub. Let that role decide it, or roll it back on the target:\n"
             f"ROLLBACK PREPARED {quoting.literal(found.name)};",
         )
+    waits, ended = "", ""
+    if found.waits_for is not None:
+        waits, ended = f" It waits for {found.waits_for}, even if its client is gone.", ", or its pgsub has ended"
     return LockHeld(
         message,
         detail=f'PID {found.pid} of the target, user "{found.user}", application_name "{found.name}", holds the'
-        " advisory lock.",
-        hint=f"{hint}{' ' if hint else ''}If that is no session of pgsub, end it on the target:\n"
+        f" advisory lock.{waits}",
+        hint=f"{hint}{' ' if hint else ''}If that is no session of pgsub{ended}, end it on the target:\n"
         f"SELECT pg_terminate_backend({quoting.literal(found.pid)});",
     )
