@@ -1,12 +1,12 @@
-"""Ends a target transaction with remote transactions in it: recorded, compared and set, committed.
+"""Ends a target transaction that contains remote transactions: records, compare-and-set of the ledger, commit.
 
-Mirrors apply_handle_commit_internal (worker.c), where the origin's progress is part of the commit record. It is the
-same for the session that applies whole transactions and for those that apply them while they arrive.
+Mirrors apply_handle_commit_internal (worker.c), where the origin's progress is part of the commit record. It serves
+sessions that apply whole transactions and sessions that apply them while they are received.
 
-NOTES: Data, ``remote_lsn``, records of conflicts and skipped changes are one commit. ``remote_lsn`` is compared and
-set: the UPDATE must hit the row at the position where this worker left it, under its claim. So of two workers that
-applied the same transaction only one can commit, and after an error of the COMMIT the ledger says whether it happened;
-nothing in memory does. A transaction that was decided by table states must lock the row before it reads them.
+NOTES: Data, ``remote_lsn``, records of conflicts and skipped changes are in one commit. ``remote_lsn`` is compared and
+set: the UPDATE must find the row at the position where this worker left it, under its claim. So if two workers have
+applied the same transaction, only one can commit. After an error of the COMMIT only the ledger, nothing in memory, says
+whether it happened. A transaction that depends on table states must lock the row before it reads them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pgsub.target.sql.pipeline import StatementFailed
 class LedgerCommit:
     """The end of the open transaction of one target session, together with the ledger.
 
-    :ivar recorded: something was recorded that the launcher must have seen before feedback passes it.
+    :ivar recorded: an event was recorded that the launcher must see before feedback passes it.
     """
 
     def __init__(self, session: TargetSession) -> None:
@@ -47,16 +47,16 @@ class LedgerCommit:
         self._connection, self._progress = session.connection, session.progress
         self._subid, self._subname = session.relations.subid, session.relations.subname
         self.recorded = False
-        self._consumed: tuple[Skip, Skip | None, list[dict[str, Any]]] | None = None  #: a skip, what is left, events
-        self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided
+        self._consumed: tuple[Skip, Skip | None, list[dict[str, Any]]] | None = None  #: a skip, the rest, events
+        self._used: Counter[tuple[str, str]] = Counter()  #: number of changes decided by rules with a limit
 
     def consume(self, skip: Skip, finish_lsn: int, skipped: Sequence[LogText] = ()) -> None:
-        """Clear ``subskiplsn``, or the first of several, with the next :meth:`commit`; a rollback keeps it.
+        """Clear ``subskiplsn``, or the first of several, in the next :meth:`commit`; a rollback keeps it.
 
-        LSNs before the transaction can match none to come (clear_subscription_skip_lsn).
+        LSNs before the transaction can match no later one (clear_subscription_skip_lsn).
 
-        :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
-        :param skipped: messages about the transaction, where it or conflicting rows of it were skipped.
+        :param finish_lsn: of a transaction with changes; for the end of a prepared one its end LSN, as in the server.
+        :param skipped: log messages if the transaction or its conflicting rows were skipped.
         """
         missed = skip.missed_at(finish_lsn)
         left = skip.without([*missed, finish_lsn])
@@ -68,7 +68,7 @@ class LedgerCommit:
         self._consumed = skip, left, bodies
 
     def keep(self, records: Sequence[Record]) -> None:
-        """Keep changes that a rule skipped, in the transaction that was to make them."""
+        """Keep the changes that a rule skipped, in the transaction that would have made them."""
         resolved = [one for one in records if isinstance(one, ResolvedConflict)]
         found = [(one.transaction, one.skipped) for one in resolved if one.skipped is not None]
         for _, group in groupby(found, lambda one: id(one[0])):
@@ -79,9 +79,9 @@ class LedgerCommit:
             changes.write()
 
     def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
-        """Record conflicts that did not stop apply, and messages, in the commit of their transaction.
+        """Record messages, and conflicts that did not stop apply, in the commit of their transaction.
 
-        :param keep: also :meth:`keep` the changes that were skipped.
+        :param keep: also :meth:`keep` the skipped changes.
         """
         if not records:
             return
@@ -95,10 +95,10 @@ class LedgerCommit:
         events.add(self._connection, self._subid, *(one.body(self._subid) for one in named))
 
     def commit(self, old: int, last: RemoteTransaction) -> int:
-        """Move the ledger behind ``last`` and commit.
+        """Advance the ledger to the end of ``last`` and commit.
 
-        :param old: where the ledger was when this began, and must still be.
-        :return: where it is now; it never moves backwards (a transaction sent late as prepared has an old LSN).
+        :param old: position of the ledger, which must not have changed.
+        :return: its new position; it never moves backwards (a transaction sent late as prepared has an old LSN).
         :raises PgsubError: located; without a SQLSTATE only the ledger knows whether it was committed.
         """
         new = max(old, last.end_lsn)
@@ -111,14 +111,14 @@ class LedgerCommit:
         failpoints.point("apply.before_target_commit")
         try:
             self._progress.close(old, new, last.commit_ts)
-        except StatementFailed as failure:  # of the COMMIT a deferred constraint
+        except StatementFailed as failure:  # e.g. a deferred constraint
             place = Place(last, last.kind.value) if of_commit(failure) else None
             raise conflict.fault(self._subid, failure.error, place) from None
         failpoints.point("apply.commit_reply_lost")
         return new
 
     def _count_off(self) -> None:
-        """Take what rules with a limit have decided off the limit, and log it."""
+        """Subtract the decided changes from the limits of their rules, and log them."""
         if not self._used:
             return
         rules, used, self._used = self._progress.rules, self._used, Counter()
@@ -132,20 +132,20 @@ class LedgerCommit:
             events.add(self._connection, self._subid, events.log_entry("LOG", entry))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
-        """Run a statement of two-phase commit, which ends a transaction.
+        """End a transaction by a statement of two-phase commit.
 
-        :raises PgsubError: as of :meth:`commit`.
+        :raises PgsubError: see :meth:`commit`.
         """
         try:
             done = self._connection.execute(command).statusmessage
-        except psycopg.Error as error:  # a deferred constraint, or the reply is lost and only the ledger knows
+        except psycopg.Error as error:  # a deferred constraint, or a lost reply after which only the ledger knows
             place = Place(last, last.kind.value) if error.sqlstate else None
             raise conflict.fault(self._subid, error, place) from None
-        if done == "ROLLBACK":  # the server's whole answer where there was nothing to commit or to prepare
+        if done == "ROLLBACK":  # the server's answer if there was nothing to commit or prepare
             raise StreamsMustRestart("the target rolled back what it was to commit")
 
     def rolled_back(self) -> bool:
-        """Roll back; return whether the session survived. If not, the error that broke it is known already."""
+        """Roll back; return whether the session survived. If not, the error that broke it is already known."""
         self._consumed, self._used = None, Counter()
         try:
             self._connection.execute("ROLLBACK")

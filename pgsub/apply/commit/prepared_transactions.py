@@ -1,11 +1,11 @@
-"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED of the publisher on the target. Mirrors apply_handle_prepare and its
-like (worker.c), with a ledger that follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared_xacts`.
+"""Runs the publisher's PREPARE, COMMIT PREPARED and ROLLBACK PREPARED on the target. Mirrors apply_handle_prepare and
+similar functions (worker.c). The ledger follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared_xacts`.
 
-NOTES: PREPARE TRANSACTION ends a transaction, so the ledger cannot move in it. Three things say how far an attempt
-came: the gid, which names the remote transaction; a marker, written by the prepared transaction itself and visible once
-it is committed; the list, written with the ledger. Prepared but not listed: the ledger's commit was lost; roll back and
-prepare again. Listed, not prepared: it was decided, and the marker says how. Every step may therefore be repeated. The
-prepared transaction must never lock the progress row: it would keep the lock until it is decided.
+NOTES: PREPARE TRANSACTION ends a transaction, so the ledger cannot move in it. Three things show how far an attempt
+came: the gid names the remote transaction; the marker, written by the prepared transaction, is visible once that is
+committed; the list is written with the ledger. Prepared but not listed: the ledger's commit was lost; roll back and
+prepare again. Listed but not prepared: it was decided, and the marker says how. So every step may be repeated. The
+prepared transaction must never lock the progress row, because it would keep the lock until it is decided.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pgsub.target.ledger.skip import Skip
 _log = logging.getLogger(__name__)
 
 _DUPLICATE = "42710"
-#: A session in whose open transaction the changes were applied, and the records of that.
+#: A session in whose open transaction the changes were applied, and the resulting records.
 Applied = tuple[TargetSession, Sequence[Record]]
-#: Applies the changes in an open transaction of some session; None if that cannot be begun now.
+#: Applies the changes in an open transaction of some session; None if it cannot begin now.
 Apply = Callable[[RemoteTransaction], Applied | None]
 
 
 class TwoPhase:
-    """Prepared transactions through the worker's own session.
+    """Prepared transactions in the worker's own session.
 
-    :param ledger_commit: of the worker's own session; others may hold the data, the ledger is written by this one.
-    :param skip: returns what is to be skipped of the stream, once the ledger's row is read.
+    :param ledger_commit: that of the worker's own session, which writes the ledger; other sessions may hold the data.
+    :param skip: returns the stream's skip, once the ledger's row is read.
     """
 
     def __init__(self, ledger_commit: LedgerCommit, skip: Callable[[], Skip | None]) -> None:
@@ -49,17 +49,17 @@ class TwoPhase:
         self._transactions = PreparedTransactions(session.connection, self._subid)
 
     def prepare(self, old: int, transaction: RemoteTransaction, apply: Apply) -> int | None:
-        """Prepare the transaction unless an earlier attempt did, then move the ledger.
+        """Prepare the transaction unless an earlier attempt did, then advance the ledger.
 
-        :param old: where the ledger is.
-        :param apply: applies its changes, with a target transaction left open.
-        :return: where the ledger is now, None if ``apply`` could not begin.
+        :param old: position of the ledger.
+        :param apply: applies the changes and leaves the target transaction open.
+        :return: new position of the ledger, None if ``apply`` could not begin.
         """
         gid = self._transactions.gid(transaction.xid, transaction.finish_lsn)
         found = self._transactions.find(gid)
         missing: Sequence[Record] = ()
         if found.prepared and not found.listed:
-            # Only the ledger's commit was lost. Prepared anew, its missing rows are found, and recorded, again.
+            # Only the ledger's commit was lost. Preparing again finds and records its missing rows again.
             _log.debug("prepared transaction %s was sent again: prepared anew", gid)
             self._session.connection.execute(prepared_xacts.ROLLBACK.format(gid))
         if found.listed or found.marker:
@@ -78,7 +78,7 @@ class TwoPhase:
         return self._ledger_commit.commit(old, transaction)
 
     def _end(self, session: TargetSession, gid: str, transaction: RemoteTransaction, records: Sequence[Record]) -> None:
-        """Prepare it, with its messages and skipped changes: they show only if it is committed."""
+        """Prepare the transaction with its messages and skipped changes, which are visible only if it is committed."""
         ledger_commit = LedgerCommit(session)
         ledger_commit.record([one for one in records if isinstance(one, LoggedMessage)])
         ledger_commit.keep(records)
@@ -89,7 +89,7 @@ class TwoPhase:
         try:
             ledger_commit.end(transaction, prepared_xacts.PREPARE.format(gid))
         except ApplyError as error:
-            if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
+            if "max_prepared_transactions" in (error.hint or ""):  # the server's text; add commands to paste
                 error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
             if error.sqlstate == _DUPLICATE:
                 self._name_holder(error, gid)
@@ -97,7 +97,7 @@ class TwoPhase:
         failpoints.point("apply.after_prepare")
 
     def _name_holder(self, error: ApplyError, gid: str) -> None:
-        """Complete the refusal of a name that a transaction of somebody else bears: pgsub never ends that."""
+        """Complete the error if another role's prepared transaction has the name; pgsub never ends that."""
         holder = self._transactions.holder(gid)
         if holder is not None:
             error.detail = f'Role "{holder[0]}" has prepared a transaction of that name in database "{holder[1]}".'
@@ -108,14 +108,14 @@ class TwoPhase:
             )
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:
-        """Run COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did, then move the ledger.
+        """Run COMMIT PREPARED or ROLLBACK PREPARED unless an earlier attempt did, then advance the ledger.
 
-        :return: where the ledger is now.
-        :raises ApplyError: the prepared transaction was ended by hand, the other way.
+        :return: new position of the ledger.
+        :raises ApplyError: the prepared transaction was ended by hand in the other way.
         """
         gid = self._transactions.listed(transaction.xid)
         if gid is None:
-            # Publishers send these for transactions that only took locks, without a PREPARE before (a known bug).
+            # Publishers send this without a PREPARE for transactions that only took locks (a known bug).
             _log.debug("%s of transaction %s, which was never prepared", transaction.kind.value, transaction.xid)
         else:
             self._finish(gid, self._transactions.find(gid), transaction)
@@ -123,10 +123,10 @@ class TwoPhase:
         self._session.progress.open(old)
         if gid is not None:
             self._transactions.unlist(gid)
-            # messages, and most records where many rows were missing, were part of what was prepared: they show now
+            # the prepared transaction had messages, and most records if many rows were missing, which are visible now
             self._ledger_commit.recorded = True
         skip = self._skip()
-        if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
+        if skip is not None:  # the server also clears it here, by the end LSN (apply_handle_commit_prepared)
             self._ledger_commit.consume(skip, transaction.end_lsn)
         return self._ledger_commit.commit(old, transaction)
 

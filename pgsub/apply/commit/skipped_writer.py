@@ -1,6 +1,6 @@
-"""Changes that are not applied, kept on the target in the commit that passes them: ``pgsub.skipped_change``.
+"""Keeps changes that are not applied on the target (``pgsub.skipped_change``), in the commit that passes them.
 
-Values are the publisher's texts by column, in a form that any encoding of the target can keep.
+Values are the publisher's texts by column, in a form that any encoding of the target can store.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate,
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.sql import jsonb
 
-#: Changes, and bytes of them, that are written together.
+#: Maximum number and bytes of changes that are written together.
 WRITE_ROWS, WRITE_BYTES = 1000, 4 << 20
-#: Bytes of a change from which on its large values are not kept: a jsonb has 256 MB, and they may stand there in
-#: hexadecimal. What stands for such a value names its length.
+#: Bytes of a change above which its large values are not kept: a jsonb is limited to 256 MB, and values may be stored
+#: in hexadecimal. The length of such a value is stored instead.
 KEEPABLE = 100 << 20
 CUT = "bytes"
 
@@ -28,10 +28,10 @@ CUT = "bytes"
 class SkippedChanges:
     """A writer of the skipped changes of one transaction.
 
-    :param connection: holds the data; when something is written it is between two statements.
-    :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
-    :ivar count: kept so far.
-    :ivar cut: values that were too large to be kept.
+    :param connection: the session of the data; it is between two statements when something is written.
+    :param of_sync: a sync worker skips them; its table's srsublsn will cover them.
+    :ivar count: number of changes kept so far.
+    :ivar cut: number of values that were too large to be kept.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class SkippedChanges:
         self._bytes = 0
         self.count = 0
         self.cut = 0
-        self._longest: int | None = None  #: of values that are kept of the present change; None: all are
+        self._longest: int | None = None  #: longest value of the present change to keep, None for no limit
 
     def keep(self, relation: Relation, message: Message, reason: dict[str, Any]) -> None:
         """Keep one change of one relation.
 
-        :param relation: as the publisher described it then.
-        :param reason: why it is not applied; ``ref`` links the record of its conflict to it.
+        :param relation: as the publisher described it at that time.
+        :param reason: why it is not applied; ``ref`` links it to the record of its conflict.
         """
         body: dict[str, Any] = {
             "operation": type(message).__name__.upper(),
@@ -87,7 +87,7 @@ class SkippedChanges:
         }
 
     def _value(self, kind: int, value: bytes | None) -> str | dict[str, str] | None:
-        """Return text as it is; binary values, and text that the target's encoding may lack, as hexadecimal."""
+        """Return text unchanged; return binary values, and text that the target's encoding may lack, as hexadecimal."""
         if value is None:
             return None
         if self._longest is not None and len(value) > self._longest:
@@ -102,7 +102,7 @@ class SkippedChanges:
         return text
 
     def write(self) -> None:
-        """Write what waits into the open transaction."""
+        """Write the pending changes in the open transaction."""
         if not self._waiting:
             return
         place = (self._subid, format_lsn(self.transaction.finish_lsn), self.transaction.xid)

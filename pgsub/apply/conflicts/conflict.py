@@ -30,24 +30,24 @@ from pgsub.target.sql.verified_names import VERIFY, VERIFY_TYPES
 class RowConflict(NamedTuple):
     """A conflict that does not stop apply; the transaction's finish LSN may not be known yet.
 
-    A row that is missing (update_missing, delete_missing: the change is skipped), or that another origin wrote last
-    (update_origin_differs, delete_origin_differs: the change is applied). The message itself is not kept: there may be
-    a million of these in one transaction.
+    The row is missing (update_missing, delete_missing: the change is skipped), or another origin wrote it last
+    (update_origin_differs, delete_origin_differs: the change is applied). The message itself is not kept, because one
+    transaction may have a million of these.
     """
 
     place: Place  #: without its rows
     key: str
     remote: dict[str, str | None] | None
     identity: dict[str, str | None]  #: the columns that find the row
-    leaf: tuple[str, str] | None = None  #: of a partitioned table the partition, once it was looked up
-    local: ConflictingRow | None = None  #: the row as another origin left it, None of a missing one
-    names: Sequence[str] = ()  #: columns in the order of the partition, once it was looked up
+    leaf: tuple[str, str] | None = None  #: the partition, once it is looked up
+    local: ConflictingRow | None = None  #: the row as another origin wrote it, None if missing
+    names: Sequence[str] = ()  #: columns in the order of the partition, once it is looked up
 
     @classmethod
     def of(cls, place: Place, found: Sequence[str | None] | None = None) -> RowConflict:
-        """Make one of a change whose row is missing or another origin's (apply_handle_*_internal).
+        """Make the conflict of a change whose row is missing or of another origin (apply_handle_*_internal).
 
-        :param found: as :func:`~pgsub.target.sql.row_queries.origin_differs` gives it; None where the row is missing.
+        :param found: result of :func:`~pgsub.target.sql.row_queries.origin_differs`; None if the row is missing.
         """
         relation, leaf, local = place.mapped, None, None
         if found is not None:
@@ -87,7 +87,7 @@ class RowConflict(NamedTuple):
 
 
 def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
-    """Return the columns that a row was searched by, and their values."""
+    """Return the columns by which a row was searched, with their values."""
     columns = {relation.columns[i].name for i in relation.lookup}
     return {name: value for name, value in conflict_text.sent_row(relation, searched).items() if name in columns}
 
@@ -96,7 +96,7 @@ _R = TypeVar("_R")
 
 
 def with_partitions(connection: psycopg.Connection, records: Sequence[_R]) -> list[_R]:
-    """Complete records of rows of partitioned tables: with the partition, and the rows as that has its columns.
+    """Add the partitions to conflicts of partitioned tables, and order the rows by the partition's columns.
 
     :param connection: in the transaction that records them.
     """
@@ -115,10 +115,10 @@ def with_partitions(connection: psycopg.Connection, records: Sequence[_R]) -> li
 
 
 class ResolvedConflict(NamedTuple):
-    """A conflict that was resolved: by a rule, or by ``skip-lsn`` of conflicting rows.
+    """A conflict that was resolved by a rule, or by ``skip-lsn`` for conflicting rows.
 
-    :ivar skipped: a change that a rule skips, to be kept: its relation as the publisher described it, and why.
-    :ivar rule: that decided.
+    :ivar skipped: a change that a rule skipped, to be kept: its relation as the publisher described it, and the reason.
+    :ivar rule: the rule that decided.
     """
 
     transaction: RemoteTransaction
@@ -131,12 +131,12 @@ class ResolvedConflict(NamedTuple):
         return self.record.body()
 
 
-#: What the launcher is to log: a change that was skipped or resolved, or a message.
+#: Items for the launcher to log: a change that was skipped or resolved, or a message.
 Record: TypeAlias = RowConflict | ResolvedConflict | LoggedMessage
 
 
 def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
-    """Make the error of a conflict that a rule makes stop apply."""
+    """Return the error of a conflict at which a rule stops apply."""
     error = ApplyError(record.message, detail=record.detail, sqlstate="P0001")
     error.conflict, error.record = record.conflict_type, record
     locate(error, subid, place)
@@ -144,14 +144,14 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
 
 
 def hint(change: str, subname: str) -> str:
-    """Make the hint of a conflict that stops apply."""
+    """Return the hint of a conflict that stops apply."""
     return f"{change}: apply goes on by itself. For other options, see:\npgsub status {word(subname)} --runbook"
 
 
 def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
-    """Begin a record, with the change's rows.
+    """Create a record with the change's rows.
 
-    :param schema: with ``name`` the table where it is not the relation's own: of a partitioned one the partition.
+    :param schema: with ``name`` the table if it is not the relation's own, such as a partition.
     """
     relation = place.mapped
     target = relation.target
@@ -169,7 +169,7 @@ def add_rows_in_the_way(
 ) -> None:
     """Complete the record of a unique conflict (errdetail_apply_conflict).
 
-    :param found: what was found; None where nothing could be read.
+    :param found: the search result; None if nothing could be read.
     """
     relation = place.mapped
     updates = place.message_type == "UPDATE" and not (found is not None and found.moved)
@@ -183,19 +183,19 @@ def add_rows_in_the_way(
 
 @dataclass(frozen=True, slots=True)
 class UniqueFailure:
-    """A change that a unique index refused, until :mod:`pgsub.apply.conflicts.report` has read the rows in the way."""
+    """A violation of a unique index, until :mod:`pgsub.apply.conflicts.report` has read the conflicting rows."""
 
     place: Place
-    key: str | None  #: as the failing statement named it, as what follows
-    message: str  #: where it is no conflict in the server's sense
+    key: str | None  #: as the failing statement reported it, like the following
+    message: str  #: used if it is not a conflict in the server's sense
     detail: str | None
 
 
 def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
-    """Translate the error of a failed statement: a conflict of the server's types where it is one, else a fault.
+    """Translate the error of a failed statement: to a conflict if it is one of the server's types, else to a fault.
 
-    :param place: the change that failed, None where none is to blame.
-    :param statement: what failed, where it was a single-row statement.
+    :param place: the change that failed, None if none is known.
+    :param statement: the failed statement if it was for a single row.
     """
     if statement in (VERIFY, VERIFY_TYPES) and error.sqlstate == table_lock.CHANGED:
         return _replaced(subid, place, types=statement is VERIFY_TYPES)
@@ -231,7 +231,7 @@ def _replaced(subid: int, place: Place | None, *, types: bool) -> TableReplaced:
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:
-    """Make the conflict as far as the error itself names it; :mod:`pgsub.apply.conflicts.report` completes it."""
+    """Create the conflict from the error alone; :mod:`pgsub.apply.conflicts.report` completes it."""
     diag = error.diag
     kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
     record = new_record(place, kind, diag.schema_name, diag.table_name)

@@ -1,6 +1,6 @@
-"""A conflict as it travels to the launcher: through the ledger's event table, or with the error that stops apply.
+"""A conflict on its way to the launcher: in the ledger's event table, or in the error that stops apply.
 
-Mirrors what ReportApplyConflict (conflict.c) writes into the log.
+Mirrors the log entry of ReportApplyConflict (conflict.c).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = re.compile(r"\S+ (\(.*\)=\(.*\)) \S", re.DOTALL)
 
 @dataclass(slots=True)
 class ConflictRecord:
-    """One conflict. Rows are by column, values as text; a column that did not come is not in them."""
+    """One conflict. Rows are by column, with values as text; columns that were not sent are left out."""
 
     conflict_type: str
     schemaname: str
@@ -34,18 +34,18 @@ class ConflictRecord:
     detail: str = ""
     context: str = ""
     key: str = ""
-    index_name: str | None = None  #: all of them, where there are several
+    index_name: str | None = None  #: the names of all, if there are several
     remote_tuple: dict[str, str | None] | None = None
     replica_identity: dict[str, str | None] | None = None
-    #: what stands in the way, one an index: fields of ConflictingRow
+    #: the conflicting rows, one per index, as fields of ConflictingRow
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
-    identical: bool = False  #: what is there is what was to be written
-    action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
-    skipped_ref: str | None = None  #: names what is kept of the change, where it was skipped
-    quiet: bool = False  #: the log is found of many of them at once
+    identical: bool = False  #: the existing row equals the row to be written
+    action: str = ""  #: action of a rule: applied, kept or skipped; '' for the server's behaviour
+    skipped_ref: str | None = None  #: links to the kept change if it was skipped
+    quiet: bool = False  #: logged together with others, not one by one
 
     def body(self) -> dict[str, object]:
-        """Return it as JSON for the ledger."""
+        """Return the record as JSON for the ledger."""
         return {"kind": "conflict", **{name: getattr(self, name) for name in _FIELDS}}
 
 
@@ -53,9 +53,9 @@ _FIELDS = tuple(one.name for one in fields(ConflictRecord))
 
 
 def new_record(kind: str, transaction: RemoteTransaction, schema: str, name: str) -> ConflictRecord:
-    """Begin a record.
+    """Create a record.
 
-    :param schema: with ``name`` the table, of a partitioned one the partition.
+    :param schema: with ``name`` the table, or the partition of a partitioned one.
     """
     return ConflictRecord(
         kind,
@@ -74,13 +74,13 @@ def message(schema: str, name: str, kind: str) -> str:
 
 
 def first_detail(diag: psycopg.errors.Diagnostic) -> str:
-    """Format the detail that a unique violation names by itself, in the server's words for conflicts."""
+    """Format the detail that a unique violation itself reports, in the server's words for conflicts."""
     key = server_words.fields(diag).detail or ""
     return f'Key already exists in unique index "{diag.constraint_name}".\n{key}'.rstrip()
 
 
 def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:
-    """Return the key that a unique violation names."""
+    """Return the key that a unique violation reports."""
     found = _KEY.match(server_words.fields(diag).detail or "")
     return found[1] if found else None
 
@@ -94,9 +94,9 @@ def copy_context(name: str) -> str:
 
 
 def copy_conflict(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
-    """Record the conflict of a plain copy, as far as its error names it.
+    """Create the record for a conflict of a plain copy, from its error alone.
 
-    :param relation: that is copied, by its name on the target.
+    :param relation: the copied relation, with its name on the target.
     """
     record = new_record("insert_exists", RemoteTransaction(0, 0), diag.schema_name or "", diag.table_name or "")
     record.detail, record.context = first_detail(diag), copy_context(f"{relation.namespace}.{relation.name}")

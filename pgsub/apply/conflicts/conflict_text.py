@@ -1,6 +1,6 @@
-"""Words conflicts, and shows rows, as the target's server does. Mirrors errdetail_apply_conflict (conflict.c).
+"""Formats conflicts and rows as the target's server does. Mirrors errdetail_apply_conflict (conflict.c).
 
-Servers before 18 have no words for conflicts: they get those of 18. From 19 on the rows stand behind what happened.
+Servers before 18 have no texts for conflicts, so those of 18 are used. From 19 on the rows follow the description.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pgsub.target.catalog.relation import TargetColumn
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.conflict_search import ConflictingRow
 
-#: A row by the target's columns: text as the server shows it, None for NULL.
+#: A row by the target's columns, with values as the server shows them, None for NULL.
 Row = Mapping[str, str | None]
 
-#: Bytes of a value in a message, as the server truncates them, and characters of one in a record.
+#: Bytes of a value in a message, as the server truncates it, and characters of one in a record.
 SHOWN, KEPT = 64, 4096
-_REWORDED = 190000  #: the first version with rows behind what happened, and LSNs of eight digits after the slash
+_REWORDED = 190000  #: the first version with rows after the description, and LSNs with eight digits after the slash
 _LOADERS = Transformer()
-_LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: the beginning of what they send is that of their text
-_CHAR = 18  #: "char", one byte that need be no character
-_JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
+_LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: a prefix of the sent value is a prefix of its text
+_CHAR = 18  #: "char", a byte that need not be a character
+_JSON = {114: 0, 3802: 1}  #: json and jsonb, with the number of leading bytes that are not text
 
 
 def lsn(position: int, version: int) -> str:
-    """Format an LSN as the server of a version writes it in messages."""
+    """Format an LSN as a server of that version does in messages."""
     low = position & 0xFFFFFFFF
     return f"{position >> 32:X}/{low:08X}" if version >= _REWORDED else f"{position >> 32:X}/{low:X}"
 
@@ -39,9 +39,9 @@ def lsn(position: int, version: int) -> str:
 def unique(version: int, hits: Sequence[ConflictingRow], remote: Row, identity: str | None) -> str:
     """Format DETAIL of insert_exists, update_exists and multiple_unique_conflicts.
 
-    :param hits: what stands in the way, one an index.
-    :param remote: the row as it would be.
-    :param identity: how the row to be updated was searched.
+    :param hits: the conflicting rows, one per index.
+    :param remote: the row that would result.
+    :param identity: description of the search for the row to be updated.
     """
     searched = [*_remote(remote), *([identity] if identity else [])]
     found = [(_exists(hit), [*([f"key {hit.key}"] if hit.key else []), *_local(version, hit)]) for hit in hits]
@@ -63,7 +63,7 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
 def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
     """Format DETAIL of update_origin_differs and delete_origin_differs.
 
-    :param hit: the row as it was, and who wrote it.
+    :param hit: the existing row and its writer.
     """
     by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by a different origin "{hit.origin}"')
     verb = "Updating" if message_type == "UPDATE" else "Deleting"
@@ -74,7 +74,7 @@ def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote:
 def _exists(hit: ConflictingRow) -> str:
     text = f'Key already exists in unique index "{hit.index}"'
     if hit.xid is None:
-        return text  # the row is gone again, or was the transaction's own
+        return text  # the row is gone, or this transaction wrote it
     if hit.commit_ts is None:
         return f"{text}, modified in transaction {hit.xid}"
     by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by origin "{hit.origin}"')
@@ -91,7 +91,7 @@ def _remote(remote: Row | None) -> list[str]:
 
 
 def _detail(version: int, text: str, parts: Sequence[str]) -> str:
-    """Format what happened, with the rows behind it, or in a sentence of their own."""
+    """Format a description with the rows after it, or in a sentence of their own."""
     if version >= _REWORDED:
         return f"{text}: {', '.join(parts)}." if parts else f"{text}."
     rows = "; ".join(parts)
@@ -104,52 +104,52 @@ def row(values: Row) -> str:
 
 
 def key(names: Iterable[str], values: Iterable[str | None]) -> str:
-    """Format the columns of a key and their values, which are never cut (BuildIndexValueDescription).
+    """Format the columns of a key and their values, without truncation (BuildIndexValueDescription).
 
-    :param names: as SQL.
+    :param names: quoted as SQL.
     """
     return f"({', '.join(names)})=({', '.join('null' if v is None else v for v in values)})"
 
 
 def identity(relation: RelationMap, searched: Tuple) -> str:
-    """Format the replica identity that a row was searched by, or the whole row."""
+    """Format the replica identity by which a row was searched, or the whole row."""
     if full(relation):
         return f"replica identity full {row(remote_row(relation, searched))}"
     return f"replica identity {identity_key(relation, searched)}"
 
 
 def identity_key(relation: RelationMap, searched: Tuple) -> str:
-    """Return the columns that a row is searched by and their values; long ones are cut, for no index may bound them."""
+    """Format the columns by which a row is searched. Long values are truncated; no index may limit them."""
     columns = [(relation.columns[i], i) for i in relation.lookup]
     names = [column.quoted or column.name for column, _ in columns]
     return key(names, [kept(value(searched, i, column)) for column, i in columns])
 
 
 def full(relation: RelationMap) -> bool:
-    """Return whether rows are found by all their columns; the key of a partitioned table may be its partitions'."""
+    """Return whether rows are found by all columns; a partitioned table may have its key in the partitions only."""
     return not relation.by_identity and not (relation.target.relkind == "p" and relation.remote.replica_identity != "f")
 
 
 def remote_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """Return a remote row by the target's columns, in their order; what did not come is NULL."""
+    """Return a remote row by the target's columns, in their order; values that were not sent are NULL."""
     sent = {column.name: i for i, column in enumerate(relation.columns)}
     found: dict[str, str | None] = {}
     for column in relation.target.columns:
         if column.virtual:
-            found[column.name] = "virtual"  # the server's word
+            found[column.name] = "virtual"  # as the server shows it
         else:
             found[column.name] = value(values, sent[column.name], column) if column.name in sent else None
     return found
 
 
 def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str, str | None]:
-    """Return a remote row from what :func:`sent_row` keeps, in the order of a partition's columns."""
+    """Return a remote row from :func:`sent_row`, in the order of a partition's columns."""
     virtual = {column.name for column in relation.target.columns if column.virtual}
     return {name: "virtual" if name in virtual else sent.get(name) for name in names}
 
 
 def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """Return the values that the publisher sent, for records. A value that was not sent is left out: it is not NULL."""
+    """Return the values that the publisher sent, for records. Unsent values are left out, because they are not NULL."""
     return {
         column.name: kept(value(values, i, column))
         for i, column in enumerate(relation.columns)
@@ -158,12 +158,12 @@ def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
 
 
 def kept(text: str | None) -> str | None:
-    """Shorten a value for a record."""
+    """Truncate a value for a record."""
     return text if text is None or len(text) <= KEPT else text[:KEPT] + "..."
 
 
 def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
-    """Return the rows in the way, for a record; where a value of its key is cut, nothing is said of its columns."""
+    """Return the conflicting rows for a record; without key columns if a value of the key is truncated."""
     found = []
     for hit in hits:
         row = None if hit.row is None else kept_row(hit.row)
@@ -173,29 +173,29 @@ def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
 
 
 def kept_row(row: Row) -> dict[str, str | None]:
-    """Shorten a row for a record."""
+    """Truncate the values of a row for a record."""
     return {name: kept(text) for name, text in row.items()}
 
 
 def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
     """Format a value as text.
 
-    :param position: of the remote column.
+    :param position: position of the remote column.
     """
     raw = values.values[position]
     if raw is None:
         return None
     binary = values.kinds[position] == BINARY
     if not binary or column.type_oid in _LONG:
-        raw = raw[: 4 * (KEPT + 1)]  # nobody shows more of it, and a value may have a gigabyte
+        raw = raw[: 4 * (KEPT + 1)]  # no more is ever shown, and a value may have a gigabyte
     return _text_of(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")
 
 
 def _text_of(raw: bytes, oid: int) -> str:
-    """Return the text of the type's output function, as far as psycopg knows the type; else the bytes."""
+    """Return the output of the type's output function if psycopg knows the type, else the bytes."""
     if oid in _JSON:
         return raw[_JSON[oid] :].decode("utf-8", "replace")
-    if oid == _CHAR:  # as charout (char.c)
+    if oid == _CHAR:  # like charout (char.c)
         return "".join(chr(byte) if byte < 0x80 else f"\\{byte:o}" for byte in raw if byte)
     try:
         loaded = _LOADERS.get_loader(oid, pq.Format.BINARY).load(raw)

@@ -1,4 +1,4 @@
-"""The change that apply is at, and what errors say about it. Mirrors apply_error_callback (worker.c)."""
+"""The change being applied, and the context that errors get from it. Mirrors apply_error_callback (worker.c)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
     @property
     def mapped(self) -> RelationMap:
-        """The relation, where the change has one."""
+        """The relation; the change must have one."""
         assert self.relation is not None
         return self.relation
 
@@ -46,11 +46,11 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """schema.table of the target, as messages show it."""
+        """schema.table of the target, for messages."""
         return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
 
     def resulting_row(self) -> Statement:
-        """Compose the query of the row that an INSERT or UPDATE would result in."""
+        """Build the query for the row that would result from an INSERT or UPDATE."""
         old_kinds = None if self.old is None else self.old.kinds
         return row_queries.resulting_row(self.mapped, self.row.kinds, old_kinds, inserts=self.inserts)
 
@@ -60,7 +60,7 @@ class Place(NamedTuple):
         return self.message_type == "INSERT"
 
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
-        """Return values and formats that a statement takes of the rows."""
+        """Return the values and formats of a statement's parameters."""
         values: list[bytes | None] = []
         formats: list[int] = []
         for source, position in statement.takes:
@@ -71,15 +71,15 @@ class Place(NamedTuple):
         return values, formats
 
     def columns(self, *, sent: bool) -> list[str]:
-        """Return columns of the new row that the publisher sent, or left out as unchanged."""
+        """Return the columns of the new row that the publisher sent, or those that it left out as unchanged."""
         kinds = self.row.kinds
         return [c.name for i, c in enumerate(self.mapped.columns) if (kinds[i] != UNCHANGED) == sent]
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:
-    """Format the server's apply_error_callback line.
+    """Format the context line of the server's apply_error_callback.
 
-    :param column: of the publisher, which is to blame.
+    :param column: the faulty column of the publisher.
     """
     transaction = place.transaction
     if not transaction.xid:
@@ -95,9 +95,9 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
 
 
 def locate(error: PgsubError, subid: int, place: Place) -> None:
-    """Add the place to an error: relation, transaction, finish LSN.
+    """Add relation, transaction and finish LSN to an error.
 
-    Where a server is gone, no transaction is to blame.
+    If a server is unreachable, no transaction caused the error.
     """
     error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
     if isinstance(error, ApplyError) and error.record is not None:
@@ -105,6 +105,6 @@ def locate(error: PgsubError, subid: int, place: Place) -> None:
     if error.directive is Directive.RETRY and is_unreachable(error.sqlstate):
         return
     error.relation = place.name or error.relation
-    if place.transaction.xid:  # a copied row is of none
+    if place.transaction.xid:  # a copied row has no transaction
         error.finish_lsn = format_lsn(place.transaction.finish_lsn)
         error.xid = place.transaction.xid

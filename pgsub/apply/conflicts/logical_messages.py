@@ -1,7 +1,7 @@
-"""Messages of pg_logical_emit_message() on their way into the log. Mirrors pgoutput_message (pgoutput.c).
+"""Messages of pg_logical_emit_message() on their way to the log. Mirrors pgoutput_message (pgoutput.c).
 
-The server's own subscriber never asks for them. Here they travel as conflicts do: through the ledger's event table to
-the launcher, which logs them before feedback passes them.
+The server's own subscriber never requests them. Like conflicts, they go through the ledger's event table to the
+launcher, which logs them before feedback passes them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import LogicalMessage
 
-_SHOWN = 64  #: bytes of prefix and content in the log, as of a value in a conflict
+_SHOWN = 64  #: bytes of prefix and content in the log, as for a value in a conflict
 
 
 class LoggedMessage(NamedTuple):
-    """A message as the log will show it. The message itself is not kept: there may be a million in a transaction.
+    """A message in the form for the log. The message itself is not kept: a transaction may have a million of them.
 
-    :ivar prefix: truncated, as ``content``, which is text if it is UTF-8, else hexadecimal.
-    :ivar lsn: where it stands in the publisher's WAL.
+    :ivar prefix: truncated, like ``content``, which is text if it is UTF-8, else hexadecimal.
+    :ivar lsn: its position in the publisher's WAL.
     :ivar xid: its top-level transaction, None if it is not transactional.
     """
 
@@ -30,11 +30,11 @@ class LoggedMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: LogicalMessage, xid: int | None) -> LoggedMessage:
-        """Truncate a message."""
+        """Truncate a message for the log."""
         return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
 
     def body(self, _subid: int) -> dict[str, object]:
-        """Return it as JSON for the ledger."""
+        """Return the message as JSON for the ledger."""
         return {
             "kind": "message",
             "prefix": self.prefix,
@@ -46,7 +46,7 @@ class LoggedMessage(NamedTuple):
 
 
 def _shown(raw: bytes) -> str:
-    """Truncate a text with its length named; JSON cannot hold NUL."""
+    """Truncate a text and add its length; JSON cannot hold NUL."""
     start = raw[:_SHOWN]
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(raw) <= _SHOWN)

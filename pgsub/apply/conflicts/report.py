@@ -1,7 +1,7 @@
-"""Completes the report of a unique violation that stopped apply: with the rows that stand in the way.
+"""Adds the conflicting rows to the report of a unique violation that stopped apply.
 
-Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement names one
-index. A search of the target finds the rest: it is bounded, changes nothing, and may fail without harm.
+Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement names only
+one index. A search of the target finds the others. It is bounded, changes nothing, and may fail without harm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
-    """Complete the unique violation, or missing privilege, that ends the body.
+    """Complete a unique violation or missing privilege that ends the body.
 
     :param connection: the session of the error.
     """
@@ -50,7 +50,7 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
 
 
 def leave_transaction(connection: psycopg.Connection) -> None:
-    """Roll back, if the session is there and in a transaction."""
+    """Roll back if the session is alive and in a transaction."""
     with contextlib.suppress(psycopg.Error):
         roll_back(connection)
 
@@ -58,7 +58,7 @@ def leave_transaction(connection: psycopg.Connection) -> None:
 def _raise_what_it_lacks(
     connection: psycopg.Connection, sub: Subscription, error: PermissionMissing, target: TargetRelation, change: str
 ) -> None:
-    """Raise the server's error where it would have refused before it checked the table's privileges."""
+    """Raise the server's error if it would have refused before checking the table's privileges."""
     try:
         roles.check_own(connection, target, sub, change)
     except PermissionMissing as refusal:
@@ -70,16 +70,16 @@ def _raise_what_it_lacks(
 def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
     """Complete a unique violation.
 
-    :param connection: the session of the error, out of a transaction or in one that is left as it was.
+    :param connection: the session of the error, outside a transaction or in one that is left unchanged.
     """
     failure, error.unique_failure = error.unique_failure, None
     if not isinstance(failure, UniqueFailure):
         return
     try:
-        with connection.transaction(force_rollback=True):  # nothing that was set for the search lasts
+        with connection.transaction(force_rollback=True):  # settings for the search are rolled back
             found = _search(connection, error.record, failure)
         _complete(error, failure, found)
-    except Exception as trouble:  # whatever it is, the conflict must be heard of
+    except Exception as trouble:  # the conflict must be reported in any case
         _log.debug("the rows in the way of %s are not reported: %s", error.relation, trouble)
 
 
@@ -89,22 +89,22 @@ def _search(connection: psycopg.Connection, record: ConflictRecord, failure: Uni
     if table is None:
         return None
     with bounded(connection, place.mapped.target.acts_as):
-        reading, types = table_lock.READING, table.named_types  # which are those of the table that it is a partition of
+        reading, types = table_lock.READING, table.named_types  # types of the table that it is a partition of
         table_lock.hold(connection, table.oid, table.schema, table.name, reading, named_types=types)
         search = TableSearch(connection, table)
         return search.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=place.inserts)
 
 
 def _complete(error: ApplyError, failure: UniqueFailure, found: Search | None) -> None:
-    """Put what was found into the error and its record."""
+    """Put the search result into the error and its record."""
     record: ConflictRecord = error.record
     if found is not None and record.index_name not in found.indexes:
         error.conflict, error.record, error.message, error.detail = None, None, failure.message, failure.detail
         error.args = (error.message,)
         return
-    rows = [ConflictingRow(record.index_name or "", failure.key)]  # what the statement itself said counts anyhow
+    rows = [ConflictingRow(record.index_name or "", failure.key)]  # the statement's own report is always valid
     if found is not None:
-        # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
+        # hits in earlier indexes were not there when the statement failed: the transaction had removed them
         later = found.indexes[found.indexes.index(record.index_name or "") :]
         seen = [hit for hit in found.hits if hit.index in later]
         rows = seen if record.index_name in {hit.index for hit in seen} else [*rows, *seen]

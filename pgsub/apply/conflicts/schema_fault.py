@@ -1,7 +1,7 @@
-"""Which column of the target refused a value, and the DDL that makes it fit: narrowed types and NOT NULL.
+"""Finds the target column that refused a value, and the DDL that makes it fit: narrow types and NOT NULL.
 
-The server's subscriber reads values column by column and so knows. Here the target's own input functions read them
-as parameters of a statement: errors of those name the parameter, errors of a type's modifier name nothing.
+The server's subscriber reads values column by column and so knows the column. Here the target's input functions read
+them as statement parameters. Their errors name the parameter; errors of a type modifier name nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODIFIED = {"22001": (*_CHARACTER, *_BITS), "22026": _BITS, "22003": (_NUMERIC,
 _NOT_NULL = "23502"
 _DOMAIN_CHECK = "23514"
 _BINARY_FORMAT = "22P03"
-#: `unnamed portal parameter $2 = '…'`, in any language; what code of the target adds has quotes before a dollar.
+#: `unnamed portal parameter $2 = '…'`, in any language; texts of user code on the target have quotes before a dollar.
 _PARAMETER = re.compile(r"""^[^"'$]*\$(\d+)(?!\w)""")
 _BIND_PARAMETER = re.compile(r"(\d+)\D*$")
 
@@ -41,9 +41,9 @@ def with_column(
 ) -> ApplyError:
     """Return the fault with its column and the DDL that helps, as far as they can be found.
 
-    :param fault: what the error became.
-    :param new: the row that was refused.
-    :param statement: the statement whose parameters it was.
+    :param fault: the translated error.
+    :param new: the refused row.
+    :param statement: the failed statement.
     """
     state = error.sqlstate or ""
     if state == _NOT_NULL:
@@ -59,7 +59,7 @@ def with_column(
 def _null(fault: ApplyError, diag: psycopg.errors.Diagnostic, relation: RelationMap) -> ApplyError:
     target, column = relation.target, diag.column_name
     if (diag.schema_name, diag.table_name) != (target.schema, target.name) or column is None:
-        return fault  # a partition's, or another table's that a trigger writes to
+        return fault  # a partition, or another table that a trigger writes
     fault.column = column
     if column not in target.identity:
         fault.hint = ddl_hints.hint(ddl_hints.nullable(target.schema, target.name, column))
@@ -67,7 +67,7 @@ def _null(fault: ApplyError, diag: psycopg.errors.Diagnostic, relation: Relation
 
 
 def _narrow(fault: ApplyError, relation: RelationMap, position: int) -> ApplyError:
-    """Make a schema fault, where the publisher's type is another one."""
+    """Return a schema fault if the publisher's type differs."""
     column, target = relation.columns[position], relation.target
     fault.column = column.name
     if not relation.types or relation.types[position] == column.full_type:
@@ -97,13 +97,13 @@ def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
 
 
 def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
-    """Find the remote position of the value that does not fit its column's modifier; None where that is not clear."""
+    """Find the remote position of the value that exceeds its column's modifier; None if there is none."""
     types = _MODIFIED.get(state, ())
     return next((i for i, c in enumerate(relation.columns) if c.type_oid in types and exceeds(row, i, c)), None)
 
 
 def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
-    """Return whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
+    """Return whether a value exceeds the modifier of its column, to which an explicit cast would truncate it."""
     if column.type_oid not in (*_CHARACTER, *_BITS, _NUMERIC) or column.typmod < 0:
         return False
     value, binary = row.values[position], row.kinds[position] == BINARY

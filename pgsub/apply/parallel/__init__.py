@@ -1,5 +1,5 @@
-"""Transactions that are applied while they arrive (``streaming = parallel``).
+"""Applies transactions while they are received (``streaming = parallel``).
 
-Mirrors ``applyparallelworker.c``. Entry points: :mod:`~pgsub.apply.parallel.leader` (who applies what),
-:mod:`~pgsub.apply.parallel.worker` (a session of its own for one transaction).
+Mirrors ``applyparallelworker.c``. Entry points: :mod:`~pgsub.apply.parallel.leader` (assigns transactions to workers),
+:mod:`~pgsub.apply.parallel.worker` (one session for one transaction).
 """

@@ -1,7 +1,7 @@
-"""``streaming = parallel``: which transactions in progress are applied while they arrive, and by whom.
+"""``streaming = parallel``: assigns transactions in progress to parallel workers.
 
-Mirrors the leader's half of applyparallelworker.c (pa_allocate_worker, pa_can_start). Where no parallel worker is free,
-a transaction waits in its file for its end, as with ``streaming = on``.
+Mirrors the leader's half of applyparallelworker.c (pa_allocate_worker, pa_can_start). If no parallel worker is free, a
+transaction waits in its file until it ends, as with ``streaming = on``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pgsub.apply.stream.spool import SpooledTransaction
 
 
 class ParallelLeader(StreamWatch):
-    """The parallel workers of one worker; hears of stream blocks from its assembler (:class:`StreamWatch`).
+    """The parallel workers of one worker; its assembler reports stream blocks to it (:class:`StreamWatch`).
 
-    :param limit: further target sessions at most (max_parallel_apply_workers_per_subscription), 0 for none.
-    :param open_session: opens one, under the worker's claim.
-    :param should_apply: the filter with the states_version it decides by; None while a table is not ready.
-    :param before_block: commits what the worker has received before the block: its changes may depend on it.
+    :param limit: maximum number of further target sessions (max_parallel_apply_workers_per_subscription).
+    :param open_session: opens a session under the worker's claim.
+    :param should_apply: returns the filter and its states_version, None while a table is not ready.
+    :param before_block: commits what was received before the block, because its changes may depend on it.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class ParallelLeader(StreamWatch):
         self._set_based = set_based
         self._workers: list[ParallelWorker] = []
         self._busy: dict[int, ParallelWorker] = {}
-        self._spooling: set[int] = set()  #: in progress, and waiting for their end in a file only
+        self._spooling: set[int] = set()  #: in progress, and only written to their files
 
     @property
     def busy(self) -> list[ParallelWorker]:
-        """Appliers with a transaction."""
+        """Parallel workers that have a transaction."""
         return list(self._busy.values())
 
     def started(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Begin a stream block: with the first one it is decided who applies the transaction."""
+        """Begin a stream block; the first block of a transaction decides who applies it."""
         if xid in self._spooling:
             return
         worker = self._busy.get(xid)
@@ -78,7 +78,7 @@ class ParallelLeader(StreamWatch):
         return worker
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Note that more of the open block came in."""
+        """Let the parallel worker apply further messages of the open block."""
         worker = self._busy.get(xid)
         if worker is None or worker.reason is not None:
             spooled.unfollow()
@@ -102,14 +102,14 @@ class ParallelLeader(StreamWatch):
             self._busy[xid].aborted(subxid)
 
     def take(self, xid: int) -> ParallelWorker | None:
-        """Return the parallel worker of a transaction that has ended, to be released by the caller."""
+        """Return the parallel worker of a transaction that has ended; the caller must release it."""
         self._spooling.discard(xid)
         return self._busy.pop(xid, None)
 
     def stop_streaming(self) -> bool:
-        """Roll back every parallel worker: one of them was part of a deadlock with the worker itself.
+        """Roll back all parallel workers, one of which was in a deadlock with the worker itself.
 
-        :return: whether there was any.
+        :return: whether there were any.
         """
         busy, self._busy = self._busy, {}
         self._spooling.update(busy)
@@ -118,7 +118,7 @@ class ParallelLeader(StreamWatch):
         return bool(busy)
 
     def close(self) -> None:
-        """End them all; what they have open is rolled back."""
+        """End all parallel workers; their open transactions are rolled back."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:

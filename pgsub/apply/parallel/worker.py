@@ -1,13 +1,13 @@
-"""A transaction applied while it arrives, inside one open target transaction. Mirrors applyparallelworker.c.
+"""Applies a transaction while it is received, inside one open target transaction. Mirrors applyparallelworker.c.
 
-NOTES: Every change goes to the transaction's spool file, and a parallel worker follows that file. So none of its errors
-counts: it rolls back, and the file is replayed when the transaction ends, as with ``streaming = on``. The invariants:
+NOTES: Every change is written to the transaction's spool file, which a parallel worker follows. So its errors do not
+matter: it rolls back, and the file is replayed when the transaction ends, as with ``streaming = on``. The invariants:
 
-* It never decides: the worker's own thread commits, under the lock, and only if the table states have not changed.
-* It commits nothing before everything that the publisher committed before it: its locks are held until its turn.
-* Hence deadlocks that no server sees: it may hold what an earlier transaction needs, perhaps through another client.
-  A parallel worker that waits for more of its file, and keeps any session waiting, therefore gives way.
-* A subtransaction that was rolled back is taken back before anything after it is applied.
+* It never decides. The worker's own thread commits, under the lock, and only if the table states have not changed.
+* It commits nothing before everything that the publisher committed earlier, and holds its locks until then.
+* So there are deadlocks that no server detects: it may hold what an earlier transaction needs, perhaps through another
+  client. A parallel worker that waits for more of its file, and blocks any session, therefore gives way.
+* A subtransaction that was rolled back is undone before anything after it is applied.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from pgsub.protocol.frames import Segment
 
 _log = logging.getLogger(__name__)
 
-#: Seconds without more to apply after which a parallel worker asks whether it stands in the way.
+#: Seconds without messages after which a parallel worker checks whether it blocks another session.
 IDLE_SECONDS = 0.5
-#: Longest wait for a lock. Its holder may be a prepared transaction, whose end is only read when this one has ended: on
-#: the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
+#: Maximum wait for a lock. Its holder may be a prepared transaction whose end is read only after this one has ended,
+#: because on the publisher the change failed or was undone in time. The server would wait forever.
 LOCK_TIMEOUT = "2s"
-#: Seconds for a parallel worker to end with its worker.
+#: Seconds for a parallel worker to end.
 CLOSE_SECONDS = 10.0
 
 _AWAITED = (
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
     " AND pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(l.pid)))"
 )
-#: The server may not have noticed that a session was lost, and holds its locks until it does.
+#: Ends a lost session whose locks the server still holds because it has not noticed the loss.
 _END = (
     "SELECT pg_catalog.pg_terminate_backend(pid, 5000) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = %s AND application_name = pg_catalog.current_setting('application_name')"
@@ -59,21 +59,21 @@ _END = (
 
 @dataclass(slots=True)
 class _Growth:
-    """A command to apply the file up to here."""
+    """A command to apply the file up to ``end``."""
 
     end: int
 
 
 class ParallelWorker(SupervisedThread):
-    """One further target session, and the thread that applies one transaction at a time through it.
+    """A thread with a target session of its own, which applies one transaction at a time.
 
-    The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
-    until :meth:`release`.
+    The worker's own thread gives the commands, and waits only in :meth:`complete`. From then until :meth:`release` the
+    session belongs to the worker's own thread.
 
-    :param number: among the worker's parallel workers, from 1.
+    :param number: number among the worker's parallel workers, from 1.
     :param open_session: opens the session when it is first needed.
-    :ivar xid: the transaction it is busy with, 0 if it is free.
-    :ivar reason: why it gave the transaction up, None while it did not.
+    :ivar xid: the transaction being applied, 0 if the worker is free.
+    :ivar reason: why it gave the transaction up, None if it did not.
     """
 
     def __init__(self, number: int, open_session: Callable[[], TargetSession], *, set_based: bool = True) -> None:
@@ -81,44 +81,44 @@ class ParallelWorker(SupervisedThread):
         self._open_session = open_session
         self._set_based = set_based
         self._lock = threading.Lock()
-        self._growth: _Growth | None = None  #: the last command, not begun: its end may still move
+        self._growth: _Growth | None = None  #: the last command if not begun; its end may still grow
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._executor: Executor | None = None
-        self._savepoints: Savepoints | None = None  #: of a target transaction that is open and this thread's
+        self._savepoints: Savepoints | None = None  #: of an open target transaction that this thread uses
         self._read = self._changes = 0
         self._records: list[Record] = []
         self.session: TargetSession | None = None
-        self._pid = 0  #: of its backend, or of that of the session before
+        self._pid = 0  #: backend PID of this or the previous session
         self._closing = False
-        self._wanted: object = None  #: what the worker's thread wants done,
-        self._token: object = None  #: and what this thread is at: files are long
+        self._wanted: object = None  #: the transaction wanted by the worker's own thread
+        self._token: object = None  #: the transaction of this thread; files are long, so it checks for a change
         self.xid = 0
         self.version = -1
         self.reason: str | None = None
 
-    # called by the worker's thread
+    # for the worker's own thread
 
     @property
     def changes(self) -> int:
-        """Rows of this transaction applied so far, for statistics."""
-        executor = self._executor  # other threads ask, too
+        """Number of rows of this transaction applied so far, for statistics."""
+        executor = self._executor  # called from other threads, too
         return 0 if executor is None else executor.changes - self._changes
 
     @property
     def counters(self) -> Counter[str]:
-        """How the changes were executed."""
+        """Number of changes by method."""
         return Counter() if self._executor is None else self._executor.counters
 
     @property
     def free(self) -> bool:
-        """Whether it can begin another transaction at once."""
+        """Whether it can begin another transaction immediately."""
         return self.xid == 0 and self._savepoints is None and self._commands.empty()
 
     def assign(self, xid: int, spooled: SpooledTransaction, version: int, should_apply: Filter) -> None:
-        """Apply this transaction from now on.
+        """Start to apply a transaction.
 
-        :param version: the states_version that ``should_apply`` decides by.
+        :param version: the states_version that ``should_apply`` is based on.
         """
         self.xid, self.version = xid, version
         with self._lock:
@@ -129,7 +129,7 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(partial(self._begin, token, transaction, spooled, should_apply))
 
     def grown(self, end: int) -> None:
-        """Apply more: the file has grown."""
+        """Apply the file up to its new end."""
         with self._lock:
             if self._growth is not None:
                 self._growth.end = end
@@ -138,21 +138,20 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(partial(self._apply_growth, growth))
 
     def aborted(self, subxid: int) -> None:
-        """Note a subtransaction's rollback; nothing that comes after it may be applied before."""
+        """Note the abort of a subtransaction before later changes are applied."""
         with self._lock:
             self._growth = None
         self._commands.put(partial(self._abort, subxid))
 
     def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[Record] | None:
-        """Wait until all of a transaction that ended is applied.
+        """Wait until all of a transaction that has ended is applied.
 
-        :param beat: called now and then meanwhile.
-        :return: changes whose row is missing, and messages; None where it was given up. The target transaction is
-            still open.
+        :param beat: called regularly meanwhile.
+        :return: messages, and changes whose row is missing; None if it was given up. The target transaction stays open.
         """
         self._commands.put(partial(self._drain, transaction))
         while not self._ready.wait(0.2):
-            if not self.is_alive():  # no other thread uses its session now
+            if not self.is_alive():  # no other thread uses its session any more
                 self._give_up(str(self.fatal_error or "its thread has ended"))
                 break
             beat()
@@ -164,7 +163,7 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(self._rollback)
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Let the thread end after the running command."""
         self._closing, self._wanted = True, None
         self._commands.put(None)
 
@@ -177,13 +176,13 @@ class ParallelWorker(SupervisedThread):
             session = self.session
             if session is not None:
                 with contextlib.suppress(psycopg.Error):
-                    session.connection.cancel_safe(timeout=1)  # it may wait for a lock
+                    session.connection.cancel_safe(timeout=1)  # it may be waiting for a lock
             self.join(0.5)
 
     # the thread
 
     def work(self) -> None:
-        """Run one command after the other, until :meth:`stop`."""
+        """Run one command after another until :meth:`stop`."""
         while True:
             try:
                 command = self._commands.get(timeout=None if self._savepoints is None else IDLE_SECONDS)
@@ -219,7 +218,7 @@ class ParallelWorker(SupervisedThread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
             session = self._open_session()
-            # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
+            # with psycopg's own prepared statements, its ROLLBACK would deallocate the pipeline's too
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(
@@ -267,7 +266,7 @@ class ParallelWorker(SupervisedThread):
             self._apply_to(self._spooled.end)
             self._savepoints.take_back()
             self._records = self._savepoints.executor.finish()
-            # it only waits for the ledger's row now, as without a parallel worker
+            # from now on it waits only for the ledger's row, as without a parallel worker
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._savepoints = None
         except Exception as error:
@@ -276,9 +275,9 @@ class ParallelWorker(SupervisedThread):
             self._ready.set()
 
     def _give_way(self) -> None:
-        """Give way if this open transaction, with nothing more to apply, keeps another session waiting.
+        """Give the transaction up if it has nothing more to apply and blocks another session.
 
-        Subtransactions that the publisher rolled back are taken back first, with their locks.
+        Aborted subtransactions are undone first, which releases their locks.
         """
         if self.session is None or self._savepoints is None:
             return
@@ -309,9 +308,9 @@ class ParallelWorker(SupervisedThread):
             self._lost(session)
 
     def _lost(self, session: TargetSession) -> None:
-        """Open a new session at once: it ends the old one's backend, for whose locks the replay would wait."""
+        """Open a new session immediately. It ends the lost one's backend, whose locks would block the replay."""
         session.connection.close()
         self.session = self._executor = None
         with contextlib.suppress(Exception):
-            if not self._closing:  # a take-over ends what it finds
+            if not self._closing:  # otherwise a take-over ends the backend
                 self._connected()

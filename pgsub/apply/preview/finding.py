@@ -9,13 +9,13 @@ from pgsub.target.sql.row_lookup import Row
 
 
 class Outcome(StrEnum):
-    """The result that is predicted for a change, in the order in which outcomes are shown."""
+    """The predicted result of a change, in the order in which outcomes are shown."""
 
     WOULD_APPLY = "would_apply"
     CONFLICT = "conflict"
     DEPENDENT = "dependent"
     ERROR = "error"
-    KEPT = "kept"  #: by a rule, as ``SKIPPED``
+    KEPT = "kept"  #: by a rule, like ``SKIPPED``
     SKIPPED = "skipped"
     MISSING = "missing"
     IDENTICAL = "identical"
@@ -24,29 +24,29 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A row of the target that has the unique key of a remote row."""
+    """An existing row of the target with a unique key of the remote row."""
 
     index: str
     row: Row
-    differs: tuple[str, ...]  #: columns in which it differs from what was sent
-    place: str | None = None  #: where it is; None: this very transaction has written it
-    xid: str | None = None  #: transaction on the target that wrote it
+    differs: tuple[str, ...]  #: columns whose values differ from the sent ones
+    place: str | None = None  #: its location; None if this transaction wrote it
+    xid: str | None = None  #: the target's transaction that wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The prediction for one change.
 
-    :ivar conflict: the server's type, where apply would report or stop with one.
+    :ivar conflict: the server's conflict type, if apply would report or stop with one.
     :ivar key: the columns that find the row, with their values.
-    :ivar remote: the row as it would be written; None of a DELETE or TRUNCATE.
-    :ivar local: the row that it would change, as the target has it when its turn comes.
-    :ivar existing: rows that stand in the way.
-    :ivar reason: of an error, or why the change is left to others.
-    :ivar rule: for the conflict, which decides.
+    :ivar remote: the row to be written; None for DELETE and TRUNCATE.
+    :ivar local: the row to be changed, as of that point of the transaction.
+    :ivar existing: the conflicting rows.
+    :ivar reason: why it is an error, or why the change is left to others.
+    :ivar rule: the rule that decides the conflict.
     """
 
-    number: int  #: its place in the transaction, from 1
+    number: int  #: its number in the transaction, from 1
     message_type: str
     schemaname: str
     relname: str
@@ -61,7 +61,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether apply stops at it."""
+        """Whether apply would stop at it."""
         unruled = self.outcome == Outcome.IDENTICAL and self.conflict is not None and self.rule is None
         return unruled or self.outcome in (Outcome.CONFLICT, Outcome.DEPENDENT, Outcome.ERROR)
 
@@ -72,5 +72,5 @@ class Finding:
 
 
 def differences(new: Row, present: Row) -> tuple[str, ...]:
-    """Return the columns of a new row that another one has, too, with other values."""
+    """Return the columns of a new row whose values differ in another row that has them."""
     return tuple(name for name, value in new.items() if name in present and present[name] != value)

@@ -11,9 +11,9 @@ from pgsub.target.sql.row_lookup import Row, TableLookup
 
 @dataclass(slots=True)
 class Version:
-    """A row as the transaction has left it so far; ``row`` None: it is gone.
+    """A row as the transaction has left it; ``row`` is None if it is deleted.
 
-    :ivar place: where it was on the target; ``xid`` which transaction wrote it there. None: this very one.
+    :ivar place: its location on the target; ``xid`` is the transaction that wrote it. None if the previewed one did.
     """
 
     row: Row | None
@@ -25,9 +25,9 @@ class Version:
 class Done:
     """The effects of a transaction on a table so far.
 
-    :ivar versions: rows by key; ``taken`` the keys of those that are there, by unique index and its values.
-    :ivar superseded: places of rows of the target that are not what they are there any more.
-    :ivar tainted: keys of rows that an earlier change could not bring.
+    :ivar versions: rows by key; ``taken`` has the keys of existing rows by unique index and its values.
+    :ivar superseded: locations of target rows that the transaction has changed or deleted.
+    :ivar tainted: keys of rows that an earlier change could not write.
     """
 
     versions: dict[Fingerprint, Version] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Done:
     emptied: bool = False
 
     def put(self, key: Fingerprint, version: Version, unique: list[tuple[str, Fingerprint]]) -> None:
-        """Write or remove a row."""
+        """Write or delete a row."""
         self.versions[key] = version
         for one in unique:
             if version.row is not None:
@@ -60,11 +60,11 @@ class Table:
         return [*names, *(c.name for c in self.relation.local_only)]
 
     def key(self, row: Row) -> Fingerprint:
-        """Return a fingerprint of a row's key: equal where the target takes two keys for equal."""
+        """Return a fingerprint of a row's key; it is equal for keys that the target considers equal."""
         return self.lookup.fingerprints.of(row, self.key_columns)
 
     def gone(self, key: Fingerprint, found: Version) -> None:
-        """Remove the row that was found."""
+        """Delete the row that was found."""
         assert found.row is not None
         if found.place is not None:
             self.done.superseded.add(found.place)

@@ -11,7 +11,7 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 
 def with_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
-    """Add the row as the publisher sent it: all that is known of it where the target's table does not fit."""
+    """Add the row as the publisher sent it, which is all that is known if the target's table does not match."""
     if not isinstance(message, Insert | Update | Delete):
         return finding
     new = None if isinstance(message, Delete) else message.new
@@ -27,7 +27,7 @@ def with_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
 
 
 def by_column(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
-    """Return values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
+    """Return values by column; an unchanged TOAST value is left out, or NULL if a whole row is needed."""
     wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != UNCHANGED]
     return {relation.columns[i].name: text(values, i) for i in wanted}
 

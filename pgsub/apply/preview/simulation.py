@@ -1,8 +1,8 @@
-"""Predicts what a transaction would do to the target, row by row, without doing any of it.
+"""Predicts the effects of a transaction on the target, row by row, without changing anything.
 
-Changes are compared in the order of apply. The effects of earlier changes of the transaction are kept here, over the
-rows of the target; a change of a row that an earlier change could not bring depends on that one. Mirrors what
-apply_handle_insert, _update and _delete (worker.c) find out by doing it.
+Changes are compared in the order of apply. The effects of earlier changes of the transaction are kept in memory, over
+the rows of the target. A change of a row that an earlier change could not write depends on that change. Mirrors
+apply_handle_insert, _update and _delete (worker.c).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
 from pgsub.target.sql.statement_builder import check_equality
 
-#: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
+#: Returns the oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
 Admits = Callable[[Relation, int], int | str]
 
 
@@ -38,8 +38,8 @@ class Simulation:
 
     :param reader: reads the target.
     :param relations: maps remote relations to the target's tables.
-    :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
-    :param rules: what the rules for conflicts would do.
+    :param admits: returns the oid of the subscribed table, or why apply would not take the change.
+    :param rules: predicts the decisions of the conflict rules.
     """
 
     def __init__(self, reader: ReadOnlySession, relations: RelationCache, admits: Admits, rules: RulesPreview) -> None:
@@ -51,18 +51,18 @@ class Simulation:
         self._number = 0
 
     def begin(self, commit_ts: int) -> None:
-        """Begin the transaction that is looked at.
+        """Begin a transaction.
 
         :param commit_ts: microseconds since 2000.
         """
         self._rules.commit_ts = commit_ts
 
     def learn(self, message: Message) -> None:
-        """Take a Relation or Type message, of other transactions too."""
+        """Process a Relation or Type message, also of other transactions."""
         self._relations.learn(message)
 
     def take(self, message: Message) -> list[Finding]:
-        """Predict one change; several findings for a TRUNCATE, none for a message that changes nothing."""
+        """Predict one change. A TRUNCATE has several findings; a message that changes nothing has none."""
         self.learn(message)
         relids = changed(message)
         self._number += bool(relids)
@@ -85,7 +85,7 @@ class Simulation:
                     return self._delete(table, finding, message.old)
             return self._truncate(table, finding)
         except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege):
-            raise  # of the preview, not of the row
+            raise  # concerns the preview, not the row
         except psycopg.Error as error:
             return replace(finding, reason=server_words.said(error).message)
         except PgsubError as error:
@@ -136,7 +136,7 @@ class Simulation:
     def _written(
         self, table: Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: Version | None
     ) -> Finding:
-        """Check a new row, or a new version of one, against the table's constraints."""
+        """Check a new row or row version against the table's constraints."""
         excess = [c.name for i, c in enumerate(table.relation.columns) if schema_fault.exceeds(new, i, c)]
         reason = f'value too long for column "{excess[0]}"' if excess else table.lookup.violated(row)
         if reason is not None:
@@ -163,7 +163,7 @@ class Simulation:
         return replace(finding, conflict=kind, existing=tuple(existing), rule=rule), action or Action.STOP
 
     def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
-        """Simulate a change that is not made: by a rule, or because nothing but a stop is left."""
+        """Simulate a change that is not made, by a rule or because apply stops."""
         if action is Action.STOP:
             self._taint(table, row, key, finding, "")
             return replace(finding, outcome=Outcome.CONFLICT)
@@ -171,13 +171,13 @@ class Simulation:
         return replace(finding, outcome=Outcome.KEPT if action is Action.KEEP else Outcome.SKIPPED)
 
     def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Action]:
-        """Decide about a row that another origin wrote last; without a rule it is changed all the same."""
+        """Predict the decision about a row that another origin wrote last; without a rule it is changed."""
         kind = f"{finding.message_type.lower()}_origin_differs"
         action, rule = self._rules.differing(table.relation, kind, found.xid)
         return finding if action is None else replace(finding, conflict=kind, rule=rule), action or Action.APPLY
 
     def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Action | None]:
-        """Decide about a missing row; None: there is no rule, and the change is skipped as by the server."""
+        """Predict the decision about a missing row; None if there is no rule: then the change is skipped."""
         kind = f"{finding.message_type.lower()}_missing"
         action, rule = self._rules.missing(table.relation, kind)
         return replace(finding, outcome=Outcome.MISSING, conflict=kind, rule=rule), action
@@ -235,7 +235,7 @@ class Simulation:
         sent = {relation.columns[i].name: sent_values.text(values, i) for i in relation.lookup}
         for i in relation.lookup:
             if values.values[i] is not None:
-                # of a row that this transaction brought, too: apply would find it so
+                # also for a row that this transaction wrote: apply would search for it in the same way
                 check_equality(relation.columns[i])
             if schema_fault.exceeds(values, i, relation.columns[i]):
                 raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
@@ -251,7 +251,7 @@ class Simulation:
         return Version(found.values, found.place, found.xid)
 
     def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
-        """Find rows that have a unique key of this one, which is itself none of them."""
+        """Find other rows that have a unique key of this row."""
         own = found.place if found is not None else None
         there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.lookup.taken(row)
         existing = [
@@ -269,7 +269,7 @@ class Simulation:
 
 
 def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
-    """Remove the rows in the way; the one with the key of an INSERT becomes the new row, and keeps what only it has."""
+    """Delete the conflicting rows. One with the key of an INSERT becomes the new row and keeps its local columns."""
     kept: Row = {}
     for one in existing:
         if became and table.relation.by_identity and table.key(one.row) == table.key(row):

@@ -1,6 +1,6 @@
-"""Rules for conflicts (``--on-conflict``): which rule holds, who wins, and what is done.
+"""Resolves conflicts by conflict rules (``--on-conflict``): finds the rule, the winner and the action.
 
-Goes beyond ``conflict.c``, which only reports. Changes come here one by one. Entry points:
-:class:`~pgsub.apply.resolve.resolver.Resolver`, :mod:`~pgsub.apply.resolve.rules`,
-:mod:`~pgsub.apply.resolve.winner` (who wins, as a pure function).
+The server's ``conflict.c`` only reports conflicts. Changes are applied here one by one. Entry points:
+:class:`~pgsub.apply.resolve.resolver.Resolver`, :mod:`~pgsub.apply.resolve.rules`, :mod:`~pgsub.apply.resolve.winner`
+(decides the winner, as a pure function).
 """

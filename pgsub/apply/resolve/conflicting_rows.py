@@ -1,6 +1,6 @@
-"""Finds the rows in the way of one change inside its transaction, records, locks and removes them.
+"""Finds, locks and removes the existing rows that conflict with a change, inside its transaction.
 
-Mirrors FindConflictTuple (execReplication.c) for changes that a rule wants made in spite of it.
+Mirrors FindConflictTuple (execReplication.c) for changes that a rule applies despite the conflict.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 
-#: Shapes of rows whose statements are remembered.
+#: Maximum number of row shapes whose statements are cached.
 SHAPES = 200
 
 
 class RowChanged(Exception):
-    """A row in the way was changed by others between the search and the lock."""
+    """A conflicting row that another session changed between the search and the lock."""
 
 
 class ConflictingRows:
-    """The rows in the way of changes, through one target session.
+    """The existing rows that conflict with changes, in one target session.
 
-    :param rows: its writer, in the transaction of the change, out of the pipeline.
+    :param rows: the session's writer, in the transaction of the change, outside the pipeline.
     """
 
     def __init__(self, rows: RowWriter) -> None:
@@ -40,15 +40,15 @@ class ConflictingRows:
         self._changes: dict[tuple[int, bytes, bytes | None, bool], tuple[RelationMap, Statement]] = {}
 
     def begin(self) -> None:
-        """Begin a target transaction: tables may have other indexes now."""
+        """Begin a target transaction, and forget the tables, whose indexes may have changed."""
         self._searches.clear()
         self._changes.clear()
 
     def search(self, place: Place, where: tuple[str, str]) -> Search | None:
-        """Search the rows in the way of a change in a table; of a partitioned one in a partition.
+        """Search a table, or a partition of a partitioned one, for rows that conflict with a change.
 
-        :param where: schema and name of it.
-        :return: None where it is gone, or none of the relation's.
+        :param where: schema and name of the table or partition.
+        :return: None if it is gone or does not belong to the relation.
         :raises StatementFailed: a value cannot be read, or the role may not read the table.
         """
         relation = place.mapped
@@ -58,26 +58,26 @@ class ConflictingRows:
             if table is None:
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
-        self._rows.hold(place, relation.target)  # a partition is locked behind its table, as elsewhere
+        self._rows.hold(place, relation.target)  # as elsewhere, a table is locked before its partition
         self._rows.hold(place, known.table)
         change, sent = self._resulting_row(place), place.columns(sent=True)
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
             return known.search(change, *place.parameters(change), sent=sent, inserts=place.inserts)
 
     def _resulting_row(self, place: Place) -> Statement:
-        """Compose the same object for the same shape, by which :class:`TableSearch` knows it."""
+        """Return the same object for the same shape, by which :class:`TableSearch` identifies it."""
         shape = id(place.relation), place.row.kinds, place.old and place.old.kinds, place.inserts
         known = self._changes.get(shape)
         if known is None:
             if len(self._changes) >= SHAPES:
                 self.begin()
-            known = self._changes[shape] = place.mapped, place.resulting_row()  # the map's id stays its own
+            known = self._changes[shape] = place.mapped, place.resulting_row()  # keeping the map keeps its id unique
         return known[1]
 
     def cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:
-        """Remove the rows in the way; return whether one of them became the row to be inserted.
+        """Remove the conflicting rows; return whether one of them became the row to be inserted.
 
-        :param where: the table that was looked at.
+        :param where: the table that was searched.
         :raises RowChanged: another session was faster.
         :raises StatementFailed: the target refuses.
         """
@@ -86,7 +86,7 @@ class ConflictingRows:
         self._rows.hold(place, table)
         same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
         became = None
-        one = psycopg.RawCursor(self._connection)  # the table's name may hold a percent sign
+        one = psycopg.RawCursor(self._connection)  # the table's name may have a percent sign
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
                 if not one.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
@@ -102,7 +102,7 @@ class ConflictingRows:
     def _become(self, place: Place, table: int, ctid: str) -> None:
         statement = statements.update_at(place.mapped, place.row.kinds)
         if not statement.takes:
-            return  # it has no other columns than its key
+            return  # it has only key columns
         values, formats = place.parameters(statement)
         values += [str(table).encode(), ctid.encode()]
         text = statement.text.as_bytes(self._connection)
@@ -113,7 +113,7 @@ class ConflictingRows:
 
 @contextlib.contextmanager
 def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
-    """Raise errors of statements that are not the pipeline's with the change that they are about."""
+    """Attach the change to errors of statements outside the pipeline."""
     try:
         yield
     except psycopg.Error as error:
@@ -123,7 +123,7 @@ def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
 
 
 def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool:
-    """Return whether a row in the way has the key of the remote one, and so can become it."""
+    """Return whether a conflicting row has the key of the remote row, so that it can become it."""
     if not relation.by_identity or hit.row is None or found.remote is None:
         return False
     names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}

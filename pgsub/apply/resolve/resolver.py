@@ -1,8 +1,8 @@
 """Applies changes row by row and resolves their conflicts by rules.
 
-Sets, COPY and changes applied while they arrive end at a conflict; their transactions are then replayed here, so the
-rules hold whatever was tried first. Rows are tried together inside a savepoint, fewer after a failure, until the
-conflicting one is alone. Goes beyond the server, whose conflict.c only reports.
+Sets, COPY and changes applied while they are received stop at a conflict. Their transactions are then replayed here, so
+the rules hold for all of them. Rows are tried together inside a savepoint, fewer after a failure, until the conflicting
+row is alone. The server's conflict.c only reports conflicts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.pipeline import DEALLOCATED, StatementFailed
 
-#: Rows that are tried together at most.
+#: Maximum number of rows that are tried together.
 TOGETHER = 256
-#: How often a row is looked at anew where others change rows in its way meanwhile.
+#: Maximum number of attempts for a row while other sessions change conflicting rows.
 TRIES = 10
 
 _UNIQUE = "23505"
-#: Failures after which rows are looked at one by one.
+#: Failures after which rows are tried one by one.
 RESOLVABLE = (_UNIQUE, DEALLOCATED)
 _OF_ROWS = ("22", "23")  #: data_exception, integrity_constraint_violation
 
@@ -42,26 +42,26 @@ Change = tuple[RemoteTransaction, bytes]
 
 
 class AttemptSize:
-    """The number of rows tried together inside a savepoint: fewer after a failure, more after a success."""
+    """The number of rows to try together inside a savepoint: fewer after a failure, more after a success."""
 
     def __init__(self) -> None:
         self.rows = TOGETHER
 
     def succeeded(self, rows: int) -> None:
-        """Note that so many were applied."""
+        """Note that ``rows`` rows were applied."""
         self.rows = min(TOGETHER, 2 * rows)
 
     def failed(self, rows: int) -> None:
-        """Note that one of so many was refused."""
+        """Note that one of ``rows`` rows failed."""
         self.rows = max(1, rows // 4)
 
 
 class Resolver:
-    """The execution of changes with their conflicts resolved.
+    """The application of changes with conflict resolution.
 
-    :param rows: of the session; the caller opens and ends transactions.
-    :param changes: decides where they go.
-    :param apply: applies a message as if there were no rules.
+    :param rows: the session's writer; the caller opens and ends transactions.
+    :param changes: decides to which table changes go.
+    :param apply: applies a message without rules.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Resolver:
         self._records = Records(rows)
 
     def begin(self) -> None:
-        """Begin a target transaction: tables may have other indexes now."""
+        """Begin a target transaction, and forget the tables, whose indexes may have changed."""
         self._conflicting_rows.begin()
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
-        """Apply row messages in their order.
+        """Apply row messages in order.
 
-        :param between: called now and then, where records may be written.
+        :param between: called regularly at points where records may be written.
         :raises StatementFailed: no rule decides; the target transaction is aborted.
-        :raises PgsubError: a rule makes it stop.
+        :raises PgsubError: a rule stops apply.
         """
         at = 0
         while at < len(changes):
@@ -103,11 +103,10 @@ class Resolver:
             between()
 
     def together(self, part: Sequence[Change]) -> bool:
-        """Apply all of them as if there were no rules; none at the first conflict.
+        """Apply all messages without rules, or none after the first conflict; return whether they were applied.
 
-        A row that no table would take may be one that a rule skips: alone, its conflicts are searched first.
+        A row that no table accepts may be one that a rule skips: when it is alone, its conflicts are searched first.
 
-        :return: whether they are applied.
         :raises StatementFailed: an error that is not about rows; the target transaction is aborted.
         """
         try:
@@ -124,7 +123,7 @@ class Resolver:
         return True
 
     def _one(self, transaction: RemoteTransaction, payload: bytes) -> bool:
-        """Apply a change by itself; return whether it had a conflict."""
+        """Apply a single change; return whether it had a conflict."""
         message = decode_change(payload, transaction.in_stream)
         assert isinstance(message, Insert | Update | Delete)
         kind = type(message).__name__.upper()
@@ -154,13 +153,13 @@ class Resolver:
         if self._rows.conflicts.missed:
             self._missing(change)
 
-    # rows that another origin wrote, and rows that are missing
+    # rows that another origin wrote, and missing rows
 
     def _decide(self, change: SingleChange, rule: Rule | None, local: Sequence[ConflictingRow]) -> Action:
         return decide(self._connection, self._subid, rule, change.place.transaction.commit_ts, local)
 
     def _differing(self, change: SingleChange, differs: RowConflict) -> bool:
-        """Return whether the change is to be made."""
+        """Decide whether to apply a change to a row that another origin wrote."""
         rule = self._relations.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local] if differs.local is not None else [])
@@ -183,7 +182,7 @@ class Resolver:
             self._records.note(change, record, rule, action)
 
     def _insert_missing(self, change: SingleChange, record: ConflictRecord, rule: Rule) -> None:
-        """Insert the row of an update, where the publisher sent all of it."""
+        """Insert the row of an update if the publisher sent all of it."""
         place = change.place
         kept = place.columns(sent=False)
         if kept:

@@ -1,4 +1,4 @@
-"""Decides conflicts by their rules and records the decisions. Goes beyond the server's conflict.c."""
+"""Decides conflicts by rules, and records the decisions. The server's conflict.c only reports conflicts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DETAIL = {
 
 
 class SingleChange:
-    """A change that is applied by itself, with what became of its conflicts.
+    """A change that is applied separately, with the outcome of its conflicts.
 
     :ivar conflicted: it had a conflict that did not stop apply.
-    :ivar left: it was not made because of rows in its way.
-    :ivar pending: is recorded once the change is made.
+    :ivar left: it was not made because of existing rows.
+    :ivar pending: recorded once the change is made.
     """
 
     def __init__(self, place: Place, message: Message) -> None:
@@ -45,11 +45,11 @@ class SingleChange:
 def decide(
     connection: psycopg.Connection, subid: int, rule: Rule | None, commit_ts: int, local: Sequence[ConflictingRow]
 ) -> Action:
-    """Decide by a rule what becomes of a remote change; without one it is applied.
+    """Decide by a rule whether to apply a remote change; without a rule it is applied.
 
-    :param connection: of the target; the caller opens and ends transactions.
-    :param commit_ts: of its transaction, microseconds since 2000.
-    :param local: the rows in the way.
+    :param connection: a target session; the caller opens and ends transactions.
+    :param commit_ts: commit time of the remote transaction, in microseconds since 2000.
+    :param local: the existing rows in conflict.
     """
     if rule is None:
         return Action.APPLY
@@ -57,7 +57,7 @@ def decide(
 
 
 class Records:
-    """Records what rules decided, and stops apply where they say so.
+    """The recorder of decisions, which also stops apply where a decision says so.
 
     :param rows: takes the records.
     """
@@ -67,7 +67,7 @@ class Records:
         self._relations = rows.relations
 
     def note(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> None:
-        """Record the decision about a conflict, or stop at it."""
+        """Record the decision about a conflict, or stop apply."""
         if action is Action.STOP:
             error = conflict.stop_error(self._relations.subid, record, change.place)
             error.hint = conflict.hint("Change the target, or the rule", self._relations.subname)
@@ -77,9 +77,9 @@ class Records:
     def resolved(
         self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action
     ) -> ResolvedConflict:
-        """Complete a record with the decision, and with the change where that is skipped.
+        """Add the decision to a record, and the change if it is skipped.
 
-        :param rule: that decided, None if none did.
+        :param rule: the rule that decided, None if none did.
         """
         skipped = None
         if rule is not None:
@@ -100,7 +100,7 @@ class Records:
         return ResolvedConflict(change.place.transaction, record, skipped, rule)
 
     def add(self, change: SingleChange, resolved: ResolvedConflict) -> None:
-        """Have it recorded; a rule with a limit has one change less to decide."""
+        """Record a resolved conflict, and count it against the limit of its rule."""
         change.conflicted = True
         if resolved.rule is not None:
             self._relations.rules.use(resolved.rule)

@@ -1,4 +1,4 @@
-"""Predicts what :mod:`pgsub.apply.resolve.resolver` would do with a change by the rules for conflicts."""
+"""Predicts how :mod:`pgsub.apply.resolve.resolver` would resolve the conflicts of a change."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import conflict_search
 from pgsub.target.sql.conflict_search import ConflictingRow
 
-#: The action for a change with a conflict, and the rule that decides it, as the command line has it; None: no rule.
+#: The predicted action and the rule in the command line's form; None for both if no rule decides.
 Prediction = tuple[Action | None, str | None]
 
 
 class RulesPreview:
-    """The rules of a subscription, asked in the order in which the changes of one transaction would.
+    """The rules of a subscription, asked for the changes of one transaction in their order.
 
-    :param session: of the target; anything but what the changes are looked at with.
-    :ivar commit_ts: of the transaction, microseconds since 2000.
+    :param session: a target session, other than the one that reads the rows.
+    :ivar commit_ts: commit time of the transaction, in microseconds since 2000.
     """
 
     def __init__(self, session: psycopg.Connection, relations: RelationCache) -> None:
@@ -31,9 +31,9 @@ class RulesPreview:
         self.commit_ts = 0
 
     def existing(self, relation: RelationMap, kind: str, xids: Iterable[str | None], *, identical: bool) -> Prediction:
-        """Decide about rows in the way.
+        """Predict the decision about existing rows in conflict.
 
-        :param xids: the transactions that wrote them, None for the one that is looked at.
+        :param xids: the transactions that wrote them, None for the previewed transaction.
         :param identical: all of them are the one row that was to be inserted.
         """
         own = self._relations.rule(relation, IDENTICAL) if identical else None
@@ -41,11 +41,11 @@ class RulesPreview:
         return self._decided(rule, [self._written(xid) for xid in xids] if rule is not None and own is None else ())
 
     def missing(self, relation: RelationMap, kind: str) -> Prediction:
-        """Decide about a row that is missing."""
+        """Predict the decision about a missing row."""
         return self._decided(self._relations.rule(relation, kind), ())
 
     def differing(self, relation: RelationMap, kind: str, xid: str | None) -> Prediction:
-        """Decide about a row to be changed; no rule decides where the subscription wrote the row itself."""
+        """Predict the decision about a row to be changed; no rule decides if the subscription itself wrote the row."""
         rule = self._relations.rule(relation, kind)
         found = None if xid is None or rule is None else self._written(xid)
         if found is None or found.at is None or winner.own(found, self._relations.subid):

@@ -1,4 +1,4 @@
-"""Evaluates a resolution: which side of a conflict wins. Pure, but for the tie."""
+"""Evaluates a resolution: decides which side of a conflict wins. Pure except for ties."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def decide(
 ) -> Action:
     """Evaluate a resolution.
 
-    With last_update_wins the remote change must be newer than every row in its way. A row without a commit time was
-    written before commit times were tracked, or by this very transaction; a row that the subscription wrote came in
-    order on the same stream. Both are older.
+    With last_update_wins the remote change must be newer than every conflicting row. A row without a commit time is
+    older: it was written before commit times were tracked, or by this transaction. A row that the subscription itself
+    wrote is older too, because it came before on the same stream.
 
-    :param remote_at: commit time of the remote transaction, microseconds since 2000.
-    :param local: the rows in the way.
-    :param tie: asked where the newest is as old as the remote change to the microsecond.
+    :param remote_at: commit time of the remote transaction, in microseconds since 2000.
+    :param local: the existing rows in conflict.
+    :param tie: called if the newest row has the same commit time as the remote change, to the microsecond.
     """
     if resolution != rules.LAST_UPDATE_WINS:
         return _FIXED[resolution]
@@ -51,13 +51,13 @@ def decide(
 
 
 def own(hit: ConflictingRow, subid: int) -> bool:
-    """Return whether the subscription wrote a row itself, by its replication origin."""
+    """Return whether the subscription itself wrote a row, by its replication origin."""
     name = f"pgsub_{subid}"
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
 
 
 def tie(connection: psycopg.Connection, subid: int) -> Action:
-    """Decide a tie by the names of both databases, see :func:`tied`."""
+    """Decide a tie by the identities of both databases: see :func:`tied`."""
     known = subscriptions.identity(connection, subid)
     row = connection.execute(
         "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
@@ -67,9 +67,9 @@ def tie(connection: psycopg.Connection, subid: int) -> Action:
 
 
 def tied(remote: tuple[str, str], local: tuple[str, str]) -> Action:
-    """Decide between two changes of one microsecond: on both sides that of the database with the greater name wins.
+    """Decide between two changes with the same time: on both sides, the database with the greater identity wins.
 
-    :param remote: system identifier and name of the publisher's database, ``local`` of the target's.
+    :param remote: system identifier and name of the publisher's database; ``local`` are those of the target's.
     """
     if remote == local:
         return Action.STOP  # copies of one cluster: neither side knows which of them it is

@@ -1,7 +1,7 @@
-"""Executes many row messages relation by relation as change sets; what cannot be one is left to the row writer.
+"""Executes row messages as change sets, relation by relation, and leaves the others to the row writer.
 
-Changes of different relations do not depend on each other where no trigger and no rule sees them and foreign keys are
-not checked; where they might, the whole block is left.
+Changes of different relations are independent if no trigger or rule sees them and foreign keys are not checked. If they
+may depend on each other, the whole block is left.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.set_statements import Parameter
 from pgsub.target.sql.statement_builder import Statement
 
-#: Changes of one relation from which a set is cheaper than a statement each.
+#: Minimum number of changes of one relation for which a set costs less than single statements.
 PAYS_FROM = 50
-#: Seconds for which a relation goes row by row after a set of its changes deviated: where rows are missing now and
-#: then, the rest of the batch is not to be rolled back and replayed each time.
+#: Seconds for which a relation is changed row by row after one of its sets deviated. So if rows are missing now and
+#: then, the rest of the batch is not rolled back and replayed each time.
 AVOID_SECONDS = 30.0
-#: Statements that are remembered for a relation: there is one for each set of columns that updates set.
+#: Maximum number of cached statements per relation; each set of updated columns has one.
 _STATEMENTS = 100
 
 
@@ -37,10 +37,10 @@ _STATEMENTS = 100
 class SetResult:
     """The result of a block.
 
-    :ivar left: positions of the messages to execute row by row, in order; they do not depend on what was done.
-    :ivar changes: row messages that were executed as sets.
-    :ivar folded: how many fewer rows that touched.
-    :ivar serial: why relations, by remote relid, were left; without those with only a few changes.
+    :ivar left: positions of the messages to execute row by row, in order; they do not depend on the executed sets.
+    :ivar changes: number of row messages executed as sets.
+    :ivar folded: ``changes`` minus the number of affected rows.
+    :ivar serial: why relations, by remote relid, were left; without those that have only a few changes.
     """
 
     left: list[int] = field(default_factory=list)
@@ -50,30 +50,30 @@ class SetResult:
 
 
 class SetWriter:
-    """A writer of blocks through one target session, inside the transaction that the caller opened.
+    """A writer of blocks in one target session, inside the caller's transaction.
 
-    :param rows: the session's writer of single rows: both share its pipeline and role.
-    :param replica: whether session_replication_role = replica is in effect there.
+    :param rows: the session's writer of single rows, which shares its pipeline and role.
+    :param replica: session_replication_role = replica is in effect there.
     """
 
     def __init__(self, rows: RowWriter, *, replica: bool) -> None:
         self._rows = rows
         self._replica = replica
         self._known: dict[int, _Known] = {}
-        self._avoided: dict[int, float] = {}  #: until when, by oid of the target
+        self._avoided: dict[int, float] = {}  #: end of the avoidance, by target oid
         self._deviation: SetFallback | None = None
 
     def begin(self) -> None:
-        """Begin a target transaction: nothing of an earlier one is left to check."""
+        """Begin a target transaction, and forget the deviation of an earlier one."""
         self._deviation = None
 
     def apply(
         self, messages: Messages | Sequence[bytes], target: Callable[[int], RelationMap | None], *, in_stream: bool
     ) -> SetResult:
-        """Execute a block of row messages; whether all went well is known at :meth:`finish`.
+        """Execute a block of row messages; :meth:`finish` reports their success.
 
-        :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
-        :param target: of a remote relid; None: its changes are not applied. Where it raises KeyError, all are left.
+        :param messages: INSERT, UPDATE and DELETE messages in order; with any other message, all are left.
+        :param target: map of a remote relid, None if its changes are not applied; if it raises KeyError, all are left.
         :param in_stream: messages carry an xid.
         :raises SetFallback: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
@@ -115,7 +115,7 @@ class SetWriter:
         return sets
 
     def _reason_for_all(self, relations: Sequence[RelationMap]) -> str | None:
-        """Return why all changes must stay in their order, whatever their relations."""
+        """Return why all changes must keep their order across relations, None if they need not."""
         if not self._replica:
             return "session_replication_role is not replica"
         for relation in relations:
@@ -199,10 +199,10 @@ class SetWriter:
             raise
 
     def finish(self) -> None:
-        """Wait until everything was run, and check that the target was as the sets presupposed.
+        """Wait until all statements have run, and check that the target was as the sets expected.
 
-        :raises SetFallback: it was not; the target transaction is to be rolled back and replayed row by row.
-        :raises StatementFailed: as :meth:`RowWriter.sync`.
+        :raises SetFallback: it was not; the target transaction must be rolled back and replayed row by row.
+        :raises StatementFailed: see :meth:`RowWriter.sync`.
         """
         try:
             self._rows.sync()
@@ -213,7 +213,7 @@ class SetWriter:
             raise self._deviation
 
     def _failed(self, failure: StatementFailed) -> None:
-        """Avoid sets after one violated a constraint, perhaps only midway: two rows may swap in a unique index."""
+        """Avoid sets after a constraint violation, perhaps a temporary one: two rows may swap unique values."""
         if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
             self._avoid(failure.tag)
 
@@ -225,7 +225,7 @@ _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinne
 
 
 class _Known:
-    """A relation's statements, and why it is not changed in sets, if so."""
+    """A relation's statements, and the reason if sets cannot change it."""
 
     def __init__(self, relation: RelationMap, reason: str | None) -> None:
         self.relation = relation
@@ -233,7 +233,7 @@ class _Known:
         self._statements: dict[tuple[str, tuple[Parameter, ...], tuple[Parameter, ...]], Statement] = {}
 
     def statement(self, verb: str, keys: tuple[Parameter, ...], values: tuple[Parameter, ...]) -> Statement:
-        """Return the statement of that verb; the same object each time, which the pipeline prepares once."""
+        """Return the statement, the same object each time, so that the pipeline prepares it once."""
         shape = verb, keys, values
         known = self._statements.get(shape)
         if known is None:
@@ -252,7 +252,7 @@ class _Known:
 def _parameters(positions: Sequence[int], rows: Rows, places: Sequence[int]) -> tuple[Parameter, ...]:
     """Make parameters for columns.
 
-    :param positions: of the remote columns, ``places`` their array rows in ``rows``.
+    :param positions: positions of the remote columns; ``places`` are their array rows in ``rows``.
     """
     return tuple(
         Parameter(position, bool((rows.kinds[place] == BINARY).any()))

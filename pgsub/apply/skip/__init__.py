@@ -1,5 +1,5 @@
-"""Transactions and rows that are left out on request, and their replay.
+"""Skips transactions and rows on request, and replays them.
 
-Mirrors maybe_start_skipping_changes (``worker.c``) and goes beyond it: rows instead of transactions, kept changes.
+Mirrors maybe_start_skipping_changes (``worker.c``). Unlike the server, it can skip single rows, and keeps the changes.
 Entry points: :mod:`~pgsub.apply.skip.skip`, :mod:`~pgsub.apply.skip.partial_skip`, :mod:`~pgsub.apply.skip.replay`.
 """

@@ -1,11 +1,11 @@
 """Applies a transaction that stops apply without its conflicting rows, which are kept (``--rows conflicting``).
 
-Rows are tried together inside a savepoint: fewer after one that failed, until it is alone, and more again after that.
+Rows are tried together inside a savepoint: fewer after a failure, until the failing row is alone, then more again.
 
-NOTES: A key is tainted as long as the target's row of it is not the publisher's: its change was skipped. An UPDATE or
-DELETE of a tainted key depends on the skipped change and is skipped too, which taints the key that it leaves. An INSERT
-of a tainted key, or a TRUNCATE, may restore the publisher's row; it is tried alone, and if it succeeds the key is
-clean. Two keys are one where the target takes them for equal (1.0 and 1.00): only the target knows that of most types.
+NOTES: A key is tainted while the target's row differs from the publisher's because a change was skipped. An UPDATE or
+DELETE of a tainted key depends on the skipped change, so it is skipped too, and taints the new key. An INSERT of a
+tainted key, or a TRUNCATE, may restore the publisher's row. It is tried alone, and success removes the taint. Keys are
+equal if the target considers them equal (1.0 and 1.00), which for most types only the target can decide.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.pipeline import DEALLOCATED
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
-#: The value fits into no row of the target, or its type has no hash, which aborts a transaction.
+#: The target rejects the value, or its type has no hash, which aborts a transaction.
 _NO_KEY = (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InFailedSqlTransaction)
 _Key = tuple[int, tuple[bytes | str | None, ...]]
 
 
 class PartialSkip:
-    """The application of what can be applied of one transaction."""
+    """The application of one transaction without its conflicting rows."""
 
     def __init__(self, executor: Executor, ledger_commit: LedgerCommit, left: SkippedChanges) -> None:
         self._session = ledger_commit.session
@@ -49,11 +49,11 @@ class PartialSkip:
         self._left = left
         self._size = AttemptSize()
         self._lookups: dict[int, TableLookup] = {}
-        self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
+        self._tainted: set[_Key] = set()  #: keys whose rows differ from the publisher's
         self._conflicts: list[ResolvedConflict] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction, should_apply: Filter) -> None:
-        """Apply row by row, as far as it must be."""
+        """Apply the transaction, row by row where necessary."""
         self._transaction = transaction
         self._executor.begin(should_apply)
         with self._executor.row_by_row():
@@ -64,7 +64,7 @@ class PartialSkip:
         self._session.relations.learn_from(transaction)
 
     def _try(self, payloads: Sequence[bytes]) -> None:
-        """Apply messages in their order, or skip them."""
+        """Apply messages in order, or skip them."""
         at = 0
         while at < len(payloads):
             if self._concerns_tainted(payloads[at]):
@@ -80,9 +80,9 @@ class PartialSkip:
         self._conflicts = []
 
     def _apply(self, payloads: Sequence[bytes]) -> int:
-        """Apply all of them, or none and fewer the next time; skip a single one that fails.
+        """Apply all messages or none; skip a single one that fails.
 
-        :return: how many are dealt with.
+        :return: number of messages applied or skipped; after 0, fewer are tried.
         """
         try:
             with self._executor.undoing():
@@ -100,7 +100,7 @@ class PartialSkip:
         return len(payloads)
 
     def _refused(self, payload: bytes, error: ApplyError) -> None:
-        """Skip a change that was refused alone."""
+        """Skip a change that failed alone."""
         identical, ref = self._identical(payload, error), None
         complete_report(self._session.connection, error)
         if not identical:
@@ -112,7 +112,7 @@ class PartialSkip:
             self._conflicts.append(ResolvedConflict(self._transaction, error.record))
 
     def _on_tainted(self, payload: bytes) -> None:
-        """Skip what depends on a skipped change; what may restore the publisher's row is tried alone."""
+        """Skip a change that depends on a skipped one; try alone a change that may restore the publisher's row."""
         message = self._decoded(payload)
         # guard: changes that depend on a skipped row are skipped
         if isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1]):
@@ -146,7 +146,7 @@ class PartialSkip:
         return known
 
     def _identical(self, payload: bytes, error: ApplyError) -> bool:
-        """Return whether the row that could not be inserted is there already: nothing of it is missing then."""
+        """Return whether the row that could not be inserted already exists with the same values."""
         message = self._decoded(payload)
         if error.conflict is None or not isinstance(message, Insert) or BINARY in message.new.kinds:
             return False
@@ -165,7 +165,7 @@ class PartialSkip:
             self._left.keep(self._session.relations.remote(relid), message, {"skipped": "row", **reason})
 
     def _keys(self, message: Message) -> list[_Key]:
-        """Return which rows a change is about: the one that it looks for, then the one that it leaves."""
+        """Return the keys of a change: of the row that it searches for, then of the row that it writes."""
         match message:
             case Insert():
                 rows: list[Tuple] = [message.new]
@@ -186,7 +186,7 @@ class PartialSkip:
         prints = self._lookup(relation).fingerprints
         if prints.are_texts(values):
             return prints.of(values, list(values))
-        for _ in range(2):  # a type without a hash is known as such from the second time on
+        for _ in range(2):  # a type without a hash is known to have none after the first failure
             with contextlib.suppress(*_NO_KEY), self._executor.undoing():
                 return prints.of(values, list(values))
         return tuple(values.values())

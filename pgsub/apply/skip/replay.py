@@ -1,8 +1,8 @@
-"""Replays skipped changes: all of a request in one transaction of the target, or none, and each once.
+"""Replays skipped changes once: all of a request in one target transaction, or none.
 
-The commit of the data also marks them, so a crash leaves both or neither. A conflict that apply would only report is
-an error here: it leaves everything as it was. Mirrors apply_dispatch (worker.c) for changes that no stream
-brings any more.
+The commit of the data also marks the changes, so a crash leaves both or neither. A conflict that apply would only
+report is an error here, after which nothing is changed. Mirrors apply_dispatch (worker.c) for changes that are no
+longer in the stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pgsub.target.ledger.subscriptions import table_states
 class ReplayRequest:
     """The skipped changes to replay.
 
-    :ivar event: further fields of the event for the launcher, see
+    :ivar event: further fields of the event for the launcher: see
         :meth:`pgsub.catalog.conflicts.ConflictCatalog.conflicts_replayed`.
     """
 
@@ -47,16 +47,16 @@ class ReplayRequest:
 
 
 class ReplayFilter:
-    """The filter of tables that still take skipped changes of one transaction."""
+    """The filter of tables that still accept skipped changes of one transaction."""
 
     def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
         self._states = table_states(connection, subid)
         self._finish_lsn = finish_lsn
-        #: a sync worker skipped the change at hand: its table's srsublsn covers what it skipped
+        #: a sync worker skipped the present change; its table's srsublsn covers it
         self.of_sync = False
 
     def admits(self, _remote: Relation, oid: int) -> int | str:
-        """Return the oid of the subscribed table, or why its changes must not be made any more."""
+        """Return the oid of the subscribed table, or why its changes must no longer be made."""
         state = self._states.get(oid)
         if state is None or oid == NEVER:
             return "the table is not subscribed"
@@ -69,16 +69,16 @@ class ReplayFilter:
 
 
 def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
-    """Apply the changes in their order, in one transaction of a session of its own, and mark them.
+    """Apply the changes in order, in one transaction of a new session, and mark them.
 
-    The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
-    sent what it writes.
+    The session has a replication origin of the subscription if possible, so that peers with ``origin = none`` do not
+    receive its changes.
 
-    :return: rows that another origin wrote last; they were changed all the same, as by apply.
-    :raises ApplyError: a conflict, a missing row included, or a fault: nothing was changed.
+    :return: rows that another origin wrote last; they were changed nevertheless, as by apply.
+    :raises ApplyError: a conflict, including a missing row, or a fault: nothing was changed.
     :raises StateForbids: another command was faster, or a table must not be changed.
     """
-    # rules had their turn when it was skipped: now it is applied, or not
+    # rules were considered when it was skipped; now it is applied or fails
     with changing_rows(sub, "replay", "replay changes on the target") as session:
         reader = SkippedReader(session.connection, request.finish_lsn, request.kept)
         found = _apply(session, sub.subid, request, reader)
@@ -87,7 +87,7 @@ def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
 
 
 def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[RowConflict]:
-    """Apply the changes in a transaction that is left open."""
+    """Apply the changes and leave the transaction open."""
     connection, ids = session.connection, request.kept.ids
     connection.execute("BEGIN")
     if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
@@ -146,13 +146,13 @@ def _checked(records: list[Record], subid: int) -> list[RowConflict]:
 
 
 def _finish(session: TargetSession, sub: Subscription, request: ReplayRequest, transaction: RemoteTransaction) -> None:
-    """Commit, with the event for the launcher."""
+    """Commit together with the event for the launcher."""
     connection, lsn = session.connection, format_lsn(request.finish_lsn)
     count = counted(len(request.kept.ids), "skipped change")
     text = f'subscription "{sub.name}" replayed {count} of the transaction finished at {lsn}'
     replayed = {"kind": "replayed", "finish_lsn": lsn, **request.event}
     events.add(connection, sub.subid, events.log_entry("LOG", log_text(text)), replayed)
-    if transaction.commit_ts:  # what a copy left out has none
+    if transaction.commit_ts:  # changes skipped by a copy have none
         session.progress.tag(transaction.finish_lsn, transaction.commit_ts)
     failpoints.point("replay.before_commit")
     connection.execute("COMMIT")

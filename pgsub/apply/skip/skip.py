@@ -1,8 +1,8 @@
-"""Obeys ``subskiplsn``: skips a transaction, or those of its rows that cannot be applied.
+"""Applies ``subskiplsn``: skips a transaction, or those of its rows that cannot be applied.
 
-Mirrors maybe_start_skipping_changes, stop_skipping_changes and clear_subscription_skip_lsn (worker.c): a transaction
-matches by its finish LSN, and the first one with changes consumes it whether it matches or not. A sync worker obeys it
-and leaves it to apply to clear it. What is left out is kept in the same commit
+Mirrors maybe_start_skipping_changes, stop_skipping_changes and clear_subscription_skip_lsn (worker.c). A transaction
+matches by its finish LSN. The first one with changes clears the skip, whether it matches or not. A sync worker applies
+the skip too, but only the apply worker clears it. Skipped changes are kept in the same commit
 (:mod:`pgsub.apply.commit.skipped_writer`).
 """
 
@@ -26,9 +26,9 @@ from pgsub.target.ledger.skip import WHOLE, Skip
 
 
 class SkipHandler:
-    """Deals with the transactions that meet a skip, inside the caller's target transaction.
+    """The handling of transactions under a skip, inside the caller's target transaction.
 
-    :param executor: of that session.
+    :param executor: executor of that session.
     """
 
     def __init__(self, ledger_commit: LedgerCommit, executor: Executor) -> None:
@@ -39,7 +39,8 @@ class SkipHandler:
     def part(self, skip: Skip, batch: Batch) -> Batch:
         """Return the first transactions of a batch that :meth:`run` takes at once.
 
-        Up to one with changes, and with it; of a skip that waits for its transaction up to that, or the first behind.
+        They end with the first that has changes; if the skip waits for its transaction, with that or the first after
+        it.
         """
         if not self._session.progress.applies:
             lsns = [one.finish_lsn for one in batch.transactions()]
@@ -51,7 +52,7 @@ class SkipHandler:
         return batch
 
     def run(self, skip: Skip, batch: Batch, should_apply: Filter) -> None:
-        """Apply a :meth:`part`, and skip its last transaction, or rows of it, where that is the one to skip."""
+        """Apply a :meth:`part`; skip its last transaction, or rows of it, if it is the one to skip."""
         last, applies, relations = batch.last, self._session.progress.applies, self._session.relations
         changes = bool(last.relids())
         # guard: a transaction is skipped only by its own finish LSN
@@ -73,7 +74,7 @@ class SkipHandler:
             self._ledger_commit.consume(skip, last.finish_lsn, _messages(skip.rows, last.finish_lsn, left))
 
     def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, should_apply: Filter) -> None:
-        """Skip all of it: nothing is applied, and the target need not even have the tables."""
+        """Skip the whole transaction; the target need not even have the tables."""
         relations = self._session.relations
         taken: dict[int, bool] = {}
         for payload in transaction.payloads():
@@ -89,7 +90,7 @@ class SkipHandler:
         relations.learn_from(transaction)
 
     def _taken(self, remote: Relation, transaction: RemoteTransaction, should_apply: Filter) -> bool:
-        """Return whether apply would have made the changes of a relation. It stops at one that the target lacks."""
+        """Return whether apply would make a relation's changes. It would stop at a missing relation."""
         oids = self._session.relations.oids([local_name(remote)])
         if not oids:
             return self._session.progress.applies

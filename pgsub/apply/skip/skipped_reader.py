@@ -1,7 +1,7 @@
-"""Reads skipped changes back from what :mod:`pgsub.apply.commit.skipped_writer` wrote.
+"""Reads skipped changes that :mod:`pgsub.apply.commit.skipped_writer` wrote.
 
-A row of ``pgsub.skipped_change`` names columns, neither their positions in the publisher's table nor types: the
-target's types stand for them.
+A row of ``pgsub.skipped_change`` has the names of columns, but neither their types nor their positions on the
+publisher. The target's types are used instead.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
 class SkippedReader:
     """A reader of the skipped changes of one transaction.
 
-    :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
-    :ivar transaction: what they were part of.
+    :param connection: a target session; queried for all tables at once, because it may be in a pipeline later.
+    :ivar transaction: the transaction of the changes.
     """
 
     def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: SkippedTransaction) -> None:
@@ -43,10 +43,9 @@ class SkippedReader:
         self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
 
     def changes(self, rows: Iterable[SkippedChange]) -> Iterator[tuple[SkippedChange, list[Relation], RowMessage]]:
-        """Yield each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
+        """Yield each change with its relations; consecutive TRUNCATEs become one, of all their tables.
 
-        They were one on the publisher where foreign keys are between those tables; where they were several, it comes
-        to the same.
+        They were one on the publisher if foreign keys connect the tables; otherwise the result is the same.
         """
         for _, group in groupby(rows, _statement):
             first, *others = group
@@ -56,7 +55,7 @@ class SkippedReader:
             yield first, relations, _message(first, relations)
 
     def _relation(self, row: SkippedChange) -> Relation:
-        """Return the publisher's table as the row describes it; with other columns it is another relation."""
+        """Return the publisher's table as the row describes it; different columns make another relation."""
         body = row.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
@@ -65,7 +64,7 @@ class SkippedReader:
         known = self._relations.get(key)
         if known is None:
             types, identity = self._types[table], set(body["identity"])
-            # the target's modifiers are not those that the values had
+            # the target's modifiers may differ from those of the values
             columns = tuple(Column(int(n in identity), n, types.get(n, _TEXT), -1) for n in names)
             known = Relation(len(self._relations) + 1, *table, body["replica_identity"], columns)
             self._relations[key] = known
@@ -73,7 +72,7 @@ class SkippedReader:
 
 
 def _statement(row: SkippedChange) -> object:
-    """Return a value that TRUNCATEs have in common if they are one, and no other changes have."""
+    """Return a value that is shared by TRUNCATEs to be merged, and unique for other changes."""
     return (row.body.get("restart_identity"),) if row.body["operation"] == "TRUNCATE" else row.id
 
 
@@ -99,7 +98,7 @@ def _tuple(relation: Relation, row: dict[str, Any]) -> Tuple:
 
 
 def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
-    """Return kind and value, as :meth:`SkippedChanges._value` kept them."""
+    """Return kind and value from the form of :meth:`SkippedChanges._value`."""
     if name not in row:
         return "u", None
     value = row[name]
