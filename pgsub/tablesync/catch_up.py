@@ -1,4 +1,4 @@
-"""The way of copied tables to apply: at once where apply has not passed their slot, else by a job that catches up."""
+"""The hand-over of copied tables: at once if apply has not passed their slot, else after a job has caught up."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _POLL = 0.02
 def hand_over_at_once(
     session: psycopg.Connection, subid: int, claims: Mapping[int, Claim], copied: Sequence[RelationState]
 ) -> set[int]:
-    """Hand over tables whose slot's consistent point apply has not passed: nothing needs to be streamed.
+    """Hand over tables if apply has not passed their slot's consistent point, so that nothing needs to be streamed.
 
     :param claims: by table.
-    :return: the tables that are handed over.
+    :return: the tables that were handed over.
     """
     position = _position(session, subid, [row.srrelid for row in copied])
     if position is None:
@@ -47,7 +47,7 @@ def hand_over_at_once(
 
 
 def _position(session: psycopg.Connection, subid: int, relids: Sequence[int]) -> int | None:
-    """Return where the tables' own progress is, if that is one position."""
+    """Return the position of the tables' own progress; None if their positions differ."""
     query = """
         SELECT min(remote_lsn)::text FROM pgsub.progress
          WHERE subid = %s AND worker = ANY (%s) HAVING min(remote_lsn) = max(remote_lsn)"""
@@ -55,9 +55,9 @@ def _position(session: psycopg.Connection, subid: int, relids: Sequence[int]) ->
 
 
 def catch_up(context: SyncContext, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-    """Stream to a table what apply has passed, in a job of its own, until apply takes it over.
+    """Stream the changes that apply has passed to a table, in a job of its own, until apply takes the table over.
 
-    :raises SlotLost: with what to do about the table.
+    :raises SlotLost: the slot is gone; the hint tells how to repair the table.
     """
     sub = context.subscription
     own = slot_names.sync_slot_name(sub.subid, claim.worker, context.system_identifier)
@@ -82,7 +82,7 @@ def catch_up(context: SyncContext, session: psycopg.Connection, claim: Claim, st
 
 
 def _await(context: SyncContext, session: psycopg.Connection, claim: Claim, job: Job) -> None:
-    """Wait for a job; when asked to stop, only if its task has begun, for that reads the stop itself."""
+    """Wait for a job. After a stop request, wait only if its task has begun: it reads the request itself."""
     watch = TaskWatch(session, [claim], context.patience)
     try:
         while not job.done():

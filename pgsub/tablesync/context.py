@@ -1,4 +1,4 @@
-"""The launcher's part in a synchronization: how jobs are submitted, when to stop, where to report."""
+"""The launcher's part in a synchronization: it submits jobs, stops them, and receives reports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Job(Protocol):
     """A submitted job."""
 
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the job has ended."""
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Return results in the order of the items, or raise the exception of the task."""
+        """Return results in the order of the items, or raise the task's exception."""
 
     def cancel(self) -> None:
-        """End it soon."""
+        """Cancel the job; it ends soon."""
 
 
 Submit = Callable[[str, Callable[[Any], Any], Sequence[Any]], Job]
@@ -31,9 +31,9 @@ Submit = Callable[[str, Callable[[Any], Any], Sequence[Any]], Job]
 
 @dataclass(slots=True)
 class SyncContext:
-    """The context that is the same for every table of a subscription.
+    """The context that all tables of a subscription share.
 
-    :ivar system_identifier: of the target, for the slots' names.
+    :ivar system_identifier: the target's, for names of slots.
     :ivar stopping: set when the launcher stops.
     :ivar patience: seconds without a sign of life after which a task is given up.
     """

@@ -1,8 +1,8 @@
-"""The synchronization of one table, or of some small ones together, as the launcher sees it.
+"""The synchronization of one table, or of several small ones together, as the launcher sees it.
 
-Mirrors LogicalRepSyncTableStart (tablesync.c), cut where work leaves for Spark: the slot's snapshot is held here, for
-its holder must live as long as the copy; copying and catching up are jobs. Small tables share a slot, a snapshot and a
-task: a slot and a job for each of them would take longer than their rows.
+Mirrors LogicalRepSyncTableStart (tablesync.c), divided between the launcher and Spark. The slot's snapshot is held
+here, because its holder must live as long as the copy. Copying and catching up are jobs. Small tables share a slot, a
+snapshot and a task: a slot and a job for each would take longer than the copy of its rows.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pgsub.target.session.connect import SessionName, must_use_password
 
 
 class TableSync:
-    """Synchronization of tables, from whatever state they are in to ``s``; called again after an error.
+    """The synchronization of tables from any state to ``s``. It is called again after an error.
 
-    :param relids: oids of the target's tables. Several are copied together; those among them that apply has passed
-        meanwhile stay ``f``, for each is caught up with alone.
+    :param relids: OIDs of the target's tables. Several are copied together. Those that apply has passed meanwhile stay
+        ``f``, because each must catch up alone.
     """
 
     def __init__(self, context: SyncContext, *relids: int) -> None:
@@ -49,7 +49,7 @@ class TableSync:
         self._errors: dict[int, PgsubError] = {}
 
     def run(self) -> dict[int, PgsubError]:
-        """Run until ``s`` is committed and the sync slot dropped, or the launcher stops.
+        """Run until ``s`` is committed and the sync slot is dropped, or until the launcher stops.
 
         :return: errors of single tables; the others are synchronized.
         :raises PgsubError: nothing could be done; the launcher retries by its directive.
@@ -65,7 +65,7 @@ class TableSync:
         return self._errors
 
     def _in_state(self, session: psycopg.Connection, wanted: str) -> list[RelationState]:
-        """Return our tables that are in one of these states and have not failed, in the order given."""
+        """Return our tables in these states that have not failed, in the given order."""
         rows = {row.srrelid: row for row in subscriptions.relations(session, self._sub.subid)}
         if len(self._relids) == 1 and self._relids[0] not in rows:
             raise Fenced("the table was removed from the subscription")
@@ -123,7 +123,7 @@ class TableSync:
     def _clean_up(
         self, session: psycopg.Connection, found: dict[int, TargetRelation], adopt: Collection[int]
     ) -> set[int]:
-        """Remove what interrupted copies brought; return the tables whose copy may go on with it."""
+        """Remove the rows of interrupted copies; return the tables whose copy may go on instead."""
         goes_on = set()
         for relid in sorted(cleanup.begun_before(session, self._sub.subid, found)):
             relation = found[relid]
@@ -188,14 +188,14 @@ class TableSync:
             )
             self._errors |= prepared.errors
             self._raise_alone()
-            width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
+            width = 1 if together else self._sub.copy_workers  # max_sync_workers limits the tables in progress
             self._run(session, snapshot, prepared.pieces, width)
             if prepared.resumed is not None:
                 self._run(session, snapshot, preparation.rest(session, self._sub, prepared.resumed), width)
         self._finish_chunked(session, prepared, attempts)
 
     def _verify(self, session: psycopg.Connection, replication: Connection) -> None:
-        """Let a slot be made only where the publisher is, and record a timeline that it moved to."""
+        """Check the publisher before the slot is created, and record a timeline that it moved to."""
         verified_publisher.verify(session, replication, self._sub.subid, list(self._claims.values()))
 
     def _run(self, session: psycopg.Connection, snapshot: SlotSnapshot, pieces: Sequence[Piece], width: int) -> None:
@@ -210,13 +210,13 @@ class TableSync:
                     raise Fenced("a chunk of the copy is not on the target")
 
     def _let_go(self, session: psycopg.Connection, slot: str) -> None:
-        """Release tables that failed: apply need not wait at them, nor the shared slot for them."""
+        """Release tables that failed: apply must not wait at them, and the shared slot must not wait for them."""
         with contextlib.suppress(psycopg.Error, PgsubError):
             failed = {row.srrelid for row in self._in_state(session, "d")} | self._errors.keys()
             if not failed:
                 return
-            # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
-            # another launcher is not ours to end
+            # a task that was given up may still commit ``f``, but none may once the slot is gone; an attempt of
+            # another launcher must not be ended here
             with transactions.durable(session):
                 worker_takeover.fence(session, *(self._claims[relid] for relid in failed))
             claims = worker_takeover.take_over_many(session, self._sub.subid, failed)

@@ -1,4 +1,4 @@
-"""The copy tasks at work on the pieces of one slot's snapshot: how many run, what is tried again, what has failed."""
+"""The copy tasks that work on the pieces of one slot's snapshot: their number, retries and failures."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import chunks
 
 _POLL = 0.02
-#: Tries of one piece while the snapshot lives.
+#: Maximum number of attempts at one piece while the snapshot lives.
 TRIES = 5
 
 
 class CopyPool:
-    """A number of tasks that copy pieces at once; each takes piece after piece.
+    """A number of concurrent tasks that copy pieces. Each takes piece after piece.
 
-    :param session: the coordinator's, on the target: the ledger says what is done.
-    :param width: tasks at once at most.
-    :ivar errors: by table; its other pieces are not copied any more.
+    :param session: the coordinator's session on the target. The ledger tells which pieces are done.
+    :param width: maximum number of concurrent tasks.
+    :ivar errors: by table. The other pieces of such a table are not copied any more.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class CopyPool:
     def run(self) -> None:
         """Run until every piece is done or its table has failed.
 
-        :raises Fenced: asked to stop.
-        :raises PgsubError: no further piece can be copied: the snapshot is gone, a server cannot be reached.
+        :raises Fenced: a stop was requested.
+        :raises PgsubError: no further piece can be copied: the snapshot is gone, or a server cannot be reached.
         """
         try:
             while self._pieces:
@@ -80,7 +80,7 @@ class CopyPool:
         self._running.append(context.submit(name, task.run, [spec]))
 
     def _wait(self) -> None:
-        """Wait until one task has ended; the ledger says what it left, also when it was killed."""
+        """Wait until a task has ended or was killed. The ledger tells which pieces are left."""
         while not any(job.done() for job in self._running):
             self._watch.look()
             if self._context.stopping.is_set():
@@ -99,7 +99,7 @@ class CopyPool:
             self._context.stopping.wait(1)  # the next take-over ends that session
 
     def _leave_taken_over(self) -> None:
-        """Leave tables that another attempt has taken over to it: it ends every session that copies them here."""
+        """Give up tables that another attempt has taken over. It ends every session that copies them here."""
         claims = list({piece.key.claim.worker: piece.key.claim for piece in self._pieces}.values())
         for worker in worker_takeover.taken_over(self._session, claims):
             self.errors[worker] = Fenced("another worker took over")
@@ -115,16 +115,16 @@ class CopyPool:
         if results[0].error is not None:
             self._failed(results[0].failed, results[0].error)
         else:
-            self._wanted -= 1  # it found nothing that nobody else copies
+            self._wanted -= 1  # it found no piece that nobody else copies
 
     def _failed(self, piece: chunks.ChunkKey | None, error: PgsubError) -> None:
-        """Let a piece be tried again as long as that may help; else its table has failed.
+        """Retry a piece as long as that may help; otherwise its table has failed.
 
-        :param piece: None where a task could not even begin, or was killed.
+        :param piece: None: a task could not begin, or was killed.
         """
         self._tries[piece] = self._tries.get(piece, 0) + 1
         hopeless = error.directive is not Directive.RETRY or self._tries[piece] >= TRIES
-        hopeless |= error.sqlstate == task.LOCKED and not self._alone  # it leaves the others, and waits by itself
+        hopeless |= error.sqlstate == task.LOCKED and not self._alone  # the table leaves the group, and waits alone
         if piece is None or not self._snapshot.alive():
             if hopeless or not self._snapshot.alive():
                 raise error

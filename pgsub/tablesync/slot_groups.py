@@ -1,4 +1,4 @@
-"""Which tables synchronize next: the largest first, small ones in groups that share a slot and a worker. No IO."""
+"""The order of table synchronization: the largest first, small ones in groups that share a slot and worker. No I/O."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Collection, Sequence
 from pgsub.tablesync.copy import plan
 from pgsub.target.ledger.subscriptions import RelationState
 
-#: A table up to this size is copied together with others; a larger one is worth a slot and tasks of its own.
+#: Maximum size of a table that is copied together with others. A larger one gets a slot and tasks of its own.
 SMALL_BYTES = 8 << 20
-#: Bounds of what shares a slot: apply may have to wait for all of it (bounded), and a failure repeats all of it.
+#: Limits of a group: apply may have to wait for all of it, and a failure repeats all of it.
 GROUP_BYTES = 64 << 20
-#: PGSUB_GROUP_TABLES is for tests, which want to see what happens to a small table by itself.
+#: PGSUB_GROUP_TABLES is for tests that need a small table to be copied alone.
 GROUP_TABLES = int(os.environ.get("PGSUB_GROUP_TABLES", 100))
 
 
 def unfinished(rel: RelationState) -> bool:
-    """Return whether a table still needs its tablesync worker."""
+    """Return whether a table still needs a sync worker."""
     return rel.srsubstate in "idf" or rel.sync_slot is not None or rel.spare_slot is not None
 
 
 def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collection[int]) -> list[tuple[int, ...]]:
-    """Choose tables for the next workers, each a table or some small ones.
+    """Choose the tables of the next workers: a single table or a group of small ones for each.
 
-    What is copied already goes first, for its slot holds WAL back; then the largest table, so that the last worker at
-    work is not alone with it; small ones go together, spread evenly over the workers.
+    Copied tables are first, because their slots hold WAL back. Then the largest table is first, so that the last worker
+    does not run alone with it. Small tables are grouped, and spread evenly over the workers.
 
-    :param waiting: tables that no worker has.
-    :param free: how many workers may start.
-    :param alone: tables that failed by themselves: they hold up nobody else.
+    :param waiting: tables without a worker.
+    :param free: number of workers that may start.
+    :param alone: tables that failed: they are not grouped, so that they delay no other table.
     """
     single, small = _apart(waiting, alone)
     workers: list[tuple[int, ...]] = []
@@ -38,7 +38,7 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
     most = min(GROUP_TABLES, -(-len(small) // groups))
     while small and len(workers) < free:
         workers.append(_group(small, most))
-    # a table that keeps failing must not keep the others from their turn
+    # a table that keeps failing must not take the turn of others
     workers += [(rel.srrelid,) for rel in single if rel.srrelid in alone]
     return workers[:free]
 
@@ -53,7 +53,7 @@ def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[li
 
 
 def _size(rel: RelationState) -> int:
-    """Return a table's bytes; without an estimate it counts as large."""
+    """Return a table's bytes. Without an estimate it counts as large."""
     return rel.copy_bytes if rel.copy_bytes is not None else _small() + 1
 
 
@@ -62,7 +62,7 @@ def _small() -> int:
 
 
 def _group(small: list[RelationState], most: int) -> tuple[int, ...]:
-    """Take the next group off the list."""
+    """Remove the next group from the list and return it."""
     size = count = 0
     while count < min(most, len(small)) and (not count or size + _size(small[count]) <= GROUP_BYTES):
         size += _size(small[count])

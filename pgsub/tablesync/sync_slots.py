@@ -1,10 +1,10 @@
 """Sync slots: which tables need one, and when it is dropped. Mirrors callers of ReplicationSlotDropAtPubNode.
 
-Tables that were copied together name one slot in the ledger; it is dropped by the last of them. As long as a slot may
-exist some row names it, so none is ever orphaned. Only a slot that a row names is ever dropped.
+Tables that were copied together name one slot in the ledger, and the last of them drops it. As long as a slot may
+exist, a row names it, so none is orphaned. Only a slot that a row names is ever dropped.
 
-A slot can be streamed by one worker only, and streaming moves it. A copy of a slot that nobody has streamed begins
-where that one does. So each of the tables can be caught up with by itself (pg_copy_logical_replication_slot).
+Only one worker can stream a slot, and streaming advances it. A copy of a slot that was never streamed begins at the
+same position. So each of the tables can catch up separately (pg_copy_logical_replication_slot).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot),
  WHERE subid = %s AND srrelid = ANY (%s) AND v.slot IS NOT NULL ORDER BY v.slot
 """
 _LOCKED = "ORDER BY srrelid FOR UPDATE"
-#: Seconds to wait for a slot that is still streamed: rows of the ledger are locked meanwhile.
+#: Seconds to wait for a slot that is still streamed. Rows of the ledger are locked meanwhile.
 _PATIENCE = 10.0
 _CLEAR = """
 UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot = nullif(spare_slot, %s)
@@ -39,20 +39,20 @@ UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot 
 
 
 def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims: Sequence[Claim] = ()) -> None:
-    """Make the ledger name no sync slot of these tables, and drop slots that no other table names.
+    """Remove the sync slots of these tables from the ledger, and drop slots that no other table names.
 
-    Safe to repeat after any interruption.
+    It can be repeated after any interruption.
 
-    :param claims: under which this is done; without any the tables' workers must have been fenced for good.
+    :param claims: claims under which it is done. Without any, the tables' workers must have been fenced for good.
     :raises Fenced: an epoch was raised.
-    :raises PgsubError: a slot could not be dropped; the ledger names it still.
+    :raises PgsubError: a slot could not be dropped; the ledger still names it.
     """
     for (slot,) in session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall():
         release_slot(session, sub, slot, relids, claims=claims)
 
 
 def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
-    """Return slots that these tables name and no other."""
+    """Return the slots that these tables name and no other table does."""
     rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
     named = [slot for (slot,) in rows if slot_names.is_sync_slot(sub.subid, slot)]
     return [slot for slot in named if _naming(session, sub, slot) <= set(relids)]
@@ -65,7 +65,7 @@ def _naming(session: psycopg.Connection, sub: Subscription, slot: str, lock: str
 
 
 def _drop(session: psycopg.Connection, sub: Subscription, slot: str) -> None:
-    """Drop a slot where it was made: on another server it is missing, and the one that keeps WAL would be forgotten."""
+    """Drop a slot on the verified publisher. On another server it is missing, and the real slot would keep WAL."""
     with contextlib.closing(verified_publisher.connect(session, sub, slot)) as source:
         slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
 
@@ -73,11 +73,11 @@ def _drop(session: psycopg.Connection, sub: Subscription, slot: str) -> None:
 def release_slot(
     session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int], *, claims: Sequence[Claim] = ()
 ) -> None:
-    """Release one slot, as :func:`release` does, and those of the tables that name it."""
+    """Release one slot of these tables; see :func:`release`."""
     with durable(session):
         worker_takeover.fence(session, *claims)
-        # a table that is not the last only forgets the name; the lock makes sure that one of two is the last. It is
-        # held while the slot goes: a new attempt of the table would make one of the same name
+        # Only the last table drops the slot; others just forget its name. The lock makes one of two the last. It is
+        # held during the drop, because a new attempt at the table would create a slot of the same name.
         naming = _naming(session, sub, slot, _LOCKED)
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
@@ -86,9 +86,9 @@ def release_slot(
 
 
 def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence[Claim]) -> None:
-    """Remove the book-keeping of copies, and the slots, of tables that are handed over.
+    """Remove the records of copies, and the slots, of tables that were handed over.
 
-    The slots go last: as long as a table names one its worker is started again, and nothing is left behind.
+    The slots are last: as long as a table names one, its worker is started again, so nothing is left behind.
     """
     relids = [claim.worker for claim in claims]
     with durable(session):
@@ -98,22 +98,22 @@ def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence
 
 
 def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
-    """Drop a slot that was made while its tables were fenced, unless a later attempt names it.
+    """Drop a slot that was created while its tables were taken over, unless a later attempt names it.
 
-    :param relids: the tables that it was made for.
+    :param relids: the tables for which it was created.
     """
     with durable(session):
-        # an attempt that would name it waits
+        # an attempt that wants to name it waits
         states.lock_tables(session, sub.subid, relids)
         if not _naming(session, sub, slot, _LOCKED):
             _drop(session, sub, slot)
 
 
 def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
-    """Copy the table's shared slot to ``own`` and have the ledger name that instead.
+    """Copy the table's shared slot to ``own``, and name that in the ledger instead.
 
-    Safe to repeat after any interruption: until the ledger names the new slot nobody has streamed it, and it is made
-    again.
+    It can be repeated after any interruption: until the ledger names the new slot nobody has streamed it, and it is
+    created again.
 
     :raises SlotLost: the shared slot is gone.
     """
@@ -139,7 +139,7 @@ def _copy(session: psycopg.Connection, sub: Subscription, shared: str, own: str)
         slots.drop_slot(source, own, timeout=_PATIENCE)
         slots.copy_slot(source, shared, own)
         version = source.info.server_version
-    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy is none, whatever the slot is
+    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy never has failover enabled
         sender = verified_publisher.connect(session, sub, own, replication=True)
         with contextlib.closing(sender):
             slots.alter_slot(sender, own, failover=True)

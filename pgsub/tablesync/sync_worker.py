@@ -1,21 +1,21 @@
-"""The tablesync worker after its copy: streams its own slot until the table changes hands. Mirrors tablesync.c.
+"""The sync worker after its copy: it streams its own slot until the table is handed over. Mirrors tablesync.c.
 
 NOTES
-A table changes hands at one position: this worker applies what finishes before it, apply what finishes at it or later.
+A table is handed over at one position: this worker applies what finishes before it, apply what finishes at it or later.
 The server agrees on the position through shared memory, where the sync worker waits (``w``) until apply has set it.
 Here only the ledger is shared, and either worker may be gone at any time.
 
-S is the position before which this worker has applied everything, A that of apply. While apply is far ahead the worker
-chases it. If A <= S the table is handed over at S at once. Otherwise the worker claims H = max(A, S) under apply's
-lock. Apply keeps off the table's changes from H on, and waits at the first of them. The worker applies up to H, nothing
-beyond, and commits ``s`` with srsublsn = H. It holds that
+S is the position before which this worker has applied everything, A the same for apply. While apply is far ahead, the
+worker follows it. If A <= S, the table is handed over at S at once. Otherwise the worker claims H = max(A, S) under
+apply's lock. Apply leaves out the table's changes from H on, and waits at the first of them. The worker applies up to
+H and nothing beyond, and commits ``s`` with srsublsn = H. It holds that
 
 - H never lies before A: apply decides and moves A under the lock that the claim is made under (``states.changing``);
-- no change is applied twice or lost: ``covered`` (finish LSN < position) is the one comparison on both sides;
-- neither waits for ever: apply takes a claim back after some time, and this worker finds that out before it commits.
+- no change is applied twice or lost: both sides use the same comparison, ``covered`` (finish LSN < position);
+- neither waits for ever: apply withdraws a claim after some time, and this worker notices before it commits.
 
-It breaks if this worker applies a transaction beyond a standing claim, or if apply decides by states that are older
-than its lock. An older attempt's claim stands and is kept.
+It breaks if this worker applies a transaction beyond an existing claim, or if apply decides by states that are older
+than its lock. A claim of an earlier attempt remains valid and is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.tables import handover, states
 
-#: Chase freely while apply is further ahead than this, and for so many attempts; then claim.
+#: Follow without a claim while apply is further ahead than this, for at most this many attempts.
 NEAR_BYTES = 16 << 20
 CHASES = 20
 _ATTEMPT_SECONDS = 0.1
@@ -48,14 +48,14 @@ _ATTEMPT_SECONDS = 0.1
 def run(spec: WorkerSpec) -> WorkerResult:
     """Apply this table's changes from its slot until ``s`` is committed.
 
-    :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
+    :return: outcome ``done`` after the hand-over, ``stopped`` after a stop request.
     """
     with streams(spec) as opened:
         return ApplyLoop(opened, SyncPolicy(opened, spec), spec, state=states.CATCHUP).run()
 
 
 class SyncPolicy(WorkerPolicy):
-    """The policy of one table's worker: only this table, and with a claim only what the claim covers."""
+    """The policy of one table's worker: apply only this table, and with a claim only what the claim covers."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         assert spec.relation is not None
@@ -63,15 +63,15 @@ class SyncPolicy(WorkerPolicy):
         self._claim = spec.claim
         self._relation = spec.relation
         self._handover: int | None = None
-        self._reached = False  #: a transaction beyond the claim came: everything before it is applied
+        self._reached = False  #: a transaction beyond the claim arrived, so everything before it is applied
         self._attempts = 0
-        self._lost = 0  #: claims that were taken back: then it chases longer before the next one
-        self._start = 0  #: where the copy left it
+        self._lost = 0  #: number of withdrawn claims: the more, the longer it follows before the next claim
+        self._start = 0  #: position of the copy
         self._next_attempt = 0.0
         self._done = False
 
     def attach(self, loop: Positions) -> None:
-        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`; an older attempt's claim still stands and is kept."""
+        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`. A claim of an earlier attempt is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
         self._handover = self._standing()
@@ -87,16 +87,16 @@ class SyncPolicy(WorkerPolicy):
         return len(batch)
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Take changes of this table, or of its name: those of another table of that name will be refused, not lost."""
+        """Take changes by this table's OID or name. Those of another table of that name are refused later, not lost."""
         ours = oid == self._claim.worker or local_name(relation) == self._relation
         return Decision(self._claim.worker) if ours else None
 
     def skip(self) -> Skip | None:
-        """Return the skip that the ledger has."""
+        """Return the skip in the ledger."""
         return self._streams.session.progress.skip
 
     def holds(self) -> bool:
-        """Return False: only a table that is apply's can be held."""
+        """Return False: only a table in the care of apply can be held."""
         return False
 
     def unfinished(self) -> bool:
@@ -104,18 +104,18 @@ class SyncPolicy(WorkerPolicy):
         return False
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Return None: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
+        """Return None: nothing beyond the claim may begin, and the finish LSN is not known before the end."""
         return None
 
     def refused(self) -> bool:
-        """Hand over at the claim, beyond which a transaction waits, or learn that it was taken back."""
+        """Hand over at the claim, beyond which a transaction waits, or notice that the claim was withdrawn."""
         self._attempt()
         if not self._done:
             time.sleep(0.02)
         return self._done
 
     def boundary(self, control: Control | None) -> bool:
-        """Try to hand over; True once ``s`` is committed."""
+        """Try to hand over; return True once ``s`` is committed."""
         if self._done:
             return True
         clock = time.monotonic()
@@ -127,11 +127,11 @@ class SyncPolicy(WorkerPolicy):
 
     @property
     def _position(self) -> int:
-        """S: everything before is applied here; with a claim never beyond it."""
+        """S: everything before it is applied here. With a claim it never lies beyond the claim."""
         if self._handover is None:
             return self._loop.position
         reached = self._handover if self._reached else min(self._loop.position, self._handover)
-        return max(self._start, reached)  # a claim from before the copy lies before what came with it
+        return max(self._start, reached)  # a claim from before the copy lies before the copy's position
 
     def _attempt(self) -> None:
         self._attempts += 1
@@ -146,7 +146,7 @@ class SyncPolicy(WorkerPolicy):
         try:
             self._hand_over(apply_lsn, position)
         except psycopg.errors.LockNotAvailable:
-            return  # apply holds its row in a long transaction; the stream is served meanwhile
+            return  # apply holds its row in a long transaction; the stream goes on meanwhile
 
     def _hand_over(self, apply_lsn: int, position: int) -> None:
         connection = self._streams.session.connection
@@ -161,12 +161,12 @@ class SyncPolicy(WorkerPolicy):
             self._forget_claim(outcome.handover_lsn)
 
     def _standing(self) -> int | None:
-        """Read the claim that the ledger has."""
+        """Read the claim from the ledger."""
         rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
         return next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 
     def _recheck(self) -> None:
-        """Apply may have taken the claim back while this worker was on its way."""
+        """Check whether apply has withdrawn the claim before this worker reached it."""
         standing = self._standing()
         if standing != self._handover:
             self._forget_claim(standing)

@@ -1,13 +1,13 @@
-"""Whether the tasks that synchronize tables give signs of life: one whose process stands still is given up.
+"""The watch for signs of life of tasks that synchronize tables. A task whose process hangs is given up.
 
 NOTES
-A task is known by its sessions. A sign is a statement that runs and waits for no client, on either server; one that
-began or ended since the last look; or bytes that a COPY has taken. Without a session nothing is known: the task may
-wait for a slot of Spark, or for a server that it connects to, which has limits of its own. Heartbeats are not asked: a
-copy sends them only while rows move. A take-over that was not needed costs the copy one more attempt, and nothing else.
+A task is recognized by its sessions. A sign of life is a statement that runs on either server and does not wait for the
+client, one that began or ended since the last look, or progress of a COPY. Without a session nothing is known: the task
+may wait for a task slot of Spark, or for a connection, which has a timeout of its own. Heartbeats are no evidence: a
+copy sends them only while rows move. An unnecessary take-over costs another attempt at the copy, and nothing else.
 
-Time is counted in looks, none of which adds more than a second: after a launcher was suspended, its tasks get their
-time again.
+Time is counted in looks, each of which adds at most a second. So after a launcher was suspended, its tasks get their
+full time again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pgsub.publisher.connect import Connection
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim, TableSign
 
-#: Seconds between two looks at the servers, but several in the time that a task has.
+#: Seconds between two looks at the servers, and the minimum number of looks within ``patience``.
 _EVERY, _LOOKS = 5.0, 8
 _STEP = 1.0
-# The sessions of a copy bear the name of the one that holds its snapshot. What is shown of them is as of now, although
-# that one is in a transaction.
+# The sessions of a copy have the same name as the one that holds its snapshot. Their state is current, although that
+# session is in a transaction.
 _WORKS = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a
   WHERE a.pid <> pg_catalog.pg_backend_pid() AND a.usename = current_user AND a.state = 'active'
@@ -39,9 +39,9 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a
 class TaskWatch:
     """The watch of tasks that run under some claims.
 
-    :param session: the coordinator's, on the target.
-    :param patience: seconds without a sign of life.
-    :param holder: the session on the publisher that holds the snapshot of a copy.
+    :param session: the coordinator's session on the target.
+    :param patience: maximum seconds without a sign of life.
+    :param holder: session on the publisher that holds the snapshot of a copy.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TaskWatch:
         self._before: TableSign | None = None
 
     def look(self) -> None:
-        """See whether there is a sign of life.
+        """Look for a sign of life.
 
         :raises WorkerDied: there was none for too long.
         """
@@ -77,7 +77,7 @@ class TaskWatch:
             )
 
     def _publisher_works(self) -> bool:
-        with contextlib.suppress(psycopg.Error):  # a snapshot that is lost is noticed by who imports it
+        with contextlib.suppress(psycopg.Error):  # the session that imports a lost snapshot raises the error
             if self._holder is not None:
                 self._holder.execute("SELECT pg_catalog.pg_stat_clear_snapshot()")
                 return self._holder.execute(_WORKS.encode()).fetchone() == (True,)

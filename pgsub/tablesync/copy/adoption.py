@@ -1,12 +1,12 @@
-"""A table that is adopted: the rows that the target has already are compared with those of the publisher.
+"""The adoption of a table: the rows that exist on the target are compared with the publisher's.
 
-The server has nothing of the kind: its copy_table (tablesync.c) adds all rows to those that are there. Only what
-differs is brought, by :mod:`~pgsub.tablesync.copy.adoption_writer`.
+The server has nothing like it: its copy_table (tablesync.c) adds all rows to the existing ones. Adoption transfers only
+the differences (:mod:`~pgsub.tablesync.copy.adoption_writer`).
 
 NOTES
-The publisher's side is the snapshot of the table's slot, the target's one that is taken here: apply keeps off the
-table, as it does while one is copied. Only one session writes at a time, and it takes its snapshot after it has the
-right to write.
+On the publisher, the comparison uses the snapshot of the table's slot; on the target, a snapshot taken here. Apply
+leaves the table's changes out, as during a copy. Only one session writes at a time, and it takes its snapshot after it
+has obtained the right to write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOCK_CLASS = 0x70677361  #: "pgsa"
 class Adoption:
     """A table that has rows on the target.
 
-    :ivar left: kinds of differences that stay, for changes that leave them are not published.
+    :ivar left: kinds of differences that stay, because the changes that cause them are not published.
     """
 
     table: ComparedTable
@@ -47,12 +47,13 @@ class Adoption:
 
 
 class Adopter:
-    """The sessions that compare tables of one slot, for all of them that a task adopts.
+    """The sessions that compare tables of one slot, for all tables that a task adopts.
 
+    :param session: a session on the target, for queries about it.
+    :param snapshot: the slot's snapshot.
+    :param there: opens sessions on the publisher.
+    :param name: name of the sessions on the target.
     :ivar in_utf8: whether the databases have different encodings.
-    :param session: on the target, to ask about it.
-    :param snapshot: of the slot.
-    :param there: opens sessions on the publisher, ``name`` is that of those on the target.
     """
 
     def __init__(
@@ -74,15 +75,14 @@ class Adopter:
         self._holder = here()
 
     def close(self) -> None:
-        """End the sessions."""
+        """Close the sessions."""
         self._comparison.__exit__()
         self._holder.close()
 
     def compare(self, adoption: Adoption, found: Differences, progress: Callable[[int, int], None]) -> int:
-        """Compare a table as it is on the target now.
+        """Compare a table with its present state on the target, and return the number of the publisher's rows.
 
-        :param found: takes the differences; those that stay are explained.
-        :return: rows of the publisher.
+        :param found: receives the differences. Those that stay are explained.
         """
         table = adoption.table
         read = sources(table, in_utf8=self.in_utf8, as_sent=True)
@@ -96,21 +96,21 @@ class Adopter:
 
     @contextlib.contextmanager
     def seeing(self) -> Iterator[Comparison]:
-        """Take a snapshot of the target as it is now; gives what compares it with the slot's."""
+        """Take a snapshot of the target as of now; yield the comparison with the slot's snapshot."""
         self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         self._target.snapshot = str(scalar(self._holder, "SELECT pg_catalog.pg_export_snapshot()"))
         try:
             yield self._comparison
         finally:
-            with contextlib.suppress(psycopg.Error):  # whoever wants the next one sees it
+            with contextlib.suppress(psycopg.Error):  # the next snapshot raises the error
                 roll_back(self._holder)
 
 
 @contextlib.contextmanager
 def alone(session: psycopg.Connection, key: ChunkKey) -> Iterator[bool]:
-    """Let the session be the only one that adopts a table, and be ended by a take-over of it; gives whether it is.
+    """Make the session the only one that adopts a table; a take-over of the table ends it. Yield whether it is alone.
 
-    :raises LockHeld: what is no worker of the subscription holds the lock, so no take-over ends it.
+    :raises LockHeld: the holder of the lock is no worker of the subscription, so no take-over ends it.
     """
     relid = key.claim.worker
     lock = (_LOCK_CLASS, relid - (1 << 32 if relid >> 31 else 0))

@@ -1,13 +1,13 @@
-"""What differs in a table that is adopted is written to the target while the comparison goes on.
+"""The writer of an adoption: it writes differences to the target while the comparison goes on.
 
-What is replaced or deleted is kept, up to a number of rows (:mod:`pgsub.reconcile.replaced`).
+Replaced and deleted rows are kept, up to a maximum number (:mod:`pgsub.reconcile.replaced`).
 
 NOTES
-Some rows come in each transaction, fenced as chunks of a copy are. So nothing has to be undone after an attempt that
-was killed: the next one finds what it left equal.
+Each transaction writes some rows, and is fenced like a chunk of a copy. So nothing has to be undone after an attempt
+that was killed: the next attempt finds these rows equal.
 
-Rows come in no order that unique indexes would know of. A transaction that meets a value which another row still has is
-put off until all others are done; then all rows that were put off make way before any of them comes.
+The order of rows ignores unique indexes. A transaction that meets a value which another row still has is postponed
+until all others are done. Then all postponed old rows are deleted before any new one is inserted.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from pgsub.target.ledger.tables import states
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import connect as target
 
-#: Rows and bytes of a transaction.
+#: Maximum rows and bytes of a transaction.
 ROWS, BYTES = 2000, 4 << 20
 _TAKEN = ("23505", "23P01")  #: unique_violation, exclusion_violation
 _KINDS = (MISSING, EXTRA, DIFFERENT)
-#: Rows are found by an index wherever there is one, as apply finds them.
+#: Rows are found by an index if there is one, as apply finds them.
 _SETTINGS = "SET LOCAL enable_seqscan = off"
 
 Change = Insert | Update | Delete
 
 
 class Bringing(Differences):
-    """Differences that are brought to the target as they are found.
+    """The differences that are written to the target as they are found.
 
-    :param session: that writes; outside of a transaction.
-    :param patience: a statement that bounds how long a transaction waits for locks.
-    :param alive: called with each transaction.
+    :param session: the writing session, outside of a transaction.
+    :param patience: a statement that limits how long a transaction waits for locks.
+    :param alive: called for each transaction.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Bringing(Differences):
         alive: Callable[[], None],
     ) -> None:
         super().__init__()
-        # the publisher's row wins, whatever the rules for conflicts are
+        # the publisher's row wins, whatever the conflict rules are
         self._sub = replace(sub, on_conflict=())
         self._session, self._key, self._patience, self._alive = session, key, patience, alive
         replica = target.is_replica(session)
@@ -87,7 +87,7 @@ class Bringing(Differences):
         self.left = 0
 
     def add(self, one: Difference) -> None:
-        """Write it, with others; or count it if it stays."""
+        """Write a difference, together with others, or count it if it stays."""
         if one.explained is not None:
             self.left += 1
             return
@@ -98,7 +98,7 @@ class Bringing(Differences):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting differences."""
         waiting, self._waiting, self._size = self._waiting, [], 0
         if not waiting:
             return
@@ -111,16 +111,16 @@ class Bringing(Differences):
                 self._commit(self._rows.changes(waiting), waiting, naming=True)
 
     def finish(self) -> None:
-        """Write the rest.
+        """Write all that is left.
 
-        :raises ApplyError: a row that the target does not take.
+        :raises ApplyError: the target rejects a row.
         """
         self.flush()
         if self._put_off:
             self._commit(self._rows.anew(self._put_off), self._put_off, naming=True)
 
     def record(self) -> None:
-        """Record in the open transaction what was brought, also by attempts before this one."""
+        """Record in the open transaction how many rows were transferred, including earlier attempts."""
         missing, extra, different = states.count_adopted(self._session, self._key.claim, (0, 0, 0))
         text = (
             f'table "{self._rows.relation.namespace}.{self._rows.relation.name}" of subscription "{self._sub.name}" was'
@@ -136,7 +136,7 @@ class Bringing(Differences):
     def _commit(self, changes: Iterable[Change], brought: Iterable[Difference], *, naming: bool = False) -> None:
         """Make changes in one transaction.
 
-        :param naming: whether the row that fails is to be named.
+        :param naming: whether an error must name the row.
         """
         session, executor = self._session, self._executor
         counts = dict.fromkeys(_KINDS, 0)
@@ -146,7 +146,7 @@ class Bringing(Differences):
                 session.execute(f"BEGIN; {_SETTINGS}; {self._patience}".encode())
                 with executor.row_by_row() if naming else contextlib.nullcontext():
                     self._execute(changes)
-                session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
+                session.execute("SET LOCAL lock_timeout = 0")  # other sessions hold the ledger's rows for longer
                 for one in brought:
                     counts[one.kind] += 1
                 states.count_adopted(session, self._key.claim, list(counts.values()))
@@ -170,15 +170,15 @@ class Bringing(Differences):
         for change in changes:
             self._executor.change(transaction, encode(change))
         for one in self._executor.finish():
-            # a row that was to be deleted may be gone; one that was to be updated somebody else has taken away
+            # a row to delete may be gone already; if a row to update is, somebody has removed it
             if isinstance(one, RowConflict) and one.place.message_type == "UPDATE":
                 raise conflict.stop_error(self._sub.subid, one.record(self._sub.subid), one.place)
 
 
 class RowChanges:
-    """The changes that make the publisher's rows of the target's.
+    """The changes that turn the target's rows into the publisher's.
 
-    :param replica: whether triggers and foreign keys do not fire.
+    :param replica: triggers and foreign keys do not fire.
     """
 
     def __init__(self, table: ComparedTable, *, replica: bool) -> None:
@@ -187,7 +187,7 @@ class RowChanges:
         self._key = frozenset(table.key)
         self._sent = tuple(expressions.rewritten(table))
         compared = {column.name for column in table.columns}
-        #: columns that only the target has are lost with a row that is made anew
+        #: Whether no column exists only on the target: its value would be lost if a row were deleted and inserted.
         self._whole = all(column.generated or column.name in compared for column in table.target.columns)
         columns = (
             Column(KEY_COLUMN if number in self._key else 0, column.name, column.type_oid, -1)
@@ -197,11 +197,11 @@ class RowChanges:
         self.relation = Relation(1, local.schema, local.name, "d" if table.keyed else "f", tuple(columns))
 
     def changes(self, rows: Iterable[Difference]) -> Iterator[Change]:
-        """Yield changes of some rows: deletions make way for the others, and inserts come together."""
+        """Yield the changes for some rows. Deletions come first to make way, and inserts come together."""
         yield from map(self._change, sorted(rows, key=lambda one: (EXTRA, DIFFERENT, MISSING).index(one.kind)))
 
     def anew(self, rows: Iterable[Difference]) -> Iterator[Change]:
-        """Yield changes of rows whose values may have to change places: all are deleted before one comes."""
+        """Yield the changes for rows that may exchange values: all are deleted before one is inserted."""
         # guard: a row is not deleted and inserted again where foreign keys would act
         apart = self._whole and self._replica
         yield from (self._delete(one) for one in rows if one.kind == EXTRA or (apart and one.kind == DIFFERENT))
@@ -241,7 +241,7 @@ def _tuple(values: Sequence[str | None]) -> Tuple:
 
 
 class _PutOff:
-    """Rows that were put off; they can be read again and again."""
+    """Rows that were postponed. They can be read repeatedly."""
 
     def __init__(self) -> None:
         self._rows = SpilledValues[list[tuple[str, Values | None, Values | None]]]()
@@ -250,7 +250,7 @@ class _PutOff:
         return len(self._rows) > 0
 
     def add(self, rows: Sequence[Difference]) -> None:
-        """Keep some more; nothing is read meanwhile."""
+        """Add rows. Not while they are read."""
         self._rows.add([(one.kind, one.publisher, one.target) for one in rows])
 
     def __iter__(self) -> Iterator[Difference]:

@@ -1,4 +1,4 @@
-"""Rows of a COPY from the publisher's connection to the target's, below libpq, in messages made here."""
+"""Rows of a COPY moved from the publisher's connection to the target's, below libpq, in messages composed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgsub.publisher.stream.channel import poll
 from pgsub.publisher.stream.transport import Transport
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
-#: Called again and again with the bytes moved so far.
+#: Called repeatedly with the number of bytes moved so far.
 Moved = Callable[[int], None]
 
 _BUFFER = 1 << 18
@@ -22,11 +22,11 @@ _HEADER = struct.Struct(">cI")
 
 
 class TargetSpoke(Exception):
-    """The target ended the copy by itself; its result says why."""
+    """The target ended the copy; its result tells why."""
 
 
 class SourceError(Exception):
-    """The publisher failed, or was lost; ``error`` is what psycopg would have raised."""
+    """The publisher failed or was lost. ``error`` is the exception that psycopg would have raised."""
 
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(server_words.said(error).message)
@@ -34,10 +34,10 @@ class SourceError(Exception):
 
 
 class Passthrough:
-    """The publisher's bytes read here, the rows in its answer sent on in CopyData messages made here.
+    """The passage of rows: the publisher's answer is read here, and its rows are sent on in our own CopyData messages.
 
-    No header of the publisher's reaches the target, so what the target takes for a message is one of ours whatever the
-    publisher sends. libpq knows nothing of the query, and once ReadyForQuery has been read has missed nothing.
+    No header of the publisher reaches the target. So every message that the target sees is ours, whatever the publisher
+    sends. libpq does not know of the query. Once ReadyForQuery has been read, it has missed nothing.
     """
 
     def __init__(self, source: Transport, target: Transport, pgconn: pq.abc.PGconn, meter: Moved) -> None:
@@ -51,12 +51,10 @@ class Passthrough:
         self._spoke = False  #: the target has an error to report
 
     def run(self, copy_out: str) -> int:
-        """Send the query and move all rows.
-
-        :return: bytes of the rows.
+        """Send the query and move all rows; return the bytes of the rows.
 
         :raises SourceError: the publisher failed.
-        :raises ProtocolViolation: what came is no answer to a COPY.
+        :raises ProtocolViolation: the answer is not that to a COPY.
         """
         query = copy_out.encode() + b"\0"
         self._ask(memoryview(b"Q" + struct.pack(">I", len(query) + 4) + query))
@@ -67,7 +65,7 @@ class Passthrough:
         # guard: a copy that the publisher terminates fails
         if self._answer.failure is not None:
             raise SourceError(self._answer.failure)
-        if self._source.end() or self._have:  # libpq would miss it: a server that ends its session between two queries
+        if self._source.end() or self._have:  # a server that ends its session between two queries: libpq would miss it
             raise self._lost(None)
         return self._size
 
@@ -95,7 +93,7 @@ class Passthrough:
             return
 
     def _idle(self) -> None:
-        """Report progress while waiting: it shows that the task lives."""
+        """Report progress while waiting, as a sign of life of the task."""
         self._meter(self._size)
 
     def _lost(self, error: OSError | None) -> SourceError:
@@ -103,7 +101,7 @@ class Passthrough:
         return SourceError(self._answer.failure or psycopg.OperationalError(f"the connection was lost{reason}"))
 
     def _hand_on(self) -> None:
-        """Send what is in the buffer but the beginning of a message that is not known yet."""
+        """Send the buffer, except the beginning of a message that is not complete enough to be checked."""
         stretches, done = self._answer.cut(self._buffer, self._have)
         if size := sum(map(len, stretches)):
             self._send(memoryview(b"".join([_HEADER.pack(b"d", size + 4), *stretches])))
@@ -114,7 +112,7 @@ class Passthrough:
         self._have -= done
 
     def _send(self, data: memoryview) -> None:
-        """Finish a message that has begun, whatever the target says: libpq's next one must not end up in it."""
+        """Finish a message that was begun, even if the target failed: libpq's next one must not end up in it."""
         while data:
             wanted = select.POLLOUT if self._spoke else select.POLLIN | select.POLLOUT
             if wait(self._target.fileno(), wanted, self._idle) & ~select.POLLOUT:
@@ -129,7 +127,7 @@ class Passthrough:
                 raise _target_lost(error) from None
 
     def _listen(self) -> None:
-        """Read what the target says meanwhile: after an error it reads on without storing, so the copy ends."""
+        """Read the target's message. After an error the target discards what it reads, so the copy ends."""
         try:
             kind = self._target.peek()
         except BlockingIOError:
@@ -149,9 +147,9 @@ def _target_lost(error: OSError) -> psycopg.OperationalError:
 
 
 def wait(what: int, events: int, idle: Callable[[], None] = lambda: None) -> int:
-    """Wait for one of these events of poll(2); return which of them came.
+    """Wait for one of these events of poll(2); return the events that occurred.
 
-    :param idle: called twice a second meanwhile.
+    :param idle: called twice a second while waiting.
     """
     while not (came := poll(what, events, 0.5)):
         idle()

@@ -1,7 +1,7 @@
-"""After a lost attempt of a chunked copy: exactly its rows are removed, nobody else's.
+"""Cleanup after a lost attempt of a chunked copy: exactly its rows are removed, and no others.
 
-Every row of a chunk carries the xid that the chunk recorded. Local rows stay; a row that was changed locally
-meanwhile carries another xid, is kept and reported, and the table stays in error rather than silently go on.
+Every row of a chunk has the xid that the chunk recorded. Local rows stay. A row of the copy that was changed locally
+has another xid: it is kept and reported, and the table stays in error instead of going on silently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READABLE = "SELECT pg_catalog.has_table_privilege(%s, 'SELECT') AND NOT pg_cata
 
 
 def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
-    """Return the tables of which an earlier attempt has planned chunks: only these may have rows of it."""
+    """Return the tables for which an earlier attempt has planned chunks. Only these may have rows of it."""
     rows = connection.execute(
         "SELECT DISTINCT srrelid::bigint FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s)",
         (subid, list(relids)),
@@ -36,10 +36,10 @@ def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[
 
 
 def may_go_on(connection: psycopg.Connection, sub: Subscription, claim: Claim, target: TargetRelation) -> bool:
-    """Return whether what earlier attempts brought can be compared, so that the copy need not begin again.
+    """Return whether the rows of earlier attempts can be compared, so that the copy need not begin again.
 
-    The session must be able to read it; a rule may have made something else of a row; and a table that was emptied
-    here has nothing to compare.
+    They cannot be if the session must not read the table, if a conflict rule may have changed a row, or if the table is
+    empty on the target.
     """
     done = chunks.brought(connection, claim)
     if not done or any(one.part is None and one.rows for one in done) or sub.copy_atomic or rules_of(sub, target):
@@ -50,7 +50,7 @@ def may_go_on(connection: psycopg.Connection, sub: Subscription, claim: Claim, t
 
 
 def keep_rows(connection: psycopg.Connection, claim: Claim) -> None:
-    """Forget the chunks of earlier attempts of a table that is adopted: what they brought is compared."""
+    """Remove the chunks of earlier attempts at an adopted table. Their rows are compared."""
     with transactions.durable(connection):
         worker_takeover.fence(connection, claim)
         _forget(connection, claim)
@@ -62,13 +62,13 @@ def _forget(connection: psycopg.Connection, claim: Claim) -> None:
 
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> None:
-    """Remove what the chunks of earlier attempts committed, and their ledger rows.
+    """Remove the rows that earlier attempts committed, and their rows in the ledger.
 
-    The attempt's sessions were evicted before, so no late chunk commits after this; and a synchronization that
-    another one took over removes nothing of what that one copies.
+    The attempt's sessions were terminated before, so no late chunk commits afterwards. If another synchronization has
+    taken over, this one removes nothing of what that one copies.
 
-    :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
-    :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
+    :raises psycopg.errors.LockNotAvailable: a local transaction locks the table; try again later.
+    :raises ApplyError: rows of the copy were changed locally; nothing is removed.
     """
     table = table_name(target)
     subid = claim.subid
@@ -98,7 +98,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
 
 
 def delete_rows(connection: psycopg.Connection, target: TargetRelation, xids: Sequence[int]) -> int:
-    """Delete the rows of some transactions of a copy; return how many there were."""
+    """Delete the rows of some transactions of a copy; return their number."""
     texts = [str(xid) for xid in xids]
     with roles.using(connection, target):
         # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
@@ -108,6 +108,6 @@ def delete_rows(connection: psycopg.Connection, target: TargetRelation, xids: Se
 
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
-    """Return whether transactions were applied to the table after its copy: their rows pass for local ones."""
+    """Return whether transactions were applied to the table after its copy. Their rows look like local rows."""
     query = "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s"
     return scalar(connection, query, (claim.subid, claim.worker)) is True

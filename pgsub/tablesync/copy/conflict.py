@@ -1,8 +1,8 @@
-"""The conflict that ended a plain copy: searched once the copy has failed, for the record of conflicts.
+"""The conflict that ended a plain copy. It is searched after the copy has failed, for the record of conflicts.
 
-The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody decodes. So
-the publisher's row is searched by that key in the snapshot that was copied. It is tried alone, as apply tries it. The
-search has connections of its own, is bounded, changes nothing, and may fail without harm.
+The server's copy_table (tablesync.c) only names the existing key, and a copy does not decode its rows. So the
+publisher's row is searched by that key in the snapshot that was copied, and is applied alone, as apply would do it. The
+search uses connections of its own, is limited in time, changes nothing, and may fail without harm.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from pgsub.target.sql import conflict_search
 
 _log = logging.getLogger(__name__)
 
-#: Ways to read the values of a key that are tried: a comma in one of them makes them ambiguous.
+#: Maximum number of ways in which the values of a key are read. A comma in a value makes them ambiguous.
 _READINGS = 20
-#: Rows of the publisher that are tried where a part of the key is an expression.
+#: Maximum number of the publisher's rows that are tried if a part of the key is an expression.
 _CANDIDATES = 20
 
 
@@ -45,8 +45,8 @@ def record(
 ) -> ConflictRecord | None:
     """Find the conflict that ended a copy.
 
-    :param snapshot: of the slot, while its holder lives.
-    :return: None where it is no conflict in the server's sense; without the rows where they cannot be found.
+    :param snapshot: the slot's snapshot, whose holder still lives.
+    :return: None if it is no conflict in the server's sense. The rows are missing if they cannot be found.
     """
     if error.sqlstate != "23505":
         return None
@@ -54,7 +54,7 @@ def record(
     try:
         with contextlib.closing(target.open_session(sub, name)) as session:
             return _Search(sub, claim, table, session, error.diag).record(snapshot)
-    except Exception as trouble:  # the error itself is reported whatever happens here
+    except Exception as trouble:  # the copy's own error is reported in any case
         _log.debug("the conflict of the copy of %s is not recorded: %s", table.relation.name, trouble)
     return None
 
@@ -68,7 +68,7 @@ class _Search:
     diag: psycopg.errors.Diagnostic
 
     def record(self, snapshot: str) -> ConflictRecord | None:
-        """Record the conflict, with both rows where they are found."""
+        """Record the conflict, with both rows if they are found."""
         diag = self.diag
         place = (diag.schema_name or "", diag.table_name or "")
         keys = unique_indexes.keys_of(self.session, self.table.oid, *place, diag.constraint_name or "")
@@ -80,14 +80,14 @@ class _Search:
                 for row in self._publishers(snapshot, keys, values):
                     if (whole := self._tried(row)) is not None:
                         return whole
-        except Exception as trouble:  # the key alone is something
+        except Exception as trouble:  # the key alone is reported then
             _log.debug("the conflicting rows of %s.%s are not found: %s", *place, trouble)
         return found
 
     def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
-        """Read rows that may have this key, as COPY sends them: by those of its parts that are columns.
+        """Read the rows that may have this key, as COPY sends them. The search uses those parts that are columns.
 
-        Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
+        The table's owner on the target wrote the expressions of the index, so they are not run on the publisher.
         """
         names = {column.name: sql.Identifier(column.name) for column in self.table.relation.columns}
         columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
@@ -114,10 +114,10 @@ class _Search:
                 with source.cursor() as cursor, cursor.copy(query) as copy:
                     return [bytes(row) for row in copy]
             except (psycopg.errors.DataError, psycopg.errors.SyntaxErrorOrAccessRuleViolation):
-                return []  # not a value of that column, or no such column there: another reading may be right
+                return []  # the value is invalid or the column is missing there: another reading may be right
 
     def _tried(self, row: bytes) -> ConflictRecord | None:
-        """Find what stops the row when it comes alone."""
+        """Find the row's conflict by applying it alone."""
         writer = row_by_row.Writer(self.session, self.sub, self.claim, tagged=False)
         try:
             self.session.execute("BEGIN")
@@ -135,7 +135,7 @@ class _Search:
 
 
 def _readings(key: str, names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Read the values in ``(a, b)=(1, 2)``; where some of them hold commas, in all ways to divide them."""
+    """Read the values in ``(a, b)=(1, 2)``. If some contain commas, yield all ways to divide them."""
     before = f"({', '.join(names)})=("
     if not (key.startswith(before) and key.endswith(")")):
         return

@@ -1,7 +1,7 @@
 """A publisher's answer to COPY TO STDOUT, checked message by message. Mirrors getCopyDataMessage (fe-protocol3.c).
 
-Neither the publisher is trusted, nor a line that nothing encrypts. Kinds, lengths and order of messages are checked
-before a byte of a row comes out. Only contents of CopyData come out, never a header. Protocol sections
+Neither the publisher nor an unencrypted connection is trusted. Kinds, lengths and order of messages are checked before
+a byte of a row is passed on. Only contents of CopyData are passed on, never a header. Protocol sections
 "Simple Query", "COPY Operations" and "Asynchronous Operations".
 """
 
@@ -24,7 +24,7 @@ _COUNT = re.compile(rb"COPY [0-9]{1,20}\0")
 
 
 class Stage(enum.Enum):
-    """The last message, as far as it decides what may come next."""
+    """The last message, as far as it decides which may follow."""
 
     ASKED = "the query"
     ROWS = "CopyOutResponse"
@@ -46,29 +46,29 @@ _NEXT: dict[tuple[Stage, bytes], Stage] = {
 
 
 class CopyOut:
-    """A parser that finds the rows in the publisher's answer, however its bytes arrive.
+    """A parser that finds the rows in the publisher's answer, in whatever pieces its bytes arrive.
 
-    A message of any size passes through a small buffer: it comes out in parts.
+    A message of any size passes through a small buffer in parts.
 
-    :ivar stage: what came last.
-    :ivar failure: the publisher's first error, as psycopg would raise it.
+    :ivar stage: the last message.
+    :ivar failure: the publisher's first error, as the exception that psycopg would raise.
     """
 
     def __init__(self) -> None:
         self.stage = Stage.ASKED
         self.failure: psycopg.Error | None = None
-        self._left = 0  #: bytes to come of a message that has begun
+        self._left = 0  #: bytes that are missing of a message that has begun
         self._wanted = False  #: that message is CopyData
-        self._lines = False  #: rows come in text format
+        self._lines = False  #: rows are in text format
 
     def cut(self, buffer: bytearray, have: int) -> tuple[list[memoryview], int]:
         """Find the contents of CopyData in a buffer.
 
-        :param buffer: what was left by the call before, and what came since.
-        :param have: bytes in the buffer.
-        :return: stretches, valid until the buffer changes, and the number of bytes that are done with; the rest is the
-            beginning of a message.
-        :raises ProtocolViolation: these bytes are no answer to COPY TO STDOUT.
+        :param buffer: the rest of the previous call, and new bytes.
+        :param have: number of bytes in the buffer.
+        :return: stretches, valid until the buffer changes, and the number of processed bytes. The rest is the beginning
+            of a message.
+        :raises ProtocolViolation: the bytes are no answer to COPY TO STDOUT.
         """
         found: list[memoryview] = []
         at, before = 0, -1
@@ -90,7 +90,7 @@ class CopyOut:
         return end
 
     def _rows(self, buffer: bytearray, at: int, have: int, found: list[memoryview]) -> int:
-        """Take the messages that are whole, and begin the one that is not."""
+        """Take the complete messages, and begin the incomplete one."""
         self._step(b"d")
         edges = frames.walk_lines(buffer, have, at) if self._lines else frames.walk(buffer, have, _NO_LIMIT, at)
         found += frames.contents(buffer, edges)
@@ -101,7 +101,7 @@ class CopyOut:
         return at
 
     def _other(self, buffer: bytearray, at: int, have: int) -> int:
-        """Take one message that is no CopyData; of an error that no buffer holds the beginning is enough."""
+        """Take one message other than CopyData. For an error that exceeds the buffer, its beginning suffices."""
         if have - at < _HEADER:
             return at
         kind, size = bytes(buffer[at : at + 1]), frames.size_of(buffer, at)
@@ -129,7 +129,7 @@ class CopyOut:
             _check(not body, "CopyDone")
         elif kind == b"C":
             _check(_COUNT.fullmatch(body) is not None, "CommandComplete")
-        elif self.stage is not Stage.FAILED:  # the transaction that holds the snapshot goes on
+        elif self.stage is not Stage.FAILED:  # the transaction that holds the snapshot must go on
             _check(body == b"T", "ReadyForQuery")
 
     def _step(self, kind: bytes) -> None:
@@ -151,7 +151,7 @@ def _check(fits: bool, what: str) -> None:
 
 
 def reported(body: bytes) -> psycopg.Error:
-    """Return an ErrorResponse as psycopg would raise it."""
+    """Convert an ErrorResponse to the exception that psycopg would raise."""
     said = ServerError.from_response(body)
     kind = psycopg.Error
     with contextlib.suppress(KeyError):

@@ -1,15 +1,15 @@
-"""Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
+"""Bytes of a COPY moved from the publisher's connection to the target's. Mirrors copy_read_data (tablesync.c).
 
 NOTES
 Rows go from connection to connection below libpq (:mod:`pgsub.tablesync.copy.below_libpq`), and a row of any size
-passes through one small buffer. libpq would make an object of every row and copy each several times; it remains for
-connections that only it can read, as those that GSSAPI encrypts. Either way the target is sent messages made here, and
-no header of the publisher's: nothing that a publisher sends can end the COPY on the target and begin a query there.
+passes through one small buffer. libpq would make an object of every row and copy it several times. It is used only for
+connections that nothing else can read, such as those encrypted by GSSAPI. In both cases the target receives messages
+composed here, and no header of the publisher: nothing that a publisher sends can end the COPY and begin a query there.
 
-The passthrough must leave both connections as libpq expects them. On the publisher's side libpq knows nothing of the
-query, so ReadyForQuery must be the last byte read. On the target's side libpq is inside COPY, so a message that has
-begun is sent whole even when the target has failed. A copy counts only when the publisher's CommandComplete and the
-target's row count have both been seen; memory stays that of one buffer, whatever the size of a row.
+The passage below libpq must leave both connections as libpq expects them. The publisher's libpq does not know of the
+query, so ReadyForQuery must be the last byte read. The target's libpq is inside COPY, so a message that was begun is
+sent completely even after the target has failed. A copy counts only after the publisher's CommandComplete and the
+target's row count have both been received. Memory is limited to one buffer, whatever the size of a row.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pgsub.tablesync.copy.below_libpq import Moved, Passthrough, SourceError, Ta
 
 __all__ = ["SourceError", "move"]
 
-_BLOCK = 1 << 17  #: libpq's way: one row a message costs twice the time of messages joined to blocks
+_BLOCK = 1 << 17  #: for libpq: one row per message takes twice the time of rows that are joined to blocks
 _RECORD_READS = 3
 
 
 def move(
     source: Connection, session: psycopg.Connection, copy_out: str, copy_in: str, moved: Moved, *, direct: bool
 ) -> tuple[int, int]:
-    """Run both statements and move all rows, inside the open transactions of both connections.
+    """Run both statements and move all rows, in the open transactions of both connections.
 
-    After an error neither connection is good for anything but closing.
+    After an error both connections must be closed.
 
     :param direct: both are :func:`~pgsub.publisher.stream.transport.reachable`.
-    :return: rows stored on the target, and bytes of the rows.
+    :return: number of rows stored on the target, and bytes of the rows.
     :raises SourceError: the publisher failed.
     :raises psycopg.Error: the target failed.
     """
@@ -75,7 +75,7 @@ def _end(target: pq.abc.PGconn, meter: _Meter) -> int:
 
 
 class _Meter:
-    """A meter that reports progress, and gives a failpoint its chance once a block."""
+    """A meter that reports progress, and passes a failpoint once a block."""
 
     def __init__(self, moved: Moved) -> None:
         self._moved = moved
@@ -89,14 +89,14 @@ class _Meter:
             failpoints.point("copy.middle")
 
     def idle(self) -> None:
-        """Report the progress again while a server is waited for: it shows that the task lives."""
+        """Report progress again while waiting for a server, as a sign of life of the task."""
         self._moved(self._size)
 
 
 def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, meter: _Meter) -> int:
     """Move the rows with libpq on both ends.
 
-    Both connections are waited for with poll: libpq's blocking calls would hold the interpreter. A block is flushed
+    poll waits for both connections, because libpq's blocking calls would hold the interpreter lock. A block is flushed
     before the next one is read, so libpq keeps no more than that in memory.
     """
     result = source.exec_(copy_out.encode())
@@ -119,7 +119,7 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
             meter(size)
         if count < 0:
             break
-    # an error of the publisher ends the rows as their end does: only the result says which it was
+    # rows end in the same way after an error of the publisher: only the result tells
     result_or_none = _answer(source, meter)
     if result_or_none is None or result_or_none.status != pq.ExecStatus.COMMAND_OK:
         raise SourceError(_error(result_or_none))
@@ -129,7 +129,7 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
 
 
 def _row(source: pq.abc.PGconn, meter: _Meter) -> tuple[int, memoryview]:
-    """Read the publisher's next row; the length is negative at the end."""
+    """Read the publisher's next row; its length is negative at the end."""
     reads = _reads(source, meter)
     while not (row := source.get_copy_data(1))[0]:
         next(reads)
@@ -145,10 +145,10 @@ def _answer(connection: pq.abc.PGconn, meter: _Meter) -> pq.abc.PGresult | None:
 
 
 def _reads(connection: pq.abc.PGconn, meter: _Meter) -> Iterator[None]:
-    """Read into libpq again and again, waiting only for what does not wait there already.
+    """Read into libpq repeatedly, and wait only if no data is available already.
 
-    What waits inside OpenSSL does not make the socket readable, and one TLS record (16 kB) may need several reads into
-    libpq's buffer, in which 8 kB or more are free.
+    Data inside OpenSSL does not make the socket readable. One TLS record (16 kB) may need several reads into libpq's
+    buffer, which has 8 kB or more free.
     """
     while True:
         for _ in range(_RECORD_READS if connection.ssl_in_use or connection.used_gssapi else 0):
@@ -166,7 +166,7 @@ def _flush(target: pq.abc.PGconn, meter: _Meter) -> None:
 
 
 def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
-    """Return the server's error; one without an SQLSTATE is libpq's, of a lost connection."""
+    """Return the server's error. One without an SQLSTATE is libpq's error of a lost connection."""
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
         return psycopg.OperationalError("the connection was lost")
     error = psycopg.errors.error_from_result(result)

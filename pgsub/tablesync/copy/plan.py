@@ -1,4 +1,4 @@
-"""The plan of a table's copy: in one transaction or in chunks, and which chunks. No IO but the check under the lock."""
+"""The plan of a table's copy: one transaction or chunks, and which. No I/O except the check under the lock."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from pgsub.target.session import roles
 from pgsub.target.sql import statements
 from pgsub.target.sql.statement_builder import table_name
 
-#: Size of a chunk at most; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
+#: Maximum size of a chunk. PGSUB_CHUNK_BYTES is for tests, so that small tables have chunks too.
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
-#: A table below this is copied in one transaction, as the server does.
+#: A smaller table is copied in one transaction, as by the server.
 CHUNKED_FROM_BYTES = CHUNK_BYTES
-#: How long local writers are waited for.
+#: Maximum wait for local writers.
 LOCK_TIMEOUT = "5s"
-#: Chunks for each task at least, so that the last task at work is not alone for long.
+#: Minimum number of chunks for each task, so that the last task does not run alone for long.
 CHUNKS_PER_TASK = 4
-#: But no chunk below this part of the largest size: each costs some round trips.
+#: No chunk is smaller than this fraction of the maximum, because each costs some round trips.
 _SMALLEST = 8
 _OF_INSERTS = frozenset({"insert_exists", "multiple_unique_conflicts", conflict_rules.IDENTICAL})
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a table: the publisher's COPY and what it is expected to give."""
+    """A part of a table: the publisher's COPY and its expected result."""
 
     number: int
     copy_out: str
     bytes: int
-    rows: int | None  #: estimate, None where the table was never analyzed
-    leaf: Leaf | None = None  #: whose blocks it reads; None: it is the whole table
-    part: Part | None = None  #: these blocks, where its rows can be compared with them later
+    rows: int | None  #: estimate; None: the table was never analyzed
+    leaf: Leaf | None = None  #: partition or table whose blocks it reads; None: the whole table
+    part: Part | None = None  #: these blocks, if the rows can be compared with them later
 
 
 def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
-    """Return why a table must be copied in one transaction, None where chunks are safe if it is found empty.
+    """Return why a table must be copied in one transaction; None if chunks are safe, provided that it is empty.
 
-    Half a table is visible while chunks commit, and what a trigger did cannot be undone. Rows that rules for conflicts
-    decide about are written by subtransactions, and nobody could tell later which chunk they are of.
+    While chunks commit, a part of the table is visible, and the effects of a trigger cannot be undone. Rows that
+    conflict rules decide are written by subtransactions, so nobody could tell later which chunk they belong to.
     """
     if sub.copy_atomic:
         return "copy_atomic is set"
@@ -70,16 +70,16 @@ def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation
 
 
 def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, publisher_version: int) -> bool:
-    """Return whether the copy goes in the binary format, as the server's own copy_table decides."""
+    """Return whether the copy uses the binary format, by the rules of the server's copy_table."""
     if not sub.binary or publisher_version < 160000:
         return False
     types = {c.name: c.type_oid for c in target.columns}
-    # beyond the built-in ones an oid means nothing on another server
+    # OIDs of other than built-in types have no meaning on another server
     return all(c.type_oid < 10000 and types.get(c.name) == c.type_oid for c in remote.columns)
 
 
 def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str], ...]:
-    """Return the rules for conflicts that a copied row can cause."""
+    """Return the conflict rules that may apply to a copied row."""
     found = conflict_rules.of_table(sub.on_conflict, target.schema, target.name)
     return tuple(rule for rule in found if rule[0] in _OF_INSERTS)
 
@@ -96,10 +96,10 @@ def make(
 ) -> tuple[str, list[Chunk]]:
     """Compose the statements of a copy.
 
-    :param atomic: one chunk, whose rows commit together with ``f``.
-    :param done: what needs no chunk.
-    :param number: of the first chunk.
-    :return: the target's COPY, and the chunks that feed it.
+    :param atomic: make one chunk, whose rows commit together with ``f``.
+    :param done: parts that need no chunk.
+    :param number: number of the first chunk.
+    :return: the target's COPY, and the chunks.
     """
     names = [c.name for c in remote.columns]
     rules = rules_of(sub, target)
@@ -114,14 +114,14 @@ def make(
         text = copy_out(leaf=leaf, ctid_from=start, ctid_to=stop).as_string(None)
         until = stop or max(leaf.pages, start + 1)
         share = (until - start) / max(leaf.pages, 1)
-        # what a rule made of a row cannot be compared
+        # a row that a rule may have changed cannot be compared
         part = None if rules else Part(leaf.schema, leaf.name, start, until, tuple(names))
         chunks.append(Chunk(at, text, int(leaf.bytes * share), _rows(leaf.reltuples * share), leaf, part))
     return copy_in, chunks
 
 
 def copy_of_rows(remote: RemoteTable, leaf: Leaf, ctids: Sequence[str], *, binary: bool) -> str:
-    """Compose the publisher's COPY of some rows of a leaf, by their addresses."""
+    """Compose the publisher's COPY of some rows of a leaf, by ctid."""
     names = [c.name for c in remote.columns]
     return copy_statement(remote, columns=names, leaf=leaf, ctids=ctids, binary=binary).as_string(None)
 
@@ -133,9 +133,9 @@ def _rows(reltuples: float) -> int | None:
 def chunk_ranges(
     sub: Subscription, remote: RemoteTable, done: Collection[Part] = ()
 ) -> list[tuple[Leaf, int, int | None]]:
-    """Divide a table: leaf, first block and block after the last of each chunk, small enough for all tasks.
+    """Divide a table into chunks small enough for all tasks: leaf, first block, block after the last.
 
-    :param done: what is left out.
+    :param done: parts that are left out.
     """
     size = min(CHUNK_BYTES, max(CHUNK_BYTES // _SMALLEST, remote.bytes // (CHUNKS_PER_TASK * sub.copy_workers)))
     return [
@@ -147,7 +147,7 @@ def chunk_ranges(
 
 
 def gaps(leaf: Leaf, done: Collection[Part]) -> list[tuple[int, int | None]]:
-    """Return the ranges of blocks of a leaf that lie between some parts; the last one is open-ended."""
+    """Return the ranges of blocks of a leaf that are in none of the parts. The last one is open-ended."""
     ours = sorted((part.first, part.until) for part in done if (part.schema, part.name) == (leaf.schema, leaf.name))
     found: list[tuple[int, int | None]] = []
     at = 0
@@ -159,10 +159,11 @@ def gaps(leaf: Leaf, done: Collection[Part]) -> list[tuple[int, int | None]]:
 
 
 def ranges(leaf: Leaf, size: int, first: int = 0, until: int | None = None) -> Sequence[tuple[int, int | None]]:
-    """Divide a leaf into block ranges of about so many bytes with TOAST each; the last one is open-ended.
+    """Divide a leaf into block ranges of roughly equal size, TOAST included.
 
     :param size: bytes of a range; a block is not divided.
-    :param first: block to begin with; ``until`` is the one after the last, None where the last range is open-ended.
+    :param first: first block.
+    :param until: block after the last; None: the last range is open-ended.
     """
     pages = (max(leaf.pages, first) if until is None else until) - first
     count = max(1, min(pages, -(-leaf.bytes * pages // max(leaf.pages, 1) // size)))
@@ -171,10 +172,7 @@ def ranges(leaf: Leaf, size: int, first: int = 0, until: int | None = None) -> S
 
 
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Return whether the table has no row, inside the caller's transaction.
-
-    Until that ends no session can write to it.
-    """
+    """Return whether the table is empty, and keep others from writing to it until the caller's transaction ends."""
     lock_out_writers(connection, target)
     return is_empty(connection, target)
 
@@ -182,7 +180,7 @@ def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> 
 def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> None:
     """Lock a table against writers until the caller's transaction ends.
 
-    :raises psycopg.errors.LockNotAvailable: after :data:`LOCK_TIMEOUT`: others queue behind a lock that is waited for.
+    :raises psycopg.errors.LockNotAvailable: after :data:`LOCK_TIMEOUT`; other sessions queue behind a waiting lock.
     """
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
     with roles.using(connection, target, table_lock.ALONE):
@@ -191,7 +189,7 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
 
 
 def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Return whether a table has no row."""
+    """Return whether a table is empty."""
     query = sql.SQL("SELECT true FROM {} LIMIT 1").format(table_name(target))
     with connection.transaction(), roles.using(connection, target, table_lock.READING):
         return scalar(connection, query) is None

@@ -1,4 +1,4 @@
-"""From tables to pieces of copy work: both sides described, how each table is copied, what its chunks are."""
+"""The preparation of a copy: both sides of each table are described, and its pieces of work are determined."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from pgsub.target.sql.verified_names import may_lock
 
 @dataclass(slots=True)
 class Prepared:
-    """The pieces to copy; ``errors`` are of tables that cannot be.
+    """The pieces to copy. ``errors`` are those of tables that cannot be copied.
 
-    :ivar chunked: tables that are ``f`` only when all their pieces are done.
-    :ivar resumed: the table whose copy goes on; its other pieces are planned once what it had brought is mended.
+    :ivar chunked: tables that become ``f`` only when all their pieces are done.
+    :ivar resumed: the table whose copy goes on. Its other pieces are planned after its existing rows were repaired.
     """
 
     pieces: list[Piece] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Prepared:
 def find_targets(
     session: psycopg.Connection, sub: Subscription, rows: Sequence[RelationState]
 ) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
-    """Describe the target tables; errors for those that are gone, were made anew, or may not be written."""
+    """Describe the target tables; return errors for those that are gone, were re-created, or may not be written."""
     found, errors = {}, dict[int, PgsubError]()
     names = [(row.schemaname, row.relname) for row in rows]
     described = describe_many(session, names, replica=target.is_replica(session))
@@ -89,10 +89,10 @@ def prepare(
 ) -> Prepared:
     """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
 
-    :param targets: by oid; tables in one call share a slot and are copied in this order.
-    :param adopt: those whose rows are compared, if they have any.
-    :param resume: those whose copy may go on with what it has brought.
-    :param application_name: of the session on the publisher.
+    :param targets: by OID; the tables of one call share a slot and are copied in this order.
+    :param adopt: tables whose rows are compared, if they have any.
+    :param resume: tables whose copy may go on with its existing rows.
+    :param application_name: name of the session on the publisher.
     """
     prepared, together = Prepared(), len(targets) > 1
     with contextlib.closing(verified_publisher.connect(session, sub, application_name)) as source:
@@ -129,9 +129,9 @@ def prepare(
 
 
 def _is_empty(session: psycopg.Connection, relation: TargetRelation, *, together: bool) -> bool:
-    """Return whether a table has no row.
+    """Return whether a table is empty.
 
-    :raises psycopg.errors.LockNotAvailable: somebody locks it, and it is to hold up no other.
+    :raises psycopg.errors.LockNotAvailable: it is locked, and must not delay other tables.
     """
     if not together:
         return plan.is_empty(session, relation)
@@ -139,7 +139,7 @@ def _is_empty(session: psycopg.Connection, relation: TargetRelation, *, together
     try:
         return plan.is_empty(session, relation)
     finally:
-        session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
+        session.execute("SET LOCAL lock_timeout = 0")  # other sessions hold the ledger's rows for longer
 
 
 def _plan(session: psycopg.Connection, pieces: Sequence[Piece], mode: str) -> None:
@@ -149,7 +149,7 @@ def _plan(session: psycopg.Connection, pieces: Sequence[Piece], mode: str) -> No
 def _goes_on(
     session: psycopg.Connection, sub: Subscription, described: DescribedTables, relation: TargetRelation, claim: Claim
 ) -> bool:
-    """Return whether a table's copy goes on; if not, remove what it has brought."""
+    """Return whether a table's copy goes on; if not, remove its rows."""
     remote = described.tables.get((relation.schema, relation.name))
     if remote is None:
         return False  # its fault is reported
@@ -165,7 +165,7 @@ def _goes_on(
 
 
 def _resumed(session: psycopg.Connection, sub: Subscription, table: Table) -> Piece:
-    """Make the piece that mends what a copy has brought."""
+    """Make the piece that repairs the existing rows of a copy."""
     types = _other_types(session, table.remote, table.target)
     copied, _ = _copied(sub, table, types, atomic=False)
     binary = plan.binary_copy(sub, table.remote, table.target, table.version)
@@ -174,7 +174,7 @@ def _resumed(session: psycopg.Connection, sub: Subscription, table: Table) -> Pi
 
 
 def rest(session: psycopg.Connection, sub: Subscription, table: Table) -> list[Piece]:
-    """Plan what is still to copy of a table whose copy goes on, and write it to the ledger."""
+    """Plan the rest of a copy that goes on, and write it to the ledger."""
     done = [one.part for one in chunks.brought(session, table.claim) if one.part is not None]
     with durable(session):
         worker_takeover.fence(session, table.claim)
@@ -190,7 +190,7 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
     """Make the piece of a table whose rows are compared.
 
     :param unpublished: operations that are not published.
-    :raises SchemaFault: the table has rows of others, or its rows cannot be compared.
+    :raises SchemaFault: the table has rows of another subscription, or its rows cannot be compared.
     """
     try:
         # guard: rows of a subscription that came meanwhile are not deleted

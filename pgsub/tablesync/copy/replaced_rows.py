@@ -1,4 +1,4 @@
-"""Rows of the target that an adoption replaces or deletes: a bounded number of each table is kept."""
+"""Rows of the target that an adoption replaces or deletes. A limited number is kept for each table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pgsub.target.ledger.tables.chunks import ChunkKey
 
 
 class ReplacedRows:
-    """Rows that are replaced, as they were.
+    """The rows that are replaced, with their old values.
 
-    Columns that only the target has, and generated ones, are not compared and not kept.
+    Generated columns and columns that only the target has are neither compared nor kept.
     """
 
     def __init__(self, session: psycopg.Connection, sub: Subscription, key: ChunkKey, table: ComparedTable) -> None:
@@ -32,7 +32,7 @@ class ReplacedRows:
     def keep(self, brought: Iterable[Difference], count: int) -> None:
         """Keep rows in the open transaction, which replaces them.
 
-        :param count: how many that are.
+        :param count: number of replaced rows.
         """
         if not count or not (may := states.keep_replaced(self._session, self._claim, count)):
             return
@@ -57,7 +57,7 @@ class ReplacedRows:
         return body
 
     def _row(self, texts: Sequence[str | None], rewritten: Sequence[int]) -> dict[str, str | None]:
-        """Return a row as its server gives it: behind the compared texts come those that are others."""
+        """Return a row with its server's texts: values that were rewritten for the comparison have them at the end."""
         count = len(self._names)
         values = list(texts[:count])
         for position, value in zip(rewritten, texts[count:], strict=True):

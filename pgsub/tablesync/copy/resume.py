@@ -1,16 +1,16 @@
-"""A copy that broke off goes on: what it had brought is compared at the new snapshot, and what differs is mended.
+"""The resumption of an interrupted copy: its rows are compared at the new snapshot, and differences are repaired.
 
-The server's copy_table (tablesync.c) is one transaction, of which nothing stays.
+The server's copy_table (tablesync.c) is one transaction, of which nothing remains.
 
 NOTES
 The ledger knows the blocks that each chunk read and the xid of its rows. So each part is compared with the new slot's
-snapshot (:mod:`pgsub.reconcile.parts`). Rows that the publisher's part has no longer are removed from all parts, by
-address and xid: they are the copy's own, and nobody else's are touched. Then what is missing comes, as chunks of its
-own; an UPDATE may have moved a row from one part to another, and it must be gone before it comes. Parts that are not
-worth it are removed whole, and copied again with the blocks that no part has.
+snapshot (:mod:`pgsub.reconcile.parts`). Rows that are no longer in the publisher's part are first removed from all
+parts, by ctid and xid: they are the copy's own, and no other rows are touched. Then missing rows are copied, as new
+chunks. This order is necessary because an UPDATE may have moved a row from one part to another. Parts with too many
+differences are removed completely, and copied again with the blocks that are in no part.
 
-Each transaction keeps the ledger true: a part has as many rows of its xids as is recorded. If it has not, others have
-changed them, and what they did is not thrown away. So an attempt that was killed leaves nothing to undo.
+Each transaction keeps the ledger true: a part has as many rows with its xids as recorded. If not, others have changed
+them, and their changes are not discarded. So an attempt that was killed leaves nothing to undo.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SELECT pg_catalog.array_agg(ARRAY[t.oid::bigint, pg_catalog.pg_relation_filenode
   FROM (SELECT %(oid)s::oid AS oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(%(oid)s::oid::regclass)) AS t
 """
 
-#: Moves what a COPY of a table of the publisher (oid, schema, name) gives to the target, in the open transaction;
-#: gives rows and bytes.
+#: Moves the result of a COPY from a publisher's table (OID, schema, name) to the target in the open transaction;
+#: returns rows and bytes.
 Move = Callable[[str, tuple[int, str, str]], tuple[int, int]]
 
 
@@ -55,7 +55,7 @@ Move = Callable[[str, tuple[int, str, str]], tuple[int, int]]
 class Resumption:
     """A table whose copy goes on.
 
-    :ivar binary: whether its rows are copied in the binary format.
+    :ivar binary: its rows are copied in the binary format.
     """
 
     table: ComparedTable
@@ -63,10 +63,10 @@ class Resumption:
 
 
 class Resumed:
-    """The mending of what a table's copy has brought.
+    """The repair of a copy's existing rows.
 
-    :param session: that writes; outside of a transaction.
-    :param alive: called with each transaction.
+    :param session: the writing session, outside of a transaction.
+    :param alive: called for each transaction.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Resumed:
         self._removed = self._brought = 0
 
     def _grouped(self, done: Sequence[Brought]) -> dict[parts.Part, tuple[Part, list[Brought]]]:
-        """Put chunks and what was brought to them later together."""
+        """Group chunks with those that were added to the same part later."""
         together: dict[Part, list[Brought]] = defaultdict(list)
         for one in done:
             assert one.part is not None
@@ -109,7 +109,7 @@ class Resumed:
         )
 
     def mend(self, adopter: Adopter) -> None:
-        """Compare what was brought, remove what is there no longer, bring what is missing.
+        """Compare the existing rows, remove those that are gone, and copy those that are missing.
 
         :raises ApplyError: rows of the copy were changed locally.
         :raises PgsubError: a server failed.
@@ -129,7 +129,7 @@ class Resumed:
                 self._bring(result)
 
     def record(self) -> None:
-        """Record in the open transaction what was done."""
+        """Record the result in the open transaction."""
         name = f"{self._target.schema}.{self._target.name}"
         text = (
             f'copy of table "{name}" of subscription "{self._sub.name}" goes on where it broke off:'
@@ -165,11 +165,11 @@ class Resumed:
     # removing
 
     def _files(self) -> str:
-        """Return the files of the target's table and its partitions."""
+        """Return the relfilenodes of the target's table and its partitions."""
         return str(scalar(self._session, _LEAVES, {"oid": self._target.oid}))
 
     def _remove(self, result: PartResult, files: str) -> None:
-        """Remove rows that the publisher's part has no longer, and no others."""
+        """Remove exactly the rows that are no longer in the publisher's part."""
         xids: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for xid, table, ctid in result.surplus:
             xids[xid][table].append(ctid)
@@ -215,12 +215,12 @@ class Resumed:
     # bringing
 
     def _bring(self, result: PartResult) -> None:
-        """Copy rows that are missing, as a chunk of their own."""
+        """Copy missing rows as a new chunk."""
         part, _ = self._of_part[result.part]
         leaf = self._leaves[(part.schema, part.name)]
         copy_out = plan.copy_of_rows(self._remote, leaf, result.missing, binary=self._resumption.binary)
         self._alive()
-        # no block that would roll back: after an error of a copy the session is good for nothing but to be closed
+        # no block that rolls back: after an error of a copy the session can only be closed
         self._session.execute(f"BEGIN; SET LOCAL synchronous_commit = on; {_PATIENCE}".encode())
         rows, size = self._move(copy_out, (leaf.oid, leaf.schema, leaf.name))
         chunks.supplement(self._session, self._key.claim, self._key.attempt, part, rows, size)

@@ -1,7 +1,7 @@
-"""A copy whose conflicts are resolved by rules: rows come one by one and go as inserts of apply, many at a time.
+"""A copy whose conflicts are resolved by rules: rows are read one by one and applied as inserts, many at a time.
 
-Slower than :mod:`pgsub.tablesync.copy.copy_to_copy`, where no value is decoded; it is the way of tables that have such
-rules. All of it is one transaction, as there. The server has no such copy: its copy_table (tablesync.c) fails.
+It is slower than :mod:`pgsub.tablesync.copy.copy_to_copy`, which decodes no values, and is used for tables with such
+rules. It too is one transaction. The server has no such copy: its copy_table (tablesync.c) fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 
-#: Rows and bytes that are tried together.
+#: Maximum rows and bytes of a batch.
 ROWS, BYTES = 2000, 4 << 20
 
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
@@ -46,17 +46,17 @@ _TIME = re.compile(rb"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table that is copied.
+    """A table to copy.
 
-    :ivar relation: as a Relation message would describe it, by the target's name, with the columns that are copied.
-    :ivar selection: SQL of the publisher that gives all rows.
-    :ivar oid: of the target's table.
-    :ivar copy_in: COPY of the target.
-    :ivar atomic: it is one piece: ``f`` commits with it.
+    :ivar relation: as in a Relation message, with the target's name and the copied columns.
+    :ivar selection: SQL for the publisher that selects all rows.
+    :ivar oid: OID of the target's table.
+    :ivar copy_in: COPY statement for the target.
+    :ivar atomic: it is copied in one piece, and ``f`` commits with it.
     :ivar resolves: rules resolve the conflicts of its rows.
-    :ivar acts_as: role that stores the rows, None: the session's own.
-    :ivar locks: whether that role may lock the table.
-    :ivar types: SQL of the publisher's types of columns that are of other types on the target, for hints.
+    :ivar acts_as: role that stores the rows; None: the session's own.
+    :ivar locks: that role may lock the table.
+    :ivar types: the publisher's types, as SQL, of columns that have another type on the target; for hints.
     """
 
     relation: Relation
@@ -71,7 +71,7 @@ class CopiedTable:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and name on both sides."""
+        """Schema and name on the target."""
         return self.relation.namespace, self.relation.name
 
 
@@ -84,10 +84,10 @@ def described(remote: RemoteTable, local: TargetRelation) -> tuple[Relation, str
 
 
 class Writer:
-    """One target session that stores rows with their conflicts resolved.
+    """A target session that stores rows and resolves their conflicts.
 
-    :param session: the caller opens and ends transactions.
-    :param tagged: whether what it writes carries a replication origin.
+    :param session: the caller opens and ends its transactions.
+    :param tagged: its commits carry a replication origin.
     """
 
     def __init__(self, session: psycopg.Connection, sub: Subscription, claim: Claim, *, tagged: bool) -> None:
@@ -101,12 +101,12 @@ class Writer:
 
 
 def move(source: Connection, writer: Writer, copy_out: str, table: CopiedTable, moved: Moved) -> tuple[int, int]:
-    """Run the publisher's COPY and store its rows, inside the open transactions of both connections.
+    """Run the publisher's COPY and store its rows, in the open transactions of both connections.
 
-    :param copy_out: in text form; a column more than there are is the row's commit time.
-    :return: rows taken, those that rules left out among them, and bytes.
+    :param copy_out: in text format. An additional last column is the row's commit time.
+    :return: number of rows, including those that rules left out, and bytes.
     :raises SourceError: the publisher failed.
-    :raises PgsubError: a row that no rule helps.
+    :raises PgsubError: no rule resolves the conflict of a row.
     """
     count = size = 0
     for rows, read in store(writer, table, _rows(source, copy_out)):
@@ -119,9 +119,9 @@ def move(source: Connection, writer: Writer, copy_out: str, table: CopiedTable, 
 def store(writer: Writer, table: CopiedTable, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
     """Store rows in the open transaction of the writer's session.
 
-    :param rows: as COPY sends them in text form.
-    :return: rows and bytes of each batch, once it is under way.
-    :raises PgsubError: a row that no rule helps.
+    :param rows: as sent by COPY in text format.
+    :return: rows and bytes of each batch, after it was sent.
+    :raises PgsubError: no rule resolves the conflict of a row.
     """
     executor = writer.executor
     writer.relations.learn(table.relation)
@@ -134,7 +134,7 @@ def store(writer: Writer, table: CopiedTable, rows: Iterable[bytes]) -> Iterator
 
 
 def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:
-    """Read the publisher's rows; its errors are raised as such."""
+    """Read the publisher's rows; raise its errors as SourceError."""
     try:
         with source.cursor() as cursor, cursor.copy(copy_out.encode()) as copy:
             for row in copy:
@@ -157,9 +157,9 @@ def _batches(rows: Iterable[bytes], relation: Relation) -> Iterator[tuple[list[C
 
 
 def _change(row: bytes, relation: Relation) -> Change:
-    """Make an INSERT message of a row of COPY in text form, in a transaction without a position.
+    """Convert a row of COPY in text format to an INSERT message, in a transaction without a position.
 
-    :raises ProtocolViolation: it is no such row.
+    :raises ProtocolViolation: the row is malformed.
     """
     fields = row[:-1].split(b"\t") if len(row) > 1 or relation.columns else []
     values = [_value(field) for field in fields]

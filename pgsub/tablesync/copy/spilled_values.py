@@ -1,4 +1,4 @@
-"""Values that are kept until later, spilled to a temporary file where they are many. Mirrors tuplestore.c."""
+"""Values that are kept for later and spill to a temporary file. Mirrors tuplestore.c."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
-#: What takes more than this is kept in a file.
+#: Bytes above which the values are moved to a file.
 _IN_MEMORY = 16 << 20
 
 
 class SpilledValues(Generic[Value]):
-    """Values in the order in which they came, that can be read again and again."""
+    """A list of values that can be read repeatedly, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - as long as the task needs it
@@ -23,14 +23,14 @@ class SpilledValues(Generic[Value]):
         return self._count
 
     def add(self, value: Value) -> None:
-        """Keep one more; nothing is read meanwhile."""
+        """Add a value. Not while they are read."""
         pickle.dump(value, self._file)
         self._count += 1
 
     def __iter__(self) -> Iterator[Value]:
         at = 0
         while True:
-            self._file.seek(at)  # several may read
+            self._file.seek(at)  # several readers may alternate
             try:
                 value = pickle.load(self._file)
             except EOFError:

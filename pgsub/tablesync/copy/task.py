@@ -1,7 +1,7 @@
-"""Copying: the task of a Spark job that does one piece after another. Mirrors copy_table (tablesync.c).
+"""The copy task of a Spark job, which copies one piece after another. Mirrors copy_table (tablesync.c).
 
-A piece is a table or a chunk of one. Bytes go from socket to socket; no value is decoded. What proves that a piece
-is done commits with its rows, so a task may run twice, and a killed one leaves nothing.
+A piece is a table or a chunk of one. Bytes go from socket to socket, and no value is decoded. The record that a piece
+is done commits with its rows. So a task may run twice, and one that was killed leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pgsub.target.session import ledger_privileges, origins, publications, roles
 from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import copy_from
 
-#: What a table that is copied together with others may wait for a lock, on either side.
+#: Limits the wait for a lock, on either side, of a table that is copied together with others.
 PATIENCE = "SET LOCAL lock_timeout = '1s'"
 ADOPT_PATIENCE = "SET LOCAL lock_timeout = '10s'"
 LOCKED = "55P03"  #: lock_not_available
@@ -45,7 +45,7 @@ LOCKED = "55P03"  #: lock_not_available
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of a table, which is copied in one transaction; or a table that is adopted, or whose copy goes on."""
+    """A chunk of a table, copied in one transaction, or a table that is adopted or whose copy goes on."""
 
     key: ChunkKey
     chunk: Chunk
@@ -56,10 +56,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CopySpec:
-    """All a copy task is given; picklable, without a secret.
+    """The specification of a copy task. It can be pickled and contains no secret.
 
-    :ivar spare: others copy the same pieces; see :func:`pgsub.target.session.origins.attach`.
-    :ivar grouped: several tables are copied together: one that another session locks must not hold up the others.
+    :ivar spare: other tasks copy the same pieces; see :func:`pgsub.target.session.origins.attach`.
+    :ivar grouped: several tables are copied together, so a locked one must not delay the others.
     """
 
     subscription: Subscription
@@ -73,7 +73,7 @@ class CopySpec:
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Rows and bytes copied, and where it ended early: at which piece, by which error."""
+    """Rows and bytes copied. After an early end also the failed piece and its error."""
 
     rows: int = 0
     bytes: int = 0
@@ -82,7 +82,7 @@ class CopyResult:
 
 
 def run(spec: CopySpec) -> CopyResult:
-    """Copy pieces that nobody else copies until none is left or one fails.
+    """Copy pieces that nobody else copies, until none is left or one fails.
 
     :raises PgsubError: a server could not be reached.
     """
@@ -102,7 +102,7 @@ def run(spec: CopySpec) -> CopyResult:
 
 
 class _CopySessions:
-    """Both connections of a copy task, used for all its pieces."""
+    """Both connections of a copy task, which it uses for all its pieces."""
 
     def __init__(
         self, spec: CopySpec, session: psycopg.Connection, source: publisher.Connection, *, tagged: bool
@@ -126,7 +126,7 @@ class _CopySessions:
                 session = target.open_session(sub, name, synchronous_commit=sub.synchronous_commit, bulk=True)
                 stack.enter_context(contextlib.closing(session))
                 ledger_privileges.check(session)
-                session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
+                session.execute("SET client_min_messages = error")  # nobody reads other messages while rows are sent
                 tagged = origins.attach(session, sub, spare=spec.spare) is not None
                 source = verified_publisher.connect(session, sub, spec.application_name)
                 stack.enter_context(contextlib.closing(source))
@@ -141,11 +141,11 @@ class _CopySessions:
             self._adopter.close()
 
     def copy(self, piece: Piece) -> tuple[int, int]:
-        """Copy one piece, committed together with its ledger row (and, atomic, with ``f``).
+        """Copy one piece and commit it together with its ledger row (an atomic one also with ``f``).
 
-        :return: rows and bytes; both 0 where there was nothing to do.
-        :raises Fenced: another attempt of the table is under way.
-        :raises PgsubError: translated; neither connection is to be used again.
+        :return: rows and bytes; both 0 if there was nothing to do.
+        :raises Fenced: another attempt at the table is in progress.
+        :raises PgsubError: a translated error; neither connection may be used again.
         """
         try:
             if piece.resumption is not None:
@@ -179,7 +179,7 @@ class _CopySessions:
         source_of = (leaf.oid, leaf.schema, leaf.name) if leaf else (table.relation.relid, *table.name)
         rows, size = self._move(piece, chunk.copy_out, source_of, moved, patience)
         if self._spec.grouped:
-            self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
+            self._session.execute("SET LOCAL lock_timeout = 0")  # other sessions hold the ledger's rows for longer
         if not chunks.finish(self._session, key, rows, size, atomic=table.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")
@@ -193,7 +193,7 @@ class _CopySessions:
         self, piece: Piece, copy_out: str, source_of: tuple[int, str, str], moved: Moved, patience: LiteralString = ""
     ) -> tuple[int, int]:
         table = piece.table
-        # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
+        # one transaction per piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot, patience)
         hold_table(self._source, *source_of)
         if table.resolves:
@@ -250,7 +250,7 @@ class _CopySessions:
                 return 0, 0
             if not self._tagged:
                 publications.check_not_published(session, key.claim.worker, "the adoption")
-            # what the comparison reads is locked by another session of this task, which no server knows to wait for it
+            # another session of this task holds the comparison's locks, so no server could detect a deadlock with it
             patience = PATIENCE if self._spec.grouped else ADOPT_PATIENCE
             found = Bringing(session, sub, key, adoption.table, patience=patience, alive=alive)
             rows = self._comparing(key).compare(adoption, found, progress)
@@ -267,7 +267,7 @@ class _CopySessions:
         return rows, 0
 
     def _comparing(self, key: ChunkKey) -> Adopter:
-        """Return the sessions that compare."""
+        """Return the sessions that compare tables."""
         if self._adopter is None:
             sub = self._spec.subscription
             name = SessionName(sub.subid, f"copy:{key.claim.worker}", key.claim.epoch)
@@ -276,7 +276,7 @@ class _CopySessions:
         return self._adopter
 
     def _resolving(self, key: ChunkKey) -> row_by_row.Writer:
-        """Return the session's writer: what it prepares stays there."""
+        """Return the session's writer, which keeps its prepared statements."""
         if self._writer is None:
             sub = self._spec.subscription
             self._writer = row_by_row.Writer(self._session, sub, key.claim, tagged=self._tagged)
@@ -284,7 +284,7 @@ class _CopySessions:
 
 
 def _name_column(raised: ApplyError, error: psycopg.Error, table: CopiedTable) -> None:
-    """Name the column that the server's CONTEXT names, and the DDL that makes it fit."""
+    """Name the column in the server's CONTEXT, and the DDL that makes it fit."""
     types = dict(table.types)
     raised.column = error.diag.column_name or copy_from.column_of(server_words.fields(error.diag).context or "", types)
     if raised.column in types and (error.sqlstate or "")[:2] == "22":

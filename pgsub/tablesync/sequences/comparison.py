@@ -1,4 +1,4 @@
-"""The sequences of both servers compared: what can be synchronized, and what stands in the way, with what to paste.
+"""The comparison of sequences on both servers: which can be synchronized, and statements that help the others.
 
 Mirrors the checks of sequencesync.c (validate_seqsync_state, report_sequence_errors).
 """
@@ -18,20 +18,20 @@ from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A sequence that cannot be synchronized, in the server's words, and what to run where."""
+    """A sequence that cannot be synchronized: the server's message, and statements that help."""
 
     key: Name
     message: str
-    side: str  #: publisher or target: where ``statements`` are to be run
+    side: str  #: publisher or target: where to run ``statements``
     statements: tuple[str, ...]
-    oid: int | None = None  #: on the target; None where it is not there
+    oid: int | None = None  #: OID on the target; None: it does not exist there
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A sequence of the target and the value that it has on the publisher.
+    """A sequence of the target and its value on the publisher.
 
-    :ivar seen: where it was on the target before the publisher's value was read; None where that cannot be read.
+    :ivar seen: value on the target before the publisher's was read; None: it cannot be read.
     """
 
     local: LocalSequence
@@ -56,13 +56,13 @@ def compare(
     *,
     run_as_owner: bool,
 ) -> Compared:
-    """Read the sequences on both servers; nothing is changed.
+    """Read the sequences on both servers without changing anything.
 
-    A publisher moves no sequence of the target that has nothing to do with the subscription: its tables own or use it
-    there too, or it is published itself.
+    The publisher may set a sequence of the target only if the subscription involves it: a subscribed table owns or uses
+    it on the target too, or a publication contains it.
 
-    :param tables: subscribed tables, as the publisher names them, and their names on the target.
-    :param run_as_owner: the subscription's option: the user of the target's session writes all by itself.
+    :param tables: subscribed tables: the publisher's names, with the names on the target.
+    :param run_as_owner: the subscription's option: the target session's own user makes all changes.
     """
     uses, published = reading.of_tables(source, tables), reading.published(source, publications)
     names = sorted({*uses, *published})
@@ -123,7 +123,7 @@ def _hindrance(
 ) -> tuple[str, str, tuple[str, ...]] | None:
     """Return message, side and statements of an obstacle.
 
-    :param use: what makes a subscribed table of the target use the sequence, where none does.
+    :param use: statement that makes a subscribed table of the target use the sequence; None: one does already.
     """
     if not (remote.usable and remote.readable):
         message = f'insufficient privileges on publisher sequence ("{remote.shown}")'
@@ -148,9 +148,9 @@ def _hindrance(
 
 
 def may_write(local: LocalSequence, run_as_owner: bool) -> bool:
-    """Return whether the session may write the value, as the sequence's owner or as itself.
+    """Return whether the session may set the value, as the sequence's owner or as itself.
 
-    A user that may become the owner does so, as SwitchToUntrustedUser; others need privileges of their own.
+    A user that may become the owner does (SwitchToUntrustedUser). Others need privileges of their own.
     """
     return acts_as_owner(local, run_as_owner) or local.access == "own" or (local.usable and local.writable)
 

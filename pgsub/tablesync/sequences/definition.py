@@ -1,4 +1,4 @@
-"""A sequence as a server has it: its definition, and how far it is."""
+"""A sequence on a server: its definition and its position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Name = tuple[str, str]  #: schema and name of a sequence
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The fields that both servers must have alike; CACHE is each server's own."""
+    """The fields that must agree on both servers. CACHE may differ."""
 
     type_name: str
     start: int
@@ -24,9 +24,9 @@ class Definition:
     cycle: bool
 
     def clauses(self, but: Definition | None = None) -> list[str]:
-        """Return the options of CREATE and ALTER SEQUENCE that make this definition.
+        """Return the options of CREATE and ALTER SEQUENCE for this definition.
 
-        :param but: leave out what this one has already.
+        :param but: a definition whose equal options are left out.
         """
         texts = {
             "type_name": f"AS {self.type_name}",
@@ -39,7 +39,7 @@ class Definition:
         differing = {
             one.name for one in fields(self) if but is None or getattr(self, one.name) != getattr(but, one.name)
         }
-        if "type_name" in differing:  # another type moves bounds that are those of the old one
+        if "type_name" in differing:  # a change of the type changes bounds that are the old type's
             differing |= {"minimum", "maximum"}
         return [text for name, text in texts.items() if name in differing]
 
@@ -52,11 +52,11 @@ class Position:
     is_called: bool
 
     def following(self, increment: int) -> int:
-        """Return the value that nextval() would give next; it may lie beyond the bounds."""
+        """Return the next value of nextval(). It may lie beyond the bounds."""
         return self.last_value + increment if self.is_called else self.last_value
 
     def ahead_of(self, other: Position, increment: int) -> int:
-        """Return by how much this position is ahead, in the direction of the sequence; negative where it is behind."""
+        """Return how far this position is ahead, in the direction of the sequence; negative if it is behind."""
         distance = self.following(increment) - other.following(increment)
         return distance if increment > 0 else -distance
 
@@ -70,7 +70,7 @@ class Use:
     is_identity: bool
 
     def again(self, key: Name, table: Name) -> str:
-        """Return the statement to paste that makes another table use a sequence in this way."""
+        """Return the statement that makes another table use a sequence in the same way."""
         if self.is_identity:
             return f"ALTER SEQUENCE {quoting.name(*key)} OWNED BY {quoting.name(*table, self.column)};"
         value = quoting.literal(quoting.name(*key))
@@ -79,7 +79,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class LocalSequence:
-    """A relation of the wanted name. ``definition`` is None where it is no sequence."""
+    """A relation with the name of a sequence. ``definition`` is None if it is not a sequence."""
 
     oid: int
     schema: str
@@ -88,7 +88,7 @@ class LocalSequence:
     cache: int
     user: str  #: the session's role
     owner: str
-    #: what the user is to the owner, as :attr:`pgsub.target.catalog.relation.TargetRelation.access`
+    #: The user's relation to the owner, as in :attr:`pgsub.target.catalog.relation.TargetRelation.access`.
     access: str
     usable: bool  #: the user has USAGE on the schema
     readable: bool
@@ -101,18 +101,18 @@ class LocalSequence:
 
     @property
     def replicable(self) -> bool:
-        """Whether its value may come from a publisher: not a catalog's, nor one of the ledger."""
+        """Whether its value may come from a publisher. Sequences of catalogs and the ledger are excluded."""
         return self.oid >= FIRST_NORMAL and self.schema != LEDGER
 
     @property
     def shown(self) -> str:
-        """Schema and name, unquoted, as the server's messages have them."""
+        """Schema and name, unquoted, as in the server's messages."""
         return f"{self.schema}.{self.name}"
 
     def alter(self, wanted: Definition, position: Position | None) -> str:
-        """Return the ALTER SEQUENCE to paste that brings this sequence to another definition.
+        """Return the ALTER SEQUENCE that gives this sequence another definition.
 
-        :param position: of this sequence; where the wanted bounds exclude it, the statement has to restart it.
+        :param position: position of this sequence. If it is outside the wanted bounds, the sequence is restarted.
         """
         clauses = wanted.clauses(self.definition)
         if position is not None and not wanted.minimum <= position.last_value <= wanted.maximum:
@@ -121,10 +121,10 @@ class LocalSequence:
 
 
 def create(key: Name, wanted: Definition) -> str:
-    """Return the CREATE SEQUENCE to paste for a sequence that is missing."""
+    """Return the CREATE SEQUENCE for a missing sequence."""
     return f"CREATE SEQUENCE {quoting.name(*key)} {' '.join(wanted.clauses())};"
 
 
 def identifier(key: Name) -> sql.Identifier:
-    """Return the qualified name for statements."""
+    """Return the qualified name as an identifier."""
     return sql.Identifier(*key)

@@ -1,7 +1,7 @@
-"""Sequences read from the catalogs and from their own rows, alike on both servers and in every version.
+"""Sequences read from the catalogs and from their own rows, in the same way on both servers and in every version.
 
-Only PostgreSQL 18 and newer have a function for the row of a sequence (pg_get_sequence_data), and pg_sequences says
-nothing of one that was not called yet. Therefore the rows themselves are read, those of many sequences at once.
+Only PostgreSQL 18 and newer have a function for the row of a sequence (pg_get_sequence_data), and pg_sequences shows no
+value before the first call. So the rows themselves are read, many sequences at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pgsub.common.errors import ProtocolViolation
 from pgsub.common.query import named, number
 from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
-#: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
+#: Number of sequences in one statement, as in sequencesync.c (MAX_SEQUENCES_SYNC_PER_BATCH).
 BATCH = 100
 _PATIENCE = {"lock_timeout": "1s", "statement_timeout": "30s"}
 _SEQUENCES_PUBLISHED_SINCE = 190000
 _TYPES = ("smallint", "integer", "bigint")
 
-# Partitions and partitioned tables share the sequences of their defaults; an identity column's is its root's.
+# Partitions and partitioned tables share the sequences of their defaults. That of an identity column is the root's.
 _USED = """
 WITH wanted AS MATERIALIZED (
      SELECT c.oid
@@ -76,25 +76,25 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text,
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Let a session of either server wait for nobody long, and read no view that took a sequence's place.
+    """Limit the waits of a session on either server, and keep it from reading a view in a sequence's place.
 
-    Whoever truncates a table with RESTART IDENTITY keeps its sequences from being read until the transaction ends.
+    TRUNCATE with RESTART IDENTITY locks a table's sequences against readers until its transaction ends.
     """
     for setting in (*_PATIENCE.items(), *ci.only_tables(connection.info.server_version).items()):
         connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", setting)
 
 
 def of_tables(connection: psycopg.Connection[Any], tables: Iterable[Name]) -> dict[Name, Use]:
-    """Find the sequences that tables own or use in defaults, and of each the first column that does.
+    """Find the sequences that tables own or use in defaults, with the first column that does so.
 
-    A default that names its sequence as text (``nextval('s'::text)``) depends on nothing and is not seen.
+    A default that names its sequence as text (``nextval('s'::text)``) has no dependency and is not found.
     """
     rows = connection.execute(_USED.encode(), named(tables)).fetchall()
     return {(schema, name): Use((table_schema, table), *rest) for schema, name, table_schema, table, *rest in rows}
 
 
 def published(source: psycopg.Connection[Any], publications: Sequence[str]) -> list[Name]:
-    """Find the sequences that publications publish, as those of PostgreSQL 19 can."""
+    """Find the sequences that publications publish (PostgreSQL 19 and newer)."""
     if source.info.server_version < _SEQUENCES_PUBLISHED_SINCE:
         return []
     rows = source.execute(_PUBLISHED.encode(), {"publications": list(publications)}).fetchall()
@@ -102,7 +102,7 @@ def published(source: psycopg.Connection[Any], publications: Sequence[str]) -> l
 
 
 def describe(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, LocalSequence]:
-    """Read the definitions of sequences; those that are not there are missing in the result."""
+    """Read the definitions of sequences. Missing sequences are left out."""
     may_set = "SET" if connection.info.server_version >= 160000 else "MEMBER"
     rows = connection.execute(_DESCRIBED.encode(), {**named(names), "may_set": may_set}).fetchall()
     found = (_sequence(*row) for row in rows)
@@ -110,7 +110,7 @@ def describe(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict
 
 
 def positions(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, Position]:
-    """Read how far sequences are; the session must be allowed to read each of them."""
+    """Read the positions of sequences. The session must have the privilege to read each of them."""
     found: dict[Name, Position] = {}
     wanted = list(names)
     for some in (wanted[first : first + BATCH] for first in range(0, len(wanted), BATCH)):
@@ -130,9 +130,9 @@ def _sequence(oid: int, schema: str, name: str, type_name: str | None, *rest: An
 
 
 def _definition(type_name: str, start: Any, increment: Any, minimum: Any, maximum: Any, cycle: Any) -> Definition:
-    """Make a definition of what a server sent.
+    """Make a definition of a server's values.
 
-    :raises ProtocolViolation: it is none: it becomes a statement to paste, and a publisher may send what it likes.
+    :raises ProtocolViolation: they are invalid. A publisher may send anything, and they become a statement to run.
     """
     if type_name not in _TYPES:
         raise ProtocolViolation("invalid type of a sequence")

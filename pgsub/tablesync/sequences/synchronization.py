@@ -1,6 +1,6 @@
-"""The sequences of a subscription brought to the publisher's values, and what became of each.
+"""The synchronization of a subscription's sequences with the publisher's values, and its results.
 
-Mirrors copy_sequences (sequencesync.c): what stands in the way of one does not keep the others from being set.
+Mirrors copy_sequences (sequencesync.c): an obstacle to one sequence does not keep the others from being set.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pgsub.target.session import connect as target
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A sequence after an attempt to synchronize it; positions are None where they were not read.
+    """A sequence after an attempt to synchronize it. Positions are None if they were not read.
 
-    :ivar ahead: by how much the target is ahead, in the direction of the sequence; negative where it is behind.
-    :ivar busy: it could not be set: open transactions of the target took values of it, or it was set back meanwhile.
+    :ivar ahead: how far the target is ahead, in the direction of the sequence; negative if it is behind.
+    :ivar busy: it could not be set: open transactions of the target took values from it, or it was set back meanwhile.
     """
 
     key: Name
@@ -39,7 +39,7 @@ class Outcome:
     moved: bool = False
     busy: bool = False
     obstacle: Obstacle | None = None
-    error: PgsubError | None = None  #: the target refused to set it
+    error: PgsubError | None = None  #: the target's error when it was set
 
     @property
     def shown(self) -> str:
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def problem(self) -> str | None:
-        """Why it is not synchronized; None where it is."""
+        """Why it is not synchronized; None if it is."""
         if self.obstacle is not None:
             return self.obstacle.message
         if self.error is not None:
@@ -57,9 +57,9 @@ class Outcome:
 
 
 def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Subscription) -> Compared:
-    """Compare the sequences of a subscription; nothing is changed.
+    """Compare the sequences of a subscription without changing anything.
 
-    :param session: on the target; it and the publisher's are prepared.
+    :param session: prepared session on the target; ``source`` is prepared too.
     """
     known = subscriptions.relations(session, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in known}
@@ -76,17 +76,17 @@ def bring(
     lock_timeout: str = writing.LOCK_TIMEOUT,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Set the target's values where they are behind, or, if that is allowed, where they differ.
+    """Set the target's values that are behind, or, with ``allow_backward``, that differ.
 
-    :param session: on the target, autocommit, prepared.
-    :param stop: whether to leave out those that are not set yet.
-    :return: what became of each, by name.
+    :param session: prepared session on the target, in autocommit mode.
+    :param stop: if it returns True, the remaining sequences are left out.
+    :return: the outcomes, sorted by name.
     :raises psycopg.Error: the session is lost.
     """
     readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
     try:
         known = reading.positions(session, readable)
-    except psycopg.errors.LockNotAvailable:  # one is being truncated: each is read by itself
+    except psycopg.errors.LockNotAvailable:  # one is being truncated: each is read separately
         known = {}
     outcomes = [Outcome(one.key, one.oid, obstacle=one) for one in found.obstacles]
     for one in found.wanted:
@@ -101,9 +101,9 @@ def bring(
 
 
 def bring_together(session: psycopg.Connection[Any], found: Compared, *, run_as_owner: bool) -> None:
-    """Set what is behind of which nobody draws values, in the open transaction; what else is behind stays.
+    """Set values that are behind, in the open transaction. No session may draw values from these sequences.
 
-    :func:`bring` sets each in a transaction of its own, and waits for those who draw values.
+    :func:`bring` sets each in a transaction of its own, and waits for sessions that draw values.
     """
     readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
     known = reading.positions(session, readable)
@@ -145,12 +145,12 @@ def _outcome(one: Wanted, target: Position | None, **more: Any) -> Outcome:
 
 
 def failure(sub: Subscription, outcomes: Iterable[Outcome], kind: type[PgsubError]) -> PgsubError | None:
-    """Make the server's error of sequences that could not be synchronized, with what to paste.
+    """Make the server's error for sequences that could not be synchronized, with statements that help.
 
-    Those that open transactions took values of are no failure: the next attempt may find them free.
+    Sequences that open transactions took values from are not failures: the next attempt may find them free.
 
-    :param kind: the class of the error, unless the target refused to set one and nothing else is wrong.
-    :return: None where there is none.
+    :param kind: class of the error, unless the only failures are the target's own errors.
+    :return: None if there is no failure.
     """
     failed = [one for one in outcomes if one.problem is not None and not one.busy]
     if not failed:
@@ -167,7 +167,7 @@ def failure(sub: Subscription, outcomes: Iterable[Outcome], kind: type[PgsubErro
 
 
 def kept(sub: Subscription, outcomes: Iterable[Outcome]) -> PgsubError | None:
-    """Make an error of sequences that open transactions keep from being set; None where there is none."""
+    """Make the error for sequences that open transactions keep from being set; None if there are none."""
     names = [f'"{one.shown}"' for one in outcomes if one.busy]
     if not names:
         return None

@@ -1,10 +1,11 @@
-"""The value of a sequence of the target is set. Mirrors copy_sequence (sequencesync.c).
+"""The update of a sequence's value on the target. Mirrors copy_sequence (sequencesync.c).
 
-NOTES: A value that was given on the target is never given there again, unless the caller allows it. That holds because
-the value is read again and written under a lock that nextval() of other sessions waits for. Only ALTER SEQUENCE takes
-such a lock, so CACHE is set to what it is. A session that is not the owner has no such lock: between its read and its
-write, others may draw values, and where they draw more than the position was behind, those are given again.
-The lock, the read and the write are one transaction: a session that is killed in it leaves the value as it was.
+NOTES
+A value that was given out on the target is never given out again, unless the caller allows it. For this the value is
+read again and written under a lock that nextval() of other sessions waits for. Only ALTER SEQUENCE takes such a lock,
+so it sets CACHE to its present value. A session that is not the owner has no such lock. Between its read and its write
+others may draw values; if they draw more than the position was behind, those are given out again. The lock, the read
+and the write are one transaction: if the session is killed, the value is unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pgsub.tablesync.sequences.comparison import Wanted, acts_as_owner
 from pgsub.tablesync.sequences.definition import Position, identifier
 from pgsub.target.session import roles
 
-#: How long sessions that drew a value in an open transaction are waited for; new ones wait behind this one so long.
+#: Maximum wait for sessions that drew a value in an open transaction. New sessions wait behind this one meanwhile.
 LOCK_TIMEOUT = "1s"
 _SET_TOGETHER = """
 SELECT pg_catalog.setval(u.o::oid::regclass, u.v, u.c)
@@ -33,9 +34,9 @@ SELECT pg_catalog.setval(u.o::oid::regclass, u.v, u.c)
 def bring_up(
     session: psycopg.Connection[Any], wanted: Wanted, *, run_as_owner: bool, allow_backward: bool, lock_timeout: str
 ) -> tuple[Position, bool]:
-    """Set the target's value to the publisher's where it is behind, or, if that is allowed, where it differs.
+    """Set the target's value to the publisher's if it is behind, or, with ``allow_backward``, if it differs.
 
-    :param session: on the target, autocommit.
+    :param session: on the target, in autocommit mode.
     :return: the position that was found, and whether it was changed.
     :raises psycopg.errors.LockNotAvailable: a transaction that drew values stays open; nothing was changed.
     """
@@ -61,9 +62,9 @@ def bring_up(
 
 
 def set_together(session: psycopg.Connection[Any], behind: Iterable[Wanted], *, run_as_owner: bool) -> None:
-    """Set the target's values to the publisher's, in the open transaction, without a lock of the sequences.
+    """Set the target's values to the publisher's, in the open transaction, without locking the sequences.
 
-    :param behind: sequences of which nobody draws values now.
+    :param behind: sequences from which nobody draws values now.
     """
     by_owner: dict[str | None, list[Wanted]] = {}
     for one in behind:
@@ -75,9 +76,9 @@ def set_together(session: psycopg.Connection[Any], behind: Iterable[Wanted], *, 
 
 
 def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:
-    """Return whether the target's value is to be set: it never goes backward unless that is allowed.
+    """Return whether the target's value must be set. It never moves backward unless that is allowed.
 
-    One that somebody set back meanwhile is not brought to a value of the publisher that was read before.
+    A sequence that was set back meanwhile is not set to a publisher's value that was read before.
     """
     # guard: a sequence that was set back is not set to a value read before
     if went_back(before, wanted) and not allow_backward:
@@ -87,7 +88,7 @@ def moves(before: Position, wanted: Wanted, *, allow_backward: bool) -> bool:
 
 
 def went_back(now: Position, wanted: Wanted) -> bool:
-    """Return whether the target's value was set back after it was seen first."""
+    """Return whether the target's value was set back after it was first read."""
     return wanted.seen is not None and now.ahead_of(wanted.seen, wanted.definition.increment) < 0
 
 

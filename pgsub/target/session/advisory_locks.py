@@ -43,7 +43,7 @@ SELECT a.pid, coalesce(a.usename, x.owner)::text, coalesce(a.application_name, x
 class Holder(NamedTuple):
     """The session, or prepared transaction, that holds a lock.
 
-    :ivar pid: of a session; None for a prepared transaction.
+    :ivar pid: PID of the session; None: a prepared transaction.
     :ivar name: application_name of the session, or the identifier of the transaction.
     :ivar waits_for: known of one's own role, or with pg_read_all_stats.
     """
