@@ -1,7 +1,7 @@
-"""The watch on a command's session with the target: it names what is waited for, and ends the wait in time.
+"""Watches a command's session on the target: reports what it waits for, and ends the wait at the deadline.
 
-A lock of the ledger, or a synchronous standby that is gone, keeps a statement from ending, and no setting of the server
-limits the wait of a COMMIT for a standby. Mirrors :mod:`pgsub.publisher.slot_creation`, which does so on the publisher.
+A lock of the ledger or a missing synchronous standby can block a statement. No setting of the server limits the wait of
+COMMIT for a standby. Mirrors :mod:`pgsub.publisher.slot_creation`, which does the same on the publisher.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pgsub.launcher.mirror import lock_waits
 from pgsub.target.session import cancellation
 from pgsub.target.session import connect as target
 
-#: Seconds that a statement may take before it is looked at, and between two looks.
+#: Seconds that a statement may take before the first look, and seconds between looks.
 AFTER, EVERY = 5.0, 1.0
-#: Seconds beyond the deadline: what limits its own waits has more to say, and goes first.
+#: Seconds after the deadline. Steps that limit their own waits report more, and should end first.
 GRACE = 3.0
 _POLL, _LATE, _JOIN = 0.1, 0.5, 2.0
 
 
 class TargetWait:
-    """A watch for the length of a ``with`` block.
+    """A watch for the duration of a ``with`` block.
 
-    :param session: of the command, with the target.
-    :param reporter: told once what a statement waits for.
-    :param deadline: of ``time.monotonic()``; None for no limit.
-    :raises TimeoutExpired: from the block's end, where a statement was canceled because of the deadline.
+    :param session: the command's session on the target.
+    :param reporter: gets one report of what a statement waits for.
+    :param deadline: in time of ``time.monotonic()``, None for no limit.
+    :raises TimeoutExpired: at the block's end, if a statement was canceled because of the deadline.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TargetWait:
         self._end = None if deadline is None else deadline + GRACE
         self._pid = session.info.backend_pid
         self._over = threading.Event()
-        self._waits: str | None = None  #: as it was seen last
+        self._waits: str | None = None  #: as last seen
         self._told: str | None = None
         self._canceled = False
         self._second: psycopg.Connection | None = None
@@ -83,12 +83,12 @@ class TargetWait:
                     look = clock + (cancellation.AGAIN_SECONDS if late else EVERY)
                     with contextlib.suppress(PgsubError, psycopg.Error):
                         self._look(stack)
-                        # only what waits: a command that is slow goes on to where it can be ended
+                        # Cancel only waiting statements. A slow command continues to a point where it can end properly.
                         if late and self._waits is not None:
                             self._cancel()
 
     def _look(self, stack: contextlib.ExitStack) -> None:
-        """Look what is waited for; report it if it was that before."""
+        """Find out what the session waits for. Report it if it is the same as before."""
         if self._second is None:
             opened = target.connect(self._sub.target, "pgsub", replica=False)
             self._second = stack.enter_context(contextlib.closing(opened))

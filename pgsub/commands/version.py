@@ -1,4 +1,4 @@
-"""``pgsub version``: what is installed, read from package metadata; nothing heavy is imported for it."""
+"""``pgsub version``: the installed versions, from package metadata. It imports nothing large."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from pgsub import __version__
 from pgsub.catalog.schema import MIGRATIONS
 
-#: logical replication protocol versions that can be spoken: 1 (10), 2 streaming (14), 3 two-phase (15), 4 parallel (16)
+#: Supported versions of the logical replication protocol: 1 (10), 2 streaming (14), 3 two-phase (15), 4 parallel (16).
 PROTOCOL_VERSIONS = (1, 2, 3, 4)
 
 
 def version() -> dict[str, Any]:
-    """Return the versions of pgsub and of what it uses, as JSON; None where a package is missing."""
+    """Return the versions of pgsub and its components as JSON, None for a missing package."""
     return {
         "pgsub": __version__,
         "python": platform.python_version(),

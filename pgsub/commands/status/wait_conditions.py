@@ -1,4 +1,4 @@
-"""The conditions that ``pgsub wait`` waits for: what is still missing, by the state store."""
+"""The conditions of ``pgsub wait``: each says what is still missing according to the state store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pgsub.protocol.lsn import format_lsn
 
 _NAMED = 10
 
-#: Says what is still missing, or None when there is nothing left to wait for.
+#: Returns what is still missing, None if the condition holds.
 Condition = Callable[[StateStore, Subscription], str | None]
 
 
 def synced(awaited: frozenset[int]) -> Condition:
-    """Wait for these tables, by oid; those that are no longer subscribed are not awaited."""
+    """Wait for these tables, by OID. Tables that are no longer subscribed are not awaited."""
 
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
         shown = store.relations(subscription.subid)
@@ -34,7 +34,7 @@ def synced(awaited: frozenset[int]) -> Condition:
 
 
 def reached(position: int) -> Condition:
-    """Wait for the ledger, which a worker that is idle there writes no sooner than it is asked to."""
+    """Wait for a position in the ledger. Apply is asked to record it, because an idle worker does so late."""
     asked = False
 
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
@@ -52,7 +52,7 @@ def reached(position: int) -> Condition:
 
 
 def _ask_to_record(subscription: Subscription, position: int) -> None:
-    """Ask apply not to put off recording a position; where the target cannot be asked it is recorded a little later."""
+    """Ask apply to record a position at once. If the target cannot be asked, it is recorded a little later."""
     from psycopg import Error
 
     from pgsub.target.ledger import worker_takeover
@@ -65,14 +65,14 @@ def _ask_to_record(subscription: Subscription, position: int) -> None:
 
 
 def released(store: StateStore, subscription: Subscription) -> str | None:
-    """Wait for tables whose kept changes are being applied."""
+    """Wait for released tables whose kept changes are still being applied."""
     waiting = [row for row in store.held(subscription.subid) if row.releasing and row.kept_changes]
     names = [f'"{row.schemaname}.{row.relname}"' for row in waiting[:_NAMED]]
     return f"Kept changes are being applied to {', '.join(names)}." if names else None
 
 
 def followed(store: StateStore, subscription: Subscription) -> str | None:
-    """Say what does not follow although apply is where it is awaited: tables that are held, and sequences."""
+    """Return what is not replicated although apply has reached its position: held tables, and sequences."""
     names = [f'"{name}"' for name in held(store, subscription)]
     if names:
         return f"{counted(len(names), 'table')} held: {', '.join(names[:_NAMED])}{', …' if names[_NAMED:] else ''}."
@@ -81,7 +81,7 @@ def followed(store: StateStore, subscription: Subscription) -> str | None:
 
 
 def held(store: StateStore, subscription: Subscription) -> list[str]:
-    """Return the tables whose changes are kept until somebody releases them."""
+    """Return the tables whose changes are kept until they are released."""
     return [f"{row.schemaname}.{row.relname}" for row in store.held(subscription.subid) if not row.releasing]
 
 
@@ -100,7 +100,7 @@ def disabled(store: StateStore, subscription: Subscription) -> str | None:
 
 
 def two_phase(store: StateStore, subscription: Subscription) -> str | None:
-    """Wait until two_phase is pending no more."""
+    """Wait until two_phase is no longer pending."""
     if subscription.two_phase != "p" or not store.relations(subscription.subid):
         return None
     return "two_phase is pending."

@@ -1,4 +1,4 @@
-"""``create``, ``drop``, ``enable``, ``disable``, ``disable-on-error``: the life of a definition.
+"""``create``, ``drop``, ``enable``, ``disable``, ``disable-on-error``: creating, changing and removing a definition.
 
 Mirrors CreateSubscription and DropSubscription (``subscriptioncmds.c``). Entry points:
 :mod:`~pgsub.commands.subscription.create`, :mod:`~pgsub.commands.subscription.registration` (ledger, slot and state

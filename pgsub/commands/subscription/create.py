@@ -30,18 +30,18 @@ from pgsub.target.session.connect import must_use_password
 
 __all__ = ["CreateOptions", "create"]
 
-#: What the checks found, a replication connection if there is one, and what interrupted creations left.
+#: The findings, a replication connection if there is one, and the remains of interrupted creations.
 _Found = tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]
 
 
 def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
-    """Check everything, register, create the slot, and synchronize unless told to leave that to ``pgsub run``.
+    """Check everything, register, create the slot, and synchronize unless that is left to ``pgsub run``.
 
-    Nothing stays behind a failure before the registration is complete: no slot, no ledger row, no definition.
+    An error before the end of the registration leaves nothing behind: no slot, no ledger row, no definition.
 
-    :return: what a dry run found.
-    :raises SubscriptionExists: unless ``if_not_exists``.
-    :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
+    :return: the findings of a dry run, else None.
+    :raises SubscriptionExists: the subscription exists, and ``if_not_exists`` is not set.
+    :raises PgsubError: see :mod:`pgsub.commands.preflight`; later the error that ended the first synchronization.
     """
     made = definition.resolve(options)
     with undone_by_signals(), StateStore.open(options.state_dir) as store:
@@ -67,9 +67,9 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
 
 
 def _serve(service: Service, options: CreateOptions, store: StateStore, reporter: Reporter) -> None:
-    """Synchronize sequences and tables, or leave the tables to others; who serves them keeps the sequences close."""
+    """Synchronize sequences and tables, or leave the tables to a launcher, which also keeps sequences synchronized."""
     sub = store.subscription(options.name)
-    if sub.sequences:  # of what stands in the way of some the pre-flight check has warned
+    if sub.sequences:  # the pre-flight check has warned of obstacles
         sequences.report(sub, sequences.synchronize(store, sub), reporter)
     if not options.wait:
         service.leave()
@@ -114,10 +114,10 @@ def _register(options: CreateOptions, made: Definition, store: StateStore, repor
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """The checks of everything before anything is created.
+    """The checks before anything is created.
 
-    :ivar stack: ends the sessions that are opened for them.
-    :ivar known: subids of the state store.
+    :ivar stack: closes the sessions that the checks open.
+    :ivar known: subids in the state store.
     """
 
     stack: contextlib.ExitStack
@@ -128,7 +128,7 @@ class _Checks:
     known: set[int]
 
     def run(self) -> _Found:
-        """Check everything, and first whether each server is the one that is meant."""
+        """Check everything, beginning with the identity of both servers."""
         session, made = self.session, self.made
         holds = any(path.suffix == ".publisher" for path in made.passwords)
         password_required.check(session, made.sub, given=self.options.password_required, holds_password=holds)
@@ -173,7 +173,7 @@ class _Checks:
         session, made, sub = self.session, self.made, self.made.sub
         must = must_use_password(session, sub)
         servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
-        # first, for free walsenders are counted
+        # before the next connection, because free walsenders are counted
         found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
         found.warnings[:0] = databases.exchanged(source, session, sub.publications)
         replication = self.stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
@@ -184,7 +184,7 @@ class _Checks:
 
 
 def _first_state(made: Definition, found: Preflight) -> str:
-    """Return the first two_phase state: enabled at once where there is nothing to copy, as in the server."""
+    """Return the first two_phase state. As in the server, it is enabled at once if there is nothing to copy."""
     asked = made.sub.two_phase
     at_once = made.create_slot and not made.copy_data and bool(found.tables)
     return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked

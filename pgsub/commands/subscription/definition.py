@@ -1,4 +1,4 @@
-"""The way from the options of ``create`` to a subscription's definition. Mirrors parse_subscription_options."""
+"""Turns the options of ``create`` into a subscription's definition. Mirrors parse_subscription_options."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NAME_BYTES = 63  #: NAMEDATALEN - 1
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions(ServiceOptions):
-    """The options of ``create``; None where one was not given.
+    """The options of ``create``. An option that was not given is None.
 
-    :ivar settings: options of WITH (…) that are stored as they are given, by field of Subscription.
+    :ivar settings: options of WITH (…) that are stored as given, by field of Subscription.
     """
 
     name: str
@@ -33,31 +33,31 @@ class CreateOptions(ServiceOptions):
     target: str | None
     publications: tuple[str, ...]
     state_dir: Path
-    environment: Mapping[str, str] = field(default_factory=dict)  #: PG* variables, taken out of the environment
+    environment: Mapping[str, str] = field(default_factory=dict)  #: PG* variables, removed from the environment
     connect: bool | None = None
     create_slot: bool | None = None
     enabled: bool | None = None
     copy_data: bool | None = None
-    adopt: bool = False  #: compare the rows that the tables have, and bring only what differs
+    adopt: bool = False  #: compare existing rows, and write only differences
     keep_replaced: int = KEEP
     slot_name: str | None = None  #: ``none`` for no slot
     two_phase: bool = False
-    password_required: bool | None = None  #: None: as if true, and nothing is enforced
+    password_required: bool | None = None  #: None: true, but not enforced
     on_conflict: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     if_not_exists: bool = False
     dry_run: bool = False
     strict: bool = False
     follow: bool = False
-    subid: int | None = None  #: of :func:`new_subid`, where it was recorded before
+    subid: int | None = None  #: from :func:`new_subid` if recorded before
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A subscription to be, and what is done about it at creation.
+    """A new subscription, and the steps of its creation.
 
-    :ivar keep: rows of each adopted table that are kept of those that are replaced or deleted.
-    :ivar passwords: connection parameters with a password, by the passfile that will hold it.
+    :ivar keep: the maximum number of replaced or deleted rows to keep for each adopted table.
+    :ivar passwords: connection parameters with a password, by the password file that will hold it.
     """
 
     sub: Subscription
@@ -70,10 +70,10 @@ class Definition:
 
 
 def resolve(options: CreateOptions) -> Definition:
-    """Apply the defaults and refusals of CREATE SUBSCRIPTION.
+    """Apply the defaults and restrictions of CREATE SUBSCRIPTION.
 
-    :raises UsageError: names, connection strings, and options that exclude each other, in the server's words.
-    :raises StateForbids: what is not supported, and secrets that no passfile can hold.
+    :raises UsageError: the server's error for invalid names, connection strings, or contradictory options.
+    :raises StateForbids: something is not supported, or is a secret that no password file can hold.
     """
     check_name(options.name)
     if not options.publications:
@@ -113,14 +113,14 @@ def resolve(options: CreateOptions) -> Definition:
 
 
 def new_subid() -> int:
-    """Return a random number for a subscription that is to be created."""
+    """Return a random number for a new subscription."""
     return secrets.randbelow(2**31 - 1) + 1
 
 
 def check_name(name: str) -> None:
     """Check the name of a subscription.
 
-    :raises UsageError: the server would not take it.
+    :raises UsageError: the server would not accept it.
     """
     if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
         raise UsageError(
@@ -131,7 +131,7 @@ def check_name(name: str) -> None:
 def check_publications(names: Sequence[str]) -> None:
     """Refuse duplicates (``check_duplicates_in_publist``).
 
-    :raises UsageError: one is named twice.
+    :raises UsageError: a publication is named twice.
     """
     for name, count in Counter(names).items():
         if count > 1:
@@ -166,10 +166,10 @@ def _slot_name(options: CreateOptions) -> str | None:
 def both_parameters(
     connection: str | None, target: str | None, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parameters of the connections to publisher and target.
+    """Return the connection parameters of publisher and target.
 
     :param environment: PG* variables by keyword.
-    :raises UsageError: neither option nor environment gives one; both are named where both are missing.
+    :raises UsageError: options and environment lack a connection string; both are named if both are missing.
     """
     if connection is None:
         neither = target is None and not environment
@@ -186,11 +186,11 @@ def both_parameters(
 
 
 def publisher_parameters(connection: str, side: str = "publisher") -> dict[str, str]:
-    """Return the parameters of the publisher's connection, a password among them.
+    """Return the parameters of the publisher's connection, including its password.
 
-    :param side: what the server is called in errors.
+    :param side: the name of the server in errors.
     :raises UsageError: libpq refuses the text, or a value in it.
-    :raises StateForbids: a secret that no passfile can hold.
+    :raises StateForbids: it has a secret that no password file can hold.
     """
     params = ci.parse(connection, side)
     conninfo_check.check(params, side, uri=_is_uri(connection))
@@ -198,10 +198,10 @@ def publisher_parameters(connection: str, side: str = "publisher") -> dict[str, 
 
 
 def target_parameters(target: str | None, environment: Mapping[str, str], side: str = "target") -> dict[str, str]:
-    """Return the parameters of the target's connection, whose gaps the environment fills.
+    """Return the parameters of the target's connection, completed from the environment.
 
     :param environment: PG* variables by keyword.
-    :param side: what the server is called in errors.
+    :param side: the name of the server in errors.
     """
     if target is None and not environment:
         raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
@@ -216,7 +216,7 @@ def _is_uri(text: str) -> bool:
 
 
 def _storable(params: dict[str, str], side: str) -> dict[str, str]:
-    """Refuse secrets other than a password: libpq reads them from no file but the service's."""
+    """Refuse secrets other than a password. libpq reads them only from a service file."""
     for key in SECRETS:
         if key != "password" and key in params:
             raise StateForbids(
@@ -229,6 +229,6 @@ def _storable(params: dict[str, str], side: str) -> dict[str, str]:
 
 
 def public(params: Mapping[str, str], passfile: Path) -> str:
-    """Return the connection string that is stored: it names a passfile where there is a password."""
+    """Return the connection string to store, in which a password is replaced by its password file."""
     without, password = ci.split_password(params)
     return ci.join({**without, "passfile": str(passfile)} if password is not None else without)

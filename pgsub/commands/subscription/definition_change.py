@@ -1,7 +1,7 @@
-"""A change of a definition in the state store, and of the ledger's copy of it.
+"""Changes a definition in the state store, and the ledger's copy of it.
 
-A launcher that serves the subscription copies it at once. Without one the command does, if the target answers: a state
-store that is lost before the next ``run`` would come back from the ledger with the older options.
+A launcher that serves the subscription copies the definition at once. Without one, the command does so if the target
+answers. Otherwise a state store that is lost before the next ``run`` would be rebuilt with the old options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, reporter: Reporter) -> None:
     """Change a definition.
 
-    :param sub: as it is before.
+    :param sub: the definition before the change.
     :raises StateForbids: the subscription was moved to another state store.
     """
     connected = sub.dboid != 0
@@ -38,7 +38,7 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
         now = store.subscription_by_id(sub.subid)
         if session is not None and now is not None:
             failed = _record(session, now)
-    if failed is not None and not isinstance(failed, PermissionMissing):  # which status says
+    if failed is not None and not isinstance(failed, PermissionMissing):  # status reports a missing permission
         reporter.warning(
             "the target's ledger has the definition as it was before",
             f"{failed.message}.",
@@ -47,13 +47,13 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
         )
 
 
-# What loads the driver is imported here and not above: with a launcher nothing needs it.
+# Loaded only here, because nothing needs the driver if there is a launcher.
 
 
 def _session(
     stack: contextlib.ExitStack, sub: Subscription, reporter: Reporter
 ) -> tuple[psycopg.Connection | None, PgsubError | None]:
-    """Open a session on the target; return it, or why there is none.
+    """Open a session on the target. Return it, or the error that prevented it.
 
     :raises StateForbids: the subscription was moved to another state store.
     """
@@ -69,7 +69,7 @@ def _session(
         stack.enter_context(TargetWait(session, sub, reporter, None))
         ledger_privileges.check(session)
         definitions.check_not_moved(session, sub)
-    except TargetReplaced as error:  # to be disabled, say, it needs no target
+    except TargetReplaced as error:  # disabling, for example, needs no target
         return None, error
     except StateForbids:
         raise
@@ -81,7 +81,7 @@ def _session(
 
 
 def _record(session: psycopg.Connection, sub: Subscription) -> PgsubError | None:
-    """Write the definition into the ledger; return why it cannot be done."""
+    """Write the definition to the ledger. Return the error that prevented it, None if it is written."""
     import psycopg
 
     from pgsub.target.ledger import definitions

@@ -39,7 +39,7 @@ from pgsub.target.ledger.tables import held_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges, origins
 
-#: How long a launcher that serves the subscription may take to let it go.
+#: Seconds within which a launcher must release the subscription.
 LET_GO_SECONDS = 40.0
 
 
@@ -52,18 +52,18 @@ def drop(
     keep_target: bool = False,
     reporter: Reporter,
 ) -> None:
-    """End the workers, drop the slots, roll back what is prepared, forget progress and definition: in this order.
+    """End the workers, drop the slots, roll back prepared transactions, forget progress and definition, in this order.
 
-    What is left after a failure can be dropped by calling again.
+    After a failure, call it again to drop what is left.
 
-    :param keep_slot: whether the replication slots stay on the publisher.
-    :param keep_target: whether nothing is changed on the target, for it is gone. One that answers is only asked
+    :param keep_slot: whether to keep the replication slots on the publisher.
+    :param keep_target: whether to change nothing on the target because it is gone. If it answers, it is only asked
         whether the subscription was moved.
-    :raises SubscriptionNotFound: unless ``if_exists``.
-    :raises StateForbids: with ``keep_target``, the subscription was moved to another state store: the slots are in use.
+    :raises SubscriptionNotFound: the subscription does not exist, and ``if_exists`` is not set.
+    :raises StateForbids: with ``keep_target``, the subscription was moved to another state store, which uses the slots.
     :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
     :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
-    :raises LockHeld: a launcher does not let the subscription go.
+    :raises LockHeld: a launcher does not release the subscription.
     """
     with StateStore.open(folder, create=False) as store:
         try:
@@ -93,9 +93,9 @@ def drop(
 
 @contextlib.contextmanager
 def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]:
-    """Take the subscription's lock; a launcher releases it when it sees the subscription disabled.
+    """Take the subscription's lock, which a launcher releases when the subscription is disabled.
 
-    Where the drop fails the launcher goes on.
+    If the drop fails, the subscription is enabled again.
     """
     lock = subscription_lock(folder, sub.subid)
     try:
@@ -113,7 +113,7 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
 
 
 def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
-    """Remove the subscription from both servers. Slots first: as long as one may be there the ledger names it."""
+    """Remove the subscription from both servers. The ledger names the slots until they are dropped."""
     with _target(sub) as session, TargetWait(session, sub, reporter, None):
         try:
             with maintenance(session, store, sub):
@@ -123,7 +123,7 @@ def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_sl
 
 
 def _check_not_moved(sub: Subscription) -> None:
-    """Refuse to take slots away from another state store; a target that does not answer, or another one, is gone.
+    """Refuse to drop slots that another state store uses. A target that cannot be read counts as gone.
 
     :raises StateForbids: the target answers, and its ledger says that the subscription was moved.
     """
@@ -151,7 +151,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     tables: list[RelationState] | None = None
     skipped = Usage(0, 0, 0)
     if known:
-        installation.install(session)  # one that an older pgsub made may lack what is read below
+        installation.install(session)  # a ledger of an older pgsub may lack what is read below
         place = definitions.moved_to(session, sub)
         # guard: an outdated state store drops nothing
         if place is not None:
@@ -169,12 +169,12 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     two_phase.check_finishable(prepared)
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if tables is None and sub.slot_name is None:
-        tables = []  # as of one that was made without a publisher, which need not be there now either
+        tables = []  # a subscription without a slot may have been made without a publisher
     if not keep_slot:
         lost = lost or (known and _is_reconciled(session, sub))
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
-    # as long as the subscription may go on, it is the publisher that decides them
+    # Until here the subscription may continue, and the publisher decides the prepared transactions.
     # guard: a dropped subscription leaves nothing prepared
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
@@ -185,7 +185,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
 
 
 def _tables(session: psycopg.Connection, sub: Subscription) -> list[RelationState] | None:
-    """Return the subscription's tables; None where the ledger does not know it, as one from before its creation."""
+    """Return the subscription's tables, None if the ledger does not know it."""
     try:
         subscriptions.identity(session, sub.subid)
     except StateForbids:
@@ -194,7 +194,7 @@ def _tables(session: psycopg.Connection, sub: Subscription) -> list[RelationStat
 
 
 def _is_reconciled(session: psycopg.Connection, sub: Subscription) -> bool:
-    """Return whether its slot was being made anew, so that there may be none."""
+    """Return whether a new slot was being made, so that there may be none."""
     with contextlib.suppress(StateForbids):  # the ledger has no such subscription
         return subscriptions.identity(session, sub.subid).new_slot is not None
     return False
@@ -229,13 +229,13 @@ def _warn_of_kept(
 
 
 def _writable(session: psycopg.Connection) -> str:
-    """Return the statement without which a session of the target may write nothing, as where a switchover fenced it."""
+    """Return the statement that allows a session to write on a target that a switchover has fenced off, or ""."""
     query = "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only'"
     return "SET default_transaction_read_only = off;\n" if scalar(session, query) == "on" else ""
 
 
 def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
-    """Name what is left on the target, with the statement that removes it."""
+    """Report what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
     if not subscriptions.any_left(session):
         if journal.keeps(session, sub.subid):

@@ -1,4 +1,4 @@
-"""The replication slots of a dropped subscription. Mirrors ReplicationSlotDropAtPubNode (subscriptioncmds.c)."""
+"""Drops the replication slots of a subscription. Mirrors ReplicationSlotDropAtPubNode (subscriptioncmds.c)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def drop_slots(
 ) -> None:
     """Drop the subscription's slots on the publisher.
 
-    :param tables: None where nobody knows them; the slots of their synchronization are then found by their names.
-    :param session: on the target, None where no ledger knows the subscription.
+    :param tables: the tables, None if they are unknown; the slots of their synchronization are then found by name.
+    :param session: a session on the target, None if no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
-    :raises SlotLost: the main slot is missing, and neither is known to be lost nor was dropped by an earlier command.
-    :raises WrongSystem: the server that answers is not the one that they were made on.
+    :raises SlotLost: the main slot is missing, but is not known to be lost, nor was dropped by an earlier command.
+    :raises WrongSystem: it is not the server on which the slots were made.
     """
     leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
     if sub.slot_name is None and tables is not None and not leftover:
@@ -43,7 +43,7 @@ def drop_slots(
     try:
         opened = connect_publisher(sub, expected=_made_on(session, sub.subid))
     except (WrongSystem, PermissionMissing) as error:
-        # slots of these names may be there others', and those of the subscription would keep WAL for ever
+        # Slots of these names may be others' there, and the subscription's own slots would keep WAL forever.
         error.hint = f"{named(error.hint, sub.name)}\n{hint}"
         raise
     except PublisherUnavailable as error:
@@ -72,16 +72,16 @@ def drop_slots(
 
 
 def warn_of_unnamed(left: Iterable[str], reporter: Reporter) -> None:
-    """Warn of slots that are named as the subscription's, and that a ledger which was put back does not know."""
+    """Warn of slots with names of the subscription that its ledger, after a restore, does not know."""
     for name in left:
         reporter.warning(f'replication slot "{name}" on the publisher is left as it is', *slots.of_no_table(name))
 
 
 @contextlib.contextmanager
 def _begun(session: psycopg.Connection | None, subid: int) -> Iterator[bool]:
-    """Record in the ledger that the slot is being dropped: the next drop need not ask why it is missing.
+    """Record in the ledger that the slot is being dropped, so that the next drop accepts that it is missing.
 
-    :return: whether it may be missing.
+    :return: whether it may already be missing.
     """
     if session is None:
         yield True
@@ -90,12 +90,12 @@ def _begun(session: psycopg.Connection | None, subid: int) -> Iterator[bool]:
     try:
         yield before
     except SlotLost:
-        subscriptions.registered(session, subid)  # or the next drop would take it for its own work
+        subscriptions.registered(session, subid)  # otherwise the next drop would accept the missing slot
         raise
 
 
 def _made_on(session: psycopg.Connection | None, subid: int) -> Database | None:
-    """Return the database that has the slots, as far as a ledger knows it."""
+    """Return the database in which the slots were made, None if no ledger knows it."""
     if session is None:
         return None
     try:

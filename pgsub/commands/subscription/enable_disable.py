@@ -1,6 +1,6 @@
 """``pgsub enable``, ``disable`` and ``disable-on-error``. Mirrors AlterSubscription (ENABLE, DISABLE, SET).
 
-A launcher sees what the state store says within a second.
+A launcher notices the change in the state store within a second.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pgsub.common.subscription import Subscription
 
 
 def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
-    """Set ``subenabled``; a notice if it is set already.
+    """Set ``subenabled``. If it is already set, report a notice.
 
-    :raises StateForbids: if it has no slot name, was moved to another state store, or a switchover is in the way.
+    :raises StateForbids: it has no slot name, was moved to another state store, or a switchover prevents it.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
@@ -38,9 +38,9 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
 
 
 def _check_may_write(sub: Subscription) -> None:
-    """Refuse what a worker would refuse; where the target cannot be asked the worker will.
+    """Refuse what a worker would refuse. If the target cannot be asked, leave it to the worker.
 
-    :raises StateForbids: a switchover has moved the writes, or has not yet.
+    :raises StateForbids: a switchover has moved the writes elsewhere, or not moved them here yet.
     """
     if not sub.dboid:
         return
@@ -61,7 +61,7 @@ def _check_may_write(sub: Subscription) -> None:
 
 
 def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
-    """Clear ``subenabled``, as :func:`enable` sets it. A launcher ends the workers; this does not wait for them."""
+    """Clear ``subenabled``. A launcher then ends the workers; this function does not wait for them."""
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
         if not sub.enabled:
@@ -71,9 +71,9 @@ def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
 
 
 def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -> None:
-    """Set ``subdisableonerr``; a notice if it is so already. The next error of a running worker obeys it.
+    """Set ``subdisableonerr``. It applies to the next error of running workers, without a restart.
 
-    Workers need no restart for it. Parameters and errors are those of :func:`disable`.
+    If it already has the value, a notice is reported. Parameters and errors are those of :func:`disable`.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
@@ -103,7 +103,7 @@ def _set(
 
 
 def require_enabled(sub: Subscription, command: str) -> None:
-    """Refuse a form of ALTER SUBSCRIPTION that one that is disabled does not allow."""
+    """Refuse a form of ALTER SUBSCRIPTION that is not allowed for disabled subscriptions."""
     if not sub.enabled:
         raise StateForbids(
             f"ALTER SUBSCRIPTION ... {command} is not allowed for disabled subscriptions",
@@ -113,9 +113,9 @@ def require_enabled(sub: Subscription, command: str) -> None:
 
 
 def require_disabled(sub: Subscription, message: str) -> None:
-    """Refuse what a subscription that is enabled does not allow.
+    """Refuse a change that is not allowed for enabled subscriptions.
 
-    :param message: in the server's words.
+    :param message: the server's message.
     :raises StateForbids: it is enabled.
     """
     if sub.enabled:

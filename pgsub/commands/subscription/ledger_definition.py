@@ -1,4 +1,4 @@
-"""A subscription's definition as the ledger has it: slot, options, what is to be skipped, and no connection string."""
+"""A subscription's definition in the ledger: slot, options and skips, but no connection strings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SELECT subid, state_store, slot_name, slot_intent FROM pgsub.subscription WHERE 
 
 
 def find(session: psycopg.Connection, name: str) -> tuple[int, str | None]:
-    """Return number and slot of the ledger's subscription of a name.
+    """Return number and slot of the ledger's subscription with this name.
 
-    :raises StateForbids: none, several, or one that is half-made.
+    :raises StateForbids: there are none, several, or one that is incomplete.
     """
     found = session.execute(_OF_NAME.encode(), (name,)).fetchall()
     if not found:
@@ -53,9 +53,9 @@ def find(session: psycopg.Connection, name: str) -> tuple[int, str | None]:
 
 
 def not_found(name: str, known: list[str]) -> SubscriptionNotFound:
-    """Make the error for a database without a subscription of a name.
+    """Return the error for a database without a subscription of this name.
 
-    :param known: names of those that it has.
+    :param known: names of its subscriptions.
     """
     listed = ", ".join(f'"{one}"' for one in known)
     return SubscriptionNotFound(
@@ -66,9 +66,9 @@ def not_found(name: str, known: list[str]) -> SubscriptionNotFound:
 
 
 def read(session: psycopg.Connection, given: Subscription, store: StateStore) -> Subscription:
-    """Return the definition by the ledger, with the connection strings that were given.
+    """Return the definition from the ledger, with the given connection strings.
 
-    :raises StateForbids: the ledger does not have its options, or the state store has it by another name.
+    :raises StateForbids: the ledger lacks its options, or the state store has it with another name.
     """
     there = store.subscription_by_id(given.subid)
     if there is not None:
@@ -88,7 +88,7 @@ def read(session: psycopg.Connection, given: Subscription, store: StateStore) ->
 
 
 def _options(recorded: Mapping[str, Any] | None, given: Subscription) -> dict[str, Any]:
-    """Return the options that the ledger has; with publications by hand the defaults, for a disabled subscription."""
+    """Return the ledger's options. If it has none but publications were given, return defaults for a disabled one."""
     if recorded is None and given.publications:
         return {"enabled": False}
     if recorded is None:

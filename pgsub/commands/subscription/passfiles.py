@@ -1,4 +1,4 @@
-"""Passwords of subscriptions in the state folder: one private passfile for each side (libpq's ``passfile``)."""
+"""Passwords of subscriptions in the state folder: one private password file for each side (libpq's ``passfile``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgsub.common.connections import conninfo as ci
 
 @contextlib.contextmanager
 def written(made: Definition) -> Iterator[list[Path]]:
-    """Write passwords to their files for the length of the block; emptying the list keeps them."""
+    """Write passwords to their files, and remove them at the end of the block unless the list was emptied."""
     paths: list[Path] = []
     try:
         for path, params in made.passwords.items():
@@ -27,7 +27,7 @@ def written(made: Definition) -> Iterator[list[Path]]:
 def remove(folder: Path, subid: int, *named_in: str) -> None:
     """Remove the passwords of a subscription.
 
-    :param named_in: connection strings whose files stay.
+    :param named_in: connection strings whose password files are kept.
     """
     for file in (folder / "passfiles").glob(f"{subid}.*"):
         if not any(file.name in text for text in named_in):
@@ -35,7 +35,7 @@ def remove(folder: Path, subid: int, *named_in: str) -> None:
 
 
 def revealed(conninfo: str, side: str, folder: Path) -> str:
-    """Return a stored connection string with the password that its passfile in the state folder holds.
+    """Return a stored connection string with the password from its password file in the state folder.
 
     :param side: publisher or target.
     """

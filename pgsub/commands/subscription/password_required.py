@@ -1,8 +1,8 @@
-"""password_required where it was given: who may waive it, and what it asks of a connection string.
+"""password_required, if it was given: who may turn it off, and its requirements for a connection string.
 
-Mirrors the checks of CreateSubscription and AlterSubscription (subscriptioncmds.c), whose owner is here the role of the
-target. Where the option was not given nothing is enforced: the server guards the credentials of its operating-system
-user against roles of the database; here that user runs pgsub himself.
+Mirrors the checks of CreateSubscription and AlterSubscription (subscriptioncmds.c). The target's role takes the part of
+the owner. If the option was not given, nothing is enforced: the server protects the credentials of its operating-system
+user from database roles, but here that user runs pgsub.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pgsub.target.session.connect import is_superuser
 
 
 def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None, holds_password: bool) -> None:
-    """Refuse what the server refuses its owner.
+    """Refuse what the server refuses the subscription's owner.
 
-    :param session: of the role that the subscription is to work as on the target.
-    :param given: the option in this command, None without it.
+    :param session: a session of the role that the subscription uses on the target.
+    :param given: the option in this command, None if not given.
     :param holds_password: whether the publisher's connection string has a password.
-    :raises PermissionMissing: false is for superusers.
+    :raises PermissionMissing: only superusers may turn it off.
     :raises StateForbids: a password is missing.
     """
     if (given is not False and not sub.password_enforced) or is_superuser(session):
@@ -43,6 +43,6 @@ def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None,
 
 
 def stored(sub: Subscription, folder: Path) -> bool:
-    """Return whether the publisher's password is in a file of pgsub."""
+    """Return whether the publisher's password is in a password file of pgsub."""
     passfile = ci.parse(sub.connection, "publisher").get("passfile")
     return passfile is not None and Path(passfile).parent == folder / "passfiles"

@@ -1,10 +1,9 @@
-"""``pgsub run --from-target``: a subscription of the ledger in a state store that lost it, or never had it.
+"""``pgsub run --from-target``: rebuilds a subscription in a state store that lost it or never had it.
 
-NOTES
-The ledger is the authority on what was applied, so nothing that is lost with a state store concerns a row. What is
-written here is what the launcher's mirror would show. First the subscription is moved in the ledger, which keeps the
-state store that had it from serving it; then the state store has all of it or nothing. Killed in between, it is done
-again. Meanwhile the launcher's own lock on the target is held, so nobody serves it.
+The ledger is the authority on what was applied, so a lost state store loses no rows. The rebuilt entries are those that
+the launcher's mirror would write. First the subscription is moved in the ledger, so that its former state store can no
+longer serve it. Then the state store is written in one transaction. A killed command can be repeated. Meanwhile the
+command holds the launcher's lock on the target, so nobody serves the subscription.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _PROGRESS = "SELECT least(remote_lsn, reported_lsn)::text, reported_lsn::text FR
 class RebuildOptions:
     """The options of ``run --from-target``.
 
-    :ivar publication: of a subscription whose options the ledger does not have.
-    :ivar environment: PG* variables, taken out of the environment.
+    :ivar publication: publications of a subscription whose options are not in the ledger.
+    :ivar environment: PG* variables, removed from the environment.
     """
 
     names: tuple[str, ...]
@@ -63,13 +62,13 @@ class RebuildOptions:
 
 
 def rebuild(options: RebuildOptions, *, reporter: Reporter) -> bool:
-    """Write subscriptions of the ledger into the state store; what is there already stays as it is.
+    """Write subscriptions of the ledger to the state store. Existing ones are not changed.
 
     :return: whether a launcher serves the whole state folder, and so these subscriptions.
-    :raises UsageError: no name is given, or no connection string.
-    :raises StateForbids: the state store has another subscription of this name; the ledger has none, several, or one
-        that is being created or dropped, or that a switchover needs; or it does not have its options.
-    :raises LockHeld: another launcher serves it, or a command changes it.
+    :raises UsageError: no name or no connection string is given.
+    :raises StateForbids: the state store has another subscription of this name; or the ledger has none, several, an
+        incomplete one, one without options, or one that a switchover needs.
+    :raises LockHeld: another launcher serves it, or a command is changing it.
     :raises WrongSystem: the publisher is another one.
     """
     if not options.names:
@@ -91,15 +90,15 @@ def _one(given: Subscription, store: StateStore, reporter: Reporter) -> None:
 
 
 def _given(name: str, options: RebuildOptions) -> Subscription:
-    """Return what the command line tells of the subscription: connection strings, passwords included."""
+    """Return the subscription as given on the command line, with passwords in the connection strings."""
     connection, params = definition.both_parameters(options.connection, options.target, options.environment)
     return Subscription(0, name, ci.join(connection), ci.join(params), options.publication, None)
 
 
 def _is_there(store: StateStore, given: Subscription, reporter: Reporter) -> bool:
-    """Return whether the state store has the subscription, with these connection strings.
+    """Return whether the state store has the subscription with these connection strings.
 
-    :raises StateForbids: with others.
+    :raises StateForbids: it has the subscription with others.
     """
     found = next((one for one in store.subscriptions() if one.name == given.name), None)
     if found is None:
@@ -126,7 +125,7 @@ def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore
     ledger_privileges.give(session)
     subid, _ = ledger_definition.find(session, given.name)
     with _alone(session, subid, given.name), subscription_tables.maintenance(session, subid, given.name):
-        subid, slot_name = ledger_definition.find(session, given.name)  # as it stays now
+        subid, slot_name = ledger_definition.find(session, given.name)  # read again under the locks
         installation.install(session, lambda: worker_takeover.evict_all(session, subid))
         sub = ledger_definition.read(session, replace(given, subid=subid, slot_name=slot_name), store)
         _check_not_moving(session, sub)
@@ -162,9 +161,9 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
 
 
 def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
-    """Check that no switchover is under way: only the state store that began it knows the way back.
+    """Check that no switchover is under way, because only its state store knows the reverse subscription.
 
-    :raises StateForbids: one is.
+    :raises StateForbids: there is one.
     """
     entry = journal.needing(session, sub.subid, enabled=sub.enabled)
     # guard: a switchover keeps the state store that can end it
@@ -188,7 +187,7 @@ def _being_moved(name: str, entry: Entry) -> StateForbids:
 
 
 def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
-    """Return the definition as it is stored, and the passwords that go into files."""
+    """Return the definition as stored, and the passwords for its files."""
     folder = store.path.parent / "passfiles"
     sides = {"publisher": sub.connection, "target": sub.target}
     files = {folder / f"{sub.subid}.{side}": ci.parse(text, side) for side, text in sides.items()}
@@ -199,13 +198,13 @@ def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
 
 
 def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[findings.Caution]:
-    """Check that it is the publisher that the ledger names; a slot that is lost must not keep it from being dropped.
+    """Check that the publisher is the one in the ledger. A lost slot is only a warning, so it can be dropped.
 
-    :raises WrongSystem: another one.
-    :raises ReplicationBroken: the slot is another one, or ahead of what was applied.
+    :raises WrongSystem: it is another one.
+    :raises ReplicationBroken: the slot is another one, or is ahead of what was applied.
     """
     if subscriptions.identity(session, sub.subid).system_identifier is None:
-        return []  # created without a connection: the first worker will note who answers
+        return []  # created without a connection, so the first worker will record the publisher
     with verified_publisher(session, sub, sub.connection) as source:
         warnings = tables.missing_publications(source, sub.publications)
         if sub.slot_name is not None:
@@ -224,7 +223,7 @@ def _check_slot(
 
 
 def _progress(session: psycopg.Connection, subid: int) -> tuple[int, int]:
-    """Return the positions that the state store shows: durable, and reported."""
+    """Return the positions to show in the state store: durable and reported."""
     found = session.execute(f"{_PROGRESS} WHERE subid = %s AND worker = 0".encode(), (subid,)).fetchone()
     if found is None:
         raise subscriptions.unknown(subid)

@@ -1,9 +1,9 @@
-"""The registration of a new subscription: ledger, slot, state store, in this order, or nothing.
+"""Registers a new subscription: ledger, slot and state store, in this order, or nothing.
 
-NOTES: The slot's name is durable in the ledger before the slot exists, so no slot is ever orphaned. A creation that was
-killed is undone by the next one of the same name and state store. The ledger alone is not believed for that: its owner
-may have written the name of any slot, so a file of the state folder must name the same one. An error undoes in reverse
-order, the slot before the ledger row that names it. An existing slot of that name is not pgsub's and stays.
+NOTES: The ledger durably contains the slot's name before the slot exists, so no slot is ever orphaned. The next
+creation with the same name and state store undoes a killed one. The ledger alone is not trusted for this, because its
+owner may have written the name of any slot: a file in the state folder must contain the same name. After an error,
+everything is undone in reverse order, the slot before the ledger row that names it. Others' slots stay.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SELECT subid, slot_name, slot_intent,
 
 @dataclass(frozen=True, slots=True)
 class InterruptedCreate:
-    """The rest of a ``create`` that was killed: in the ledger, and perhaps on the publisher."""
+    """The remains of a killed ``create``: in the ledger, and perhaps on the publisher."""
 
     subid: int
     slot_name: str | None
@@ -55,7 +55,7 @@ class InterruptedCreate:
 
 
 def store_id(folder: Path) -> str:
-    """Return the name of a state store in the ledger, which says whose half-made subscriptions may be undone."""
+    """Return the name of a state store in the ledger. It tells whose incomplete subscriptions may be undone."""
     return f"{socket.gethostname()}:{folder.resolve()}"
 
 
@@ -71,12 +71,12 @@ def register(
     leftovers: Sequence[InterruptedCreate] = (),
     deadline: float | None = None,
 ) -> None:
-    """Create everything; undo what was created if any of it fails.
+    """Create everything. Undo it if a step fails.
 
     :param replication: a replication connection, None with ``--no-connect``.
-    :param sub: the definition with what was learnt about the target.
-    :param leftovers: what :func:`find_interrupted` found, undone first.
-    :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
+    :param sub: the definition, completed with facts about the target.
+    :param leftovers: the result of :func:`find_interrupted`, undone first.
+    :param deadline: time of ``time.monotonic()`` until which the publisher must create the slot.
     :raises TimeoutExpired: it took longer.
     """
     relations = [table.relation("i" if made.copy_data else "r", adopt=made.adopt, keep=made.keep) for table in tables]
@@ -101,7 +101,7 @@ def register(
         _undo(session, replication if creates and not existed else None, sub, store, reporter, creates=creates)
         raise
     note.unlink(missing_ok=True)
-    with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
+    with contextlib.suppress(psycopg.Error):  # matters only if the state store does not know it
         subscriptions.registered(session, sub.subid)
         definitions.record(session, sub.subid, options(sub))
     if creates:
@@ -117,13 +117,13 @@ def _connect_slot(
     *,
     creates: bool,
 ) -> None:
-    """Create the slot, or use the one that is there, and record its position with the publisher's identity."""
+    """Create the slot or use the existing one. Record its position and the publisher's identity."""
     who = identity.identify(replication)
     state = None if creates or sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
-    position = (state.confirmed_flush_lsn or 0) if state is not None else 0  # 0: the slot will be made later
+    position = (state.confirmed_flush_lsn or 0) if state is not None else 0  # 0 if the slot will be made later
     if creates and sub.slot_name is not None:
         two_phase_slot = sub.two_phase == two_phase.ENABLED
-        # the publisher first waits for every transaction that writes now
+        # The publisher first waits for every transaction that is writing now.
         with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
             position = slots.create_slot(replication, sub.slot_name, two_phase=two_phase_slot, failover=sub.failover)
     failpoints.point("create.after_slot")
@@ -150,13 +150,13 @@ def _undo(
     *,
     creates: bool,
 ) -> None:
-    """Drop the slot, then forget it: while it may still be there its name stays in the ledger.
+    """Drop the slot, then forget it. The ledger must contain its name as long as it may exist.
 
-    What failed before is what the user must see, so nothing is raised.
+    Nothing is raised, because the user must see the original error.
 
-    :param replication: None where the slot is not to be dropped.
+    :param replication: None to keep the slot.
     """
-    with contextlib.suppress(StateStoreError):  # what cannot be written now could not be before
+    with contextlib.suppress(StateStoreError):  # it could not be written before, either
         store.remove_subscription(sub.subid)
     with contextlib.suppress(PgsubError, psycopg.Error):
         if replication is not None and sub.slot_name is not None:
@@ -173,9 +173,9 @@ def _undo(
 
 
 def _note(folder: Path, subid: int) -> Path:
-    """Return the file that holds the name of the slot of a creation under way.
+    """Return the file with the slot's name for a creation that is under way.
 
-    The ledger alone is not enough to drop a slot: its owner may have written any name there.
+    The ledger alone must not determine which slot is dropped, because its owner may write any name.
     """
     return folder / f"creating-{subid}"
 
@@ -185,9 +185,9 @@ def find_interrupted(
 ) -> list[InterruptedCreate]:
     """Find what interrupted creations of this name by this state store left.
 
-    :param known: subids of the state store: a rename that was interrupted may have left another name in the ledger.
+    :param known: subids in the state store. An interrupted rename may have left another name in the ledger.
     :param connect: whether the publisher will be asked to drop their slots.
-    :raises StateForbids: one did replicate already, or its slot may be there and the publisher is not asked.
+    :raises StateForbids: one has already replicated, or its slot may exist and the publisher is not asked.
     """
     if installation.installed_version(session) == 0:
         return []

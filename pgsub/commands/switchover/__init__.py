@@ -1,8 +1,8 @@
-"""``pgsub switchover``: the order of the steps, what stands in the way, and what is told of it.
+"""``pgsub switchover``: the order of its steps, its obstacles, and its reports.
 
-Nothing of the server corresponds to it. What both servers are told is in :mod:`pgsub.switchover`. Entry points:
-:mod:`~pgsub.commands.switchover.switchover` (the command), :mod:`~pgsub.commands.switchover.abort` and
-:mod:`~pgsub.commands.switchover.status`, :mod:`~pgsub.commands.switchover.obstacles.search` (what stands in the way, in
-both directions). :mod:`~pgsub.commands.switchover.transfer.steps` leads to the moment in which the target takes the
-right, :mod:`~pgsub.commands.switchover.transfer.turn` from there to the end.
+The server has no counterpart. :mod:`pgsub.switchover` contains the changes on both servers. Entry points:
+:mod:`~pgsub.commands.switchover.switchover` (the command), :mod:`~pgsub.commands.switchover.abort`,
+:mod:`~pgsub.commands.switchover.status`, :mod:`~pgsub.commands.switchover.obstacles.search` (obstacles in both
+directions). :mod:`~pgsub.commands.switchover.transfer.steps` leads to the moment when the target takes the right to
+write, :mod:`~pgsub.commands.switchover.transfer.turn` from there to the end.
 """

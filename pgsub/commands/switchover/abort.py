@@ -1,4 +1,4 @@
-"""``pgsub switchover --abort``: everything is left as it was, until the target has taken the right to write."""
+"""``pgsub switchover --abort``: restores the former state, until the target has taken the right to write."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from pgsub.target.session.transactions import durable
 
 
 def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
-    """Leave everything as it was before a switchover that has not come to its end; where there is none, it is.
+    """Restore the state from before an unfinished switchover. Do nothing if there is none.
 
-    :raises StateForbids: clients may write on the target already, or a server that is said to be gone answers.
-    :raises TargetUnavailable: what is left is done when the command is run again.
+    :raises StateForbids: clients may already write on the target, or a server that was declared gone answers.
+    :raises TargetUnavailable: run the command again for the rest.
     """
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
@@ -83,7 +83,7 @@ def _too_late(options: SwitchoverOptions) -> StateForbids:
 
 
 def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:
-    """Let clients write on the giving side again although the other cannot be reached."""
+    """Let clients write on the giving side again although the taking side cannot be reached."""
     is_gone = options.gone == TARGET
     with ledger_session(back) as giving:
         entry = journal.of_subscription(giving, journal.GIVING, back.subid)

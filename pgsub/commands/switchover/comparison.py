@@ -1,6 +1,6 @@
-"""What a comparison of the tables has to find for a switchover, and what is said where it does not.
+"""Checks the comparison of tables for a switchover, and reports differences.
 
-A row that differs for a known reason differs: behind a switchover clients see what the target has, for ever.
+Explained differences count, because clients will permanently see the target's version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAMED = 10
 
 
 def check(found: Verification, options: SwitchoverOptions) -> None:
-    """Check that all tables were equal, before anything is done."""
+    """Check that all tables were equal. Called before anything is done."""
     unequal = _unequal(found, options)
     if not unequal:
         return
@@ -36,7 +36,7 @@ def check(found: Verification, options: SwitchoverOptions) -> None:
 
 
 def report(found: Verification | None, back: str, options: SwitchoverOptions) -> str | None:
-    """Report what the comparison of the last moment found, None where none was asked for."""
+    """Report the comparison during the pause, None if none was requested."""
     if not options.verify:
         return None
     if found is None:
@@ -56,14 +56,14 @@ def report(found: Verification | None, back: str, options: SwitchoverOptions) ->
 
 
 def equal(found: Verification | None, options: SwitchoverOptions) -> bool | None:
-    """Return whether all rows were the same, None where they were not compared."""
+    """Return whether all rows were equal, None if they were not compared."""
     if not options.verify or found is None:
         return None
     return not any(one.differing for one in found.tables)
 
 
 def _unequal(found: Verification, options: SwitchoverOptions) -> list[TableVerdict]:
-    """Return the tables that must not be switched over as they are."""
+    """Return the tables that must not be switched over in their state."""
     accepted = options.accept_explained
     # guard: a row with a known difference is not reported as equal, without " or (one.explained and not accepted)"
     return [one for one in found.tables if one.outcome != EQUAL or (one.explained and not accepted)]

@@ -1,4 +1,4 @@
-"""The reporter of commands inside a switchover: their warnings are said, the rest is the switchover's to say."""
+"""The reporter of commands inside a switchover: it passes on warnings, and drops the rest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 
 
 class InnerReporter(CallbackReporter):
-    """Reporter for a command inside this one: passes warnings on, and drops notices, records and progress.
+    """The reporter for a command inside a switchover. It passes on warnings, and drops notices, records and progress.
 
-    :param backward: the command is about the way back, which calls the target the publisher: its words are exchanged.
-    :param said: messages that were said before, and are not said again.
+    :param backward: whether the command concerns the reverse subscription, so that publisher and target are exchanged.
+    :param said: messages that were already reported, and are dropped.
     """
 
     def __init__(self, reporter: Reporter, *, backward: bool = False, said: Collection[str] = ()) -> None:
@@ -22,7 +22,7 @@ class InnerReporter(CallbackReporter):
         self._said = said
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
-        """Pass a warning on."""
+        """Pass on a warning."""
         if self._backward:
             message, detail, hint = in_their_words(message, detail, hint)
         if message not in self._said:

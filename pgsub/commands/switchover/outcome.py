@@ -1,4 +1,4 @@
-"""The result of a switchover, as it is printed and as JSON."""
+"""The result of a switchover, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ DONE, AS_BEFORE, UNDER_WAY, NONE, REHEARSED = "done", "as before", "under way", 
 
 
 class Choice(NamedTuple):
-    """A thing that a person can do next.
+    """A possible next step for the user.
 
-    :ivar what: what comes of it, behind "To".
+    :ivar what: its effect, a phrase that follows "To".
     """
 
     what: str
@@ -20,16 +20,16 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of a switchover.
+    """The result of a switchover.
 
     :ivar state: one of the words above.
-    :ivar giving: phase of the giving side, ``taking`` of the other; None where there is no row.
-    :ivar pause: seconds for which clients could write on neither side, or that are expected.
-    :ivar said: what people read besides the state; programs read the other fields.
-    :ivar equal: whether all tables were equal at the moment of the switchover, None where they were not compared.
-    :ivar sessions: sessions of clients that would be ended on the giving side, in a rehearsal.
-    :ivar choices: what a person can do, the first what is usual.
-    :ivar unreachable: sides whose phase is not known, because they cannot be reached.
+    :ivar giving: phase of the giving side, None if it has no row. Likewise ``taking``.
+    :ivar pause: seconds for which clients could write on neither side, or the expected value.
+    :ivar said: additional text for people. Programs read the other fields.
+    :ivar equal: whether all tables were equal during the pause, None if they were not compared.
+    :ivar sessions: for a rehearsal, the number of clients' sessions that would be ended on the giving side.
+    :ivar choices: possible next steps, the usual one first.
+    :ivar unreachable: sides that cannot be reached, whose phase is not known.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Outcome:
     unreachable: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """Make the JSON object."""
+        """Return the result as JSON."""
         shown = {"subscription": self.name, "back": self.back_name, **asdict(self)}
         return {name: value for name, value in shown.items() if name not in ("name", "back_name")} | {
             "pause": None if self.pause is None else round(self.pause, 3),

@@ -1,4 +1,4 @@
-"""The parties of a switchover: the subscription that ends, the one that leads back, and sessions of both servers."""
+"""The parties of a switchover: the ending subscription, the reverse subscription, and sessions on both servers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import must_use_password
 
-#: The lock of a database that takes part in a switchover: "pgsw". Its fence is one, whatever subscriptions there are.
+#: Lock key of a database in a switchover: "pgsw". A database has one fence, regardless of its subscriptions.
 DATABASE_LOCK = (0x70677377, 0)
 OTHER = "another switchover of the same database is under way"
-#: Seconds of the pause after which everything is as before, where nothing else is asked for.
+#: Default limit of the pause in seconds, after which everything is undone.
 TIMEOUT = 30.0
-#: Servers that may be gone for good.
+#: Servers that may be lost permanently.
 PUBLISHER, TARGET = "publisher", "target"
 _NAME_BYTES = 63
 
@@ -39,17 +39,17 @@ _NAME_BYTES = 63
 class SwitchoverOptions:
     """The options of ``switchover``.
 
-    :ivar back: in the other direction: what the subscription ``NAME_back`` follows gives the right.
-    :ivar timeout: seconds of the pause, None for :data:`TIMEOUT`.
+    :ivar back: switch in the other direction: the publisher of ``NAME_back`` gives the right to write.
+    :ivar timeout: limit of the pause in seconds, None for :data:`TIMEOUT`.
     :ivar fence: one of :data:`pgsub.switchover.fence.WAYS`.
-    :ivar fence_command: keeps clients from writing, and lets them (PGSUB_SWITCHOVER is fence, or release).
-    :ivar promote_command: run once clients may write on the taking side.
-    :ivar back_connection: how the way back reads the taking side; None for the connection string of the target.
-    :ivar back_target: how it writes to the giving side; None for that of the publisher.
-    :ivar back_publications: what it subscribes to; none for one of its name, or what the subscription had that ended.
+    :ivar fence_command: prevents or allows writes of clients (PGSUB_SWITCHOVER is fence or release).
+    :ivar promote_command: run when clients may write on the taking side.
+    :ivar back_connection: the reverse subscription's connection to the taking side, None for the target's.
+    :ivar back_target: its connection to the giving side, None for the publisher's.
+    :ivar back_publications: its publications; empty for those before the last switchover, or else one with its name.
     :ivar verify: compare all tables before.
-    :ivar accept_explained: take rows for equal whose difference has a known reason.
-    :ivar gone: the server that will not come back, :data:`PUBLISHER` or :data:`TARGET` of the subscription that ends.
+    :ivar accept_explained: treat rows as equal if their difference has a known reason.
+    :ivar gone: the permanently lost server of the ending subscription, :data:`PUBLISHER` or :data:`TARGET`.
     """
 
     name: str
@@ -67,10 +67,10 @@ class SwitchoverOptions:
     gone: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse connection strings that libpq would refuse, before any server is asked.
+        """Refuse invalid connection strings before any server is asked.
 
-        :raises UsageError: naming the option.
-        :raises StateForbids: a secret that no passfile can hold.
+        :raises UsageError: libpq would refuse one; the error names the option.
+        :raises StateForbids: a secret that no password file can hold.
         """
         if self.back_connection is not None:
             publisher_parameters(self.back_connection, "way back (--back-connection)")
@@ -79,9 +79,9 @@ class SwitchoverOptions:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the subscription that ends, and of the one that leads back.
+        """The names of the ending and of the reverse subscription.
 
-        :raises UsageError: the latter would be too long.
+        :raises UsageError: the second name would be too long.
         """
         back = f"{self.name}{BACK_SUFFIX}"
         if len(back.encode()) > _NAME_BYTES:
@@ -94,12 +94,12 @@ class SwitchoverOptions:
 
     @property
     def way(self) -> str:
-        """How clients are kept from writing."""
+        """How clients are prevented from writing."""
         return fence.COMMAND if self.fence_command is not None else self.fence
 
     @property
     def command(self) -> str:
-        """The command that goes on with it."""
+        """The command that continues the switchover."""
         commands = (("--fence-command", self.fence_command), ("--promote-command", self.promote_command))
         given = "".join(f" {option} {shlex.quote(command)}" for option, command in commands if command is not None)
         accepted = " --accept-explained" if self.accept_explained else ""
@@ -110,7 +110,7 @@ class SwitchoverOptions:
 def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the taking side that holds the lock of the switchover.
 
-    :raises LockHeld: another run of the command is at work.
+    :raises LockHeld: another run of the command is active.
     """
     with ledger_session(sub) as session:
         if not advisory_locks.take(session, DATABASE_LOCK, seconds=0.5):
@@ -120,9 +120,9 @@ def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
 
 @contextlib.contextmanager
 def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[publisher.Connection]:
-    """Open a session on the giving side as the subscription reads it, for its sequences.
+    """Open a session on the giving side with the subscription's connection, for its sequences.
 
-    :raises WrongSystem: it is another server than the subscription follows.
+    :raises WrongSystem: it is not the subscription's publisher.
     """
     verify_publisher(taking, sub, sub.connection)
     expected, must = recorded_database(taking, sub.subid), must_use_password(taking, sub)
@@ -132,11 +132,11 @@ def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[pub
 
 @contextlib.contextmanager
 def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateStore) -> Iterator[psycopg.Connection]:
-    """Open a session on the giving side as the way back will write there, before that is made.
+    """Open a session on the giving side with the reverse subscription's connection, before that is created.
 
-    It only reads there, and refuses views: a role that may create in the database could make a ledger meanwhile.
+    It only reads, and refuses views, because a role with CREATE on the database could make a ledger meanwhile.
 
-    :raises PermissionMissing: schema pgsub of that server is a stranger's.
+    :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
     """
     conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
     with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False, views=False)) as session:
@@ -148,9 +148,9 @@ def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateSt
 
 @contextlib.contextmanager
 def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
-    """Open a session on the giving side, where the subscription that leads back has its ledger.
+    """Open a session on the giving side, which has the reverse subscription's ledger.
 
-    :raises TargetUnavailable: with what to do if it will never come back.
+    :raises TargetUnavailable: it cannot be reached; the hint covers a permanent loss.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -165,15 +165,15 @@ def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[ps
 
 
 def found(store: StateStore, name: str) -> Subscription | None:
-    """Return a subscription of the state store, None where it has none of this name."""
+    """Return a subscription of the state store, None if there is none of this name."""
     return next((one for one in store.subscriptions() if one.name == name), None)
 
 
 def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
-    """Return the subscription that is to end.
+    """Return the ending subscription.
 
-    :raises StateForbids: there is none, but the one of the other direction.
-    :raises SubscriptionNotFound: there is neither.
+    :raises StateForbids: only the subscription of the other direction exists.
+    :raises SubscriptionNotFound: neither exists.
     """
     active, back = options.names
     if found(store, active) is None and (there := found(store, back)) is not None and there.enabled:

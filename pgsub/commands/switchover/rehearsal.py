@@ -1,4 +1,4 @@
-"""The rehearsal of a switchover: what stands in the way, and how long the steps of the pause would take now."""
+"""The rehearsal of a switchover: its obstacles, and the present duration of the steps of the pause."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from pgsub.tablesync.sequences import reading, synchronization
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 
-#: Times that apply is waited for in the pause.
+#: Number of times that the pause waits for apply.
 _ROUNDS = 2
 _PAUSE = ("drain", "sequences", "way back")
 
 
 def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
-    """Look what stands in the way, and measure where nothing does; nothing is changed.
+    """Search for obstacles and, if there are none, measure the steps. Nothing is changed.
 
-    :raises PgsubError: a server cannot be reached, or apply does not come to the publisher's position.
+    :raises PgsubError: a server cannot be reached, or apply does not reach the publisher's position.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
@@ -66,7 +66,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
-    """Wait for apply as a switchover would."""
+    """Wait for apply like a switchover."""
     position = committed_position(sub.connection, sub.name)
     wait(WaitOptions(sub.name, options.state_dir, "lsn", position, APPROACH, even_if_stopped=False))
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""The runbook of a switchover that is under way: what a person can do in its present step, and what comes of it."""
+"""The runbook of a running switchover: possible next steps in its present phase, and their effects."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pgsub.commands.switchover.under_way import promotes
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 
-#: Seconds that a pause is given beyond those that it has lasted, where it is to go on.
+#: Seconds that a longer pause adds to the elapsed time.
 _MORE = 60
 
 
 def choices(
     options: SwitchoverOptions, entry: Entry, here: Entry | None, there: Entry | None, away: tuple[str, ...]
 ) -> list[Choice]:
-    """Return them, what is usual first.
+    """Return the possible next steps, the usual one first.
 
-    :param entry: the row that is known; ``here`` that of the taking side and ``there`` of the giving one, if they are.
+    :param entry: a row that is known. ``here`` is that of the taking side, ``there`` of the giving side, None if
+        unknown.
     :param away: sides that cannot be reached.
     """
     go_on, abort = _commands(options, entry)
@@ -52,7 +53,7 @@ def choices(
 
 
 def _is_over(options: SwitchoverOptions, there: Entry) -> bool:
-    """Return whether a run could only leave everything as it was, because the pause has lasted too long."""
+    """Return whether the next run can only undo the switchover, because the pause has lasted too long."""
     limit = TIMEOUT if options.timeout is None else options.timeout
     return there.phase == journal.FENCED and (there.fenced_for or 0.0) > limit
 
@@ -64,7 +65,7 @@ def _without_target(entry: Entry, go_on: str, abort: str) -> list[Choice]:
 
 
 def _commands(options: SwitchoverOptions, entry: Entry) -> tuple[str, str]:
-    """Return what goes on and what undoes it, with the commands that they need."""
+    """Return the commands that continue and that undo the switchover, with the options that they need."""
     fenced = entry.fence == fence.COMMAND and options.fence_command is None
     told = promotes(entry) and options.promote_command is None
     more = " --fence-command COMMAND" if fenced else ""

@@ -1,4 +1,4 @@
-"""Where a switchover stands, as far as its servers can be reached; nothing is changed."""
+"""Shows the state of a switchover, as far as its servers can be reached. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 
-#: What a phase means; that of the taking side goes before, once it has taken the right or declined it.
+#: Meanings of phases. The taking side's phase has priority if it has taken or declined the right.
 _SAID = {
     journal.PLANNED: "It was begun. Clients write on the publisher.",
     journal.PREPARED: "The target is fenced. Clients write on the publisher.",
@@ -41,9 +41,9 @@ _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which m
 
 
 def status(options: SwitchoverOptions) -> Outcome:
-    """Tell where a switchover stands.
+    """Return the state of a switchover.
 
-    :raises TargetUnavailable: no server can be reached that knows.
+    :raises TargetUnavailable: no server that knows it can be reached.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         active, back_name = options.names
@@ -66,7 +66,7 @@ def status(options: SwitchoverOptions) -> Outcome:
 def _of_declined(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
 ) -> Outcome:
-    """Tell whether a publisher that was said to be gone is back, and still fenced."""
+    """Return whether a publisher that was declared gone is back and still fenced."""
     with contextlib.suppress(TargetUnavailable), server_gone.returned(options, store, sub, taking) as back_again:
         if back_again is not None:
             there, _ = back_again
@@ -77,7 +77,7 @@ def _of_declined(
 
 
 def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
-    """Tell what the giving side knows, where the other cannot be reached."""
+    """Return the giving side's knowledge when the taking side cannot be reached."""
     with ledger_session(back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
     away = (journal.TAKING,)

@@ -1,4 +1,4 @@
-"""``pgsub switchover``: the right to write goes to the target, with a way back; ``--back`` is the other direction."""
+"""``pgsub switchover``: moves the right to write to the target and reverses replication; ``--back`` switches back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.session import connect as target
 
-#: Seconds behind the limit of the pause in which a run that was cut off from a server tries to go back.
+#: Seconds after the limit of the pause during which a disconnected run tries to undo the switchover.
 AGAIN = 30.0
 _SAME_PUBLISHER = """
 SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (system_identifier, publisher_dboid)
@@ -57,13 +57,13 @@ SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (syst
 
 
 def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
-    """Move the right to write to the target, or go on with what was begun.
+    """Move the right to write to the target, or continue an unfinished switchover.
 
-    :raises StateForbids: something stands in the way, or the subscription was switched over already.
+    :raises StateForbids: there are obstacles, or the subscription has already been switched over.
     :raises ApplyError: rows differ.
     :raises TimeoutExpired: the pause would have been too long; everything is as before.
-    :raises TargetUnavailable: a server cannot be reached; after a limited time, where clients can write nowhere.
-    :raises PgsubError: what ended it; the same command goes on.
+    :raises TargetUnavailable: a server cannot be reached; if clients can write nowhere, only after a limited time.
+    :raises PgsubError: an error that the same command can continue after.
     """
     if options.gone == TARGET:
         raise UsageError(
@@ -74,9 +74,9 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 
 def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome:
-    """Let one run after the other go on, where one was cut off from a server while clients could write nowhere.
+    """Repeat runs that lost a connection while clients could write nowhere.
 
-    The journal says where to; the next run goes back where the time is over.
+    The journal says where to continue. The next run undoes the switchover if the time is over.
     """
     in_pause, until = False, 0.0
     while True:
@@ -86,7 +86,7 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
         except (TargetUnavailable, PublisherUnavailable, LockHeld) as error:
             if run.in_pause is not None:
                 in_pause = run.in_pause
-            # the lock is that of the run before, whose server has not seen yet that it is gone
+            # The lock is the previous run's, if its server has not noticed the lost connection yet.
             if not in_pause or (isinstance(error, LockHeld) and not until):
                 raise
             if not until:
@@ -98,7 +98,7 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
 
 
 def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
-    """Return an error that says how to go on."""
+    """Return the error with a hint on how to continue."""
     error.hint = error.hint or f"See where it stands, then let it go on:\n{options.command} --status\n{options.command}"
     return error
 
@@ -113,15 +113,15 @@ class _Run:
         self._sub: Subscription
         self._taking: psycopg.Connection
         self._steps: steps.Switchover | None = None
-        self._warned: set[str] = set()  #: what was warned of
+        self._warned: set[str] = set()  #: messages of warnings
 
     @property
     def in_pause(self) -> bool | None:
-        """Whether clients may be able to write nowhere; None where the run did not come so far as to see."""
+        """Whether clients may be unable to write anywhere, None if the run did not find out."""
         return None if self._steps is None else self._steps.in_pause
 
     def begin_or_go_on(self) -> Outcome:
-        """Do what is left of the switchover, with sessions of its own."""
+        """Do the rest of the switchover, in new sessions."""
         self._sub = the_one(self._store, self._options)
         with taking_session(self._sub) as self._taking:
             try:
@@ -166,7 +166,7 @@ class _Run:
             return self._done(back, run.timing, look)
 
     def _end(self, entry: Entry) -> Outcome:
-        """Do what is left when the right was taken: the publisher is not needed for that."""
+        """Do the rest after the right was taken, which does not need the publisher."""
         check_command(entry, self._options)
         check_promote_command(entry, self._options)
         timing = Timing(log=self._reporter.log)
@@ -203,12 +203,12 @@ class _Run:
         )
 
     def _way_back(self, entry: Entry) -> Subscription:
-        """Return the subscription that leads back; it is created here where there was none.
+        """Return the reverse subscription. Create it if necessary.
 
-        Its number is recorded first: one that others create meanwhile is never taken for it.
+        Its number is recorded first, so that a subscription that others create meanwhile is never used.
 
         :raises StateForbids: it was dropped or renamed.
-        :raises SubscriptionExists: there is another one of its name; everything is left as it was.
+        :raises SubscriptionExists: another subscription has its name; the switchover is undone.
         """
         there = way_back_of(self._store, entry)
         if there is not None and there.name == entry.back_name:
@@ -231,7 +231,7 @@ class _Run:
             raise
 
     def _check_name(self) -> None:
-        """Check that no subscription has the name of the one that is to lead back."""
+        """Check that the reverse subscription's name is free."""
         name = self._options.names[1]
         if found(self._store, name) is not None:
             raise SubscriptionExists(
@@ -241,7 +241,7 @@ class _Run:
             )
 
     def _begin(self) -> Entry:
-        """Check everything, compare the tables, and write the first row."""
+        """Check everything, compare the tables, and write the first row of the journal."""
         sub, options = self._sub, self._options
         if not sub.enabled:
             raise StateForbids(
@@ -254,13 +254,13 @@ class _Run:
         return right_to_write.plan(self._taking, sub, options.names[1], options.way)
 
     def _compare(self) -> None:
-        """Compare all tables, if that is asked for."""
+        """Compare all tables if requested."""
         if self._options.verify:
             asked = VerifyOptions(self._sub.name, self._options.state_dir)
             comparison.check(verify(asked, reporter=self._reporter), self._options)
 
     def _look_around(self) -> None:
-        """Warn of what will be different, and refuse what stands in the way."""
+        """Warn of differences after the switchover, and refuse if there are obstacles."""
         seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store)
         way_back_subscription.check(seen, self._options)
         for one in seen:
@@ -276,7 +276,7 @@ def _undone(options: SwitchoverOptions) -> StateForbids:
 
 
 def _no_way_back(entry: Entry, more: str = "") -> StateForbids:
-    # another one would begin behind what clients wrote
+    # A new one would begin after the clients' writes.
     hint = "Without it what clients write on the target has no way back. Rename it back if it is there."
     return StateForbids(
         f'subscription "{entry.back_name}", which is to lead back, is not the one that was made',
@@ -286,7 +286,7 @@ def _no_way_back(entry: Entry, more: str = "") -> StateForbids:
 
 
 def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
-    """Check that no other subscription of this target follows the same database, whose writes would move with it."""
+    """Check that no other subscription of this target has the same publisher database: writes move as a whole."""
     others = [row[0] for row in taking.execute(_SAME_PUBLISHER, {"subid": sub.subid}).fetchall()]
     if others:
         raise StateForbids(

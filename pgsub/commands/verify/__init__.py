@@ -1,6 +1,6 @@
-"""``pgsub verify``: whether the target holds the publisher's rows, and what brings it there.
+"""``pgsub verify``: compares the target's rows with the publisher's, and repairs differences.
 
-Nothing of the server corresponds to it. How tables are compared and repaired is in :mod:`pgsub.reconcile`. Entry
-points: :mod:`~pgsub.commands.verify.verify` and :mod:`~pgsub.commands.verify.repair`, the commands;
-:mod:`~pgsub.commands.verify.apply_to_point` (what makes apply go to a point, for other commands too).
+The server has no counterpart. :mod:`pgsub.reconcile` compares and repairs tables. Entry points: the commands
+:mod:`~pgsub.commands.verify.verify` and :mod:`~pgsub.commands.verify.repair`;
+:mod:`~pgsub.commands.verify.apply_to_point` (makes apply reach a position, for other commands, too).
 """

@@ -1,4 +1,4 @@
-"""What makes apply go to a point: somebody who serves the subscription, and a wait that ends with what stops apply."""
+"""Makes apply reach a position: ensures that the subscription is served, and waits, or fails if apply stops."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pgsub.publisher.position import committed_position
 
 @contextlib.contextmanager
 def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> Iterator[Callable[[], None]]:
-    """Have the subscription served: by who does it already, else by a launcher of this process for so long.
+    """Ensure that the subscription is served during the block, if necessary by a launcher of this process.
 
-    :return: raises what ended the latter.
+    :return: a function that raises the error that ended this launcher.
     """
     if serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None:
         yield lambda: None
         return
-    # here and not above: where somebody else serves it, Spark need not be loaded
+    # Spark is loaded only if nobody else serves the subscription.
     from pgsub.launcher.launcher import Launcher
 
     stop = threading.Event()
@@ -56,10 +56,10 @@ def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporte
 
 
 def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]) -> Callable[[], None]:
-    """Wait until apply is where the publisher is now.
+    """Wait until apply has reached the publisher's present position.
 
-    :param alive: raises what ended it.
-    :return: the check of what keeps it from going on.
+    :param alive: raises the error that ended apply.
+    :return: a function that raises the error that stops apply.
     """
 
     def reach(position: int, seconds: float) -> None:
@@ -67,7 +67,7 @@ def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[
 
     def check() -> None:
         alive()
-        with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
+        with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
             reach(MAX_LSN, 0.0)
 
     reach(committed_position(sub.connection, sub.name), max(0.0, deadline - time.monotonic()))

@@ -1,11 +1,11 @@
-"""``pgsub verify --repair``: rows that differ without a known reason are brought to the publisher's state.
+"""``pgsub verify --repair``: changes rows that differ without a known reason to the publisher's state.
 
-Each round compares, and brings what is listed; the last comparison, in which nothing could be brought, is the result.
-What is done to the rows is done by :mod:`pgsub.reconcile.repair`, in transactions of the target that are whole or not.
+Each round compares, and repairs the listed rows. The last comparison, after which nothing can be repaired, is the
+result. :mod:`pgsub.reconcile.repair` changes the rows in atomic transactions of the target.
 
-Rows of others are not lost. What another subscription brought is explained; where there is one, no row is replaced.
-Where both servers publish the table, a row may differ because the publisher has not got it yet: whoever repairs must
-say whose rows are right.
+Rows of others are not lost: rows of another subscription have a known reason, and no row of its tables is replaced. If
+both servers publish the table, a change may not have reached the publisher yet, so the user must say whose rows are
+right.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.publications import publication_of
 
 Name = tuple[str, str]  #: schema and name of a table
-#: Tables with the keys of rows that are to be brought, by name.
+#: Tables with the keys of rows to repair, by name.
 Wanted = dict[Name, tuple[TableVerdict, list[Key]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A table whose rows cannot be brought one by one, and why."""
+    """A table whose rows cannot be repaired one by one, and the reason."""
 
     table: str
     reason: str
@@ -55,9 +55,9 @@ class Refusal:
 class Reparation:
     """The result of ``verify --repair``.
 
-    :ivar before: the first comparison; ``after`` the last one, the same where nothing was done.
-    :ivar dry_run: nothing was changed.
-    :ivar rows: what was done, by table.
+    :ivar before: the first comparison. ``after`` is the last one, the same object if nothing was done.
+    :ivar dry_run: whether nothing was changed.
+    :ivar rows: the repaired rows, by table.
     """
 
     before: Verification
@@ -67,7 +67,7 @@ class Reparation:
 
     @property
     def refused(self) -> list[Refusal]:
-        """Tables that differ still, and cannot be repaired."""
+        """Tables that still differ and cannot be repaired."""
         found = [(table, _unfit(table)) for table in self.after.tables if table.outcome == UNEQUAL]
         return [Refusal(one.name, reason) for one, reason in found if reason]
 
@@ -80,12 +80,12 @@ def repair(
     dry_run: bool = False,
     publisher_is_right: bool = False,
 ) -> Reparation:
-    """Compare, and bring what differs without a known reason.
+    """Compare the tables, and repair differences without a known reason.
 
-    :param confirm: called before anything is changed; raises where the answer is no.
+    :param confirm: called before anything is changed; raises an exception to refuse.
     :param publisher_is_right: repair tables that the target publishes, too.
     :raises StateForbids: the target publishes a table that differs.
-    :raises PgsubError: as of :func:`pgsub.commands.verify.verify.verify`; what was brought before stays.
+    :raises PgsubError: see :func:`pgsub.commands.verify.verify.verify`; earlier repairs remain.
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)
@@ -102,13 +102,13 @@ def repair(
         while wanted := _wanted(found.after):
             _round(options, found, wanted, reporter)
             left, found.after = _unexplained(found.after), verify(options, reporter=reporter)
-            if _unexplained(found.after) >= left:  # somebody undoes it
+            if _unexplained(found.after) >= left:  # something undoes the repair
                 break
     return found
 
 
 def _published_here(options: VerifyOptions, tables: Sequence[TableVerdict]) -> list[Caution]:
-    """Warn of tables that differ and that the target publishes, where what clients write there may travel back."""
+    """Warn of differing tables that the target publishes, because clients' writes there may still be on their way."""
     if not tables:
         return []
     with StateStore.open(options.state_dir, create=False) as store:
@@ -130,7 +130,7 @@ def _published_here(options: VerifyOptions, tables: Sequence[TableVerdict]) -> l
 
 
 def _unfit(table: TableVerdict) -> str | None:
-    """Return why not all rows of a table that differ can be brought; None where they can."""
+    """Return why some differing rows of a table cannot be repaired, None if all can."""
     reason = None if table.result is None else unfit(table.result.table)
     if reason is None and table.written_by is not None:
         return f'subscription "{table.written_by}" writes it, too, so only missing rows are brought'
@@ -142,7 +142,7 @@ def _unexplained(compared: Verification) -> int:
 
 
 def _keys(table: TableVerdict) -> list[Key]:
-    """Return the keys of rows of a table that are to be brought."""
+    """Return the keys of the rows to repair in a table."""
     result = table.result
     if table.outcome != UNEQUAL or result is None or unfit(result.table):
         return []
@@ -199,9 +199,9 @@ def _pieces(keys: list[Key]) -> Iterator[list[Key]]:
 
 
 def document(found: Reparation, *, rows: bool = False) -> dict[str, Any]:
-    """Make the JSON object of a result: the last comparison, and what was done before it.
+    """Return the result as JSON: the last comparison, and the repairs before it.
 
-    :param rows: as of :func:`pgsub.commands.verify.result.document`.
+    :param rows: see :func:`pgsub.commands.verify.result.document`.
     """
     return {
         **verification_document(found.after, rows=rows),

@@ -18,10 +18,11 @@ EQUAL, UNEQUAL, NOT_COMPARED = "equal", "different", "not compared"
 
 @dataclass(frozen=True, slots=True)
 class EarlierRange:
-    """Rows of a table that were found equal before.
+    """Rows of a table that an earlier run found equal.
 
-    :ivar column: the first one of the key; ``low`` and ``high`` are values of it, None where there is no such bound.
-    :ivar rows: of either side, at that position.
+    :ivar column: the first column of the key.
+    :ivar low: the lower bound of its values, None without one. Likewise ``high``.
+    :ivar rows: number of rows on each side, at that position.
     """
 
     column: str
@@ -33,13 +34,13 @@ class EarlierRange:
 
 @dataclass(slots=True)
 class TableVerdict:
-    """Outcome for one table.
+    """The outcome for one table.
 
-    :ivar outcome: equal, different (in what has no known reason), or not compared.
-    :ivar lsn: the position at which it was compared: an earlier one where a verify that broke off had done it.
-    :ivar reason: why it was not compared; ``error`` where something failed.
-    :ivar written_by: another subscription that writes the table, too.
-    :ivar earlier: ranges of its key that a verify that broke off had found equal, each at a position of its own.
+    :ivar outcome: equal, different (for no known reason), or not compared.
+    :ivar lsn: the position of the comparison, an older one if an interrupted verify made it.
+    :ivar reason: why it was not compared. ``error`` is set if something failed.
+    :ivar written_by: another subscription that writes to the table, too.
+    :ivar earlier: key ranges that an interrupted verify found equal, each with its own position.
     """
 
     schemaname: str
@@ -54,17 +55,17 @@ class TableVerdict:
 
     @property
     def name(self) -> str:
-        """Its name, for messages."""
+        """The table's name for messages."""
         return f"{self.schemaname}.{self.relname}"
 
     @property
     def differing(self) -> int:
-        """How many rows differ, for whatever reason."""
+        """The number of rows that differ, for whatever reason."""
         return 0 if self.result is None else sum(self.result.differences.counts.values())
 
     @property
     def explained(self) -> int:
-        """How many of them have a known reason."""
+        """The number of differing rows with a known reason."""
         return 0 if self.result is None else sum(self.result.differences.explained.values())
 
 
@@ -72,8 +73,8 @@ class TableVerdict:
 class Verification:
     """The result of ``verify``.
 
-    :ivar lsn: the position that was compared; ``pause`` seconds for which apply stood still there.
-    :ivar named: whoever asked named the tables, and so wants to know of each of them.
+    :ivar lsn: the position of the comparison, where apply was stopped for ``pause`` seconds.
+    :ivar named: whether the user named the tables, and so needs a result for each of them.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Verification:
 
     @property
     def equal(self) -> bool | None:
-        """Whether no table has a difference without a known reason; None where what was asked was not compared."""
+        """Whether no table differs without a known reason, None if requested tables were not compared."""
         outcomes = [table.outcome for table in self.tables]
         if UNEQUAL in outcomes:
             return False
@@ -96,12 +97,12 @@ class Verification:
 
     @property
     def error(self) -> PgsubError | None:
-        """The first error that kept a table from being compared."""
+        """The first error that prevented a comparison."""
         return next((table.error for table in self.tables if table.error is not None), None)
 
 
 def no_difference(error: PgsubError) -> PgsubError:
-    """Return an error that does not end as a difference does."""
+    """Return an error whose exit code is not that of a difference."""
     if not isinstance(error, ApplyError):
         return error
     return StateForbids(
@@ -111,17 +112,17 @@ def no_difference(error: PgsubError) -> PgsubError:
 
 @contextlib.contextmanager
 def told_apart() -> Iterator[None]:
-    """Let no error end as a difference does."""
+    """Change errors of the block so that their exit code is not that of a difference."""
     try:
         yield
-    except ApplyError as error:  # whoever reads exit code 6 is to know that rows differ
+    except ApplyError as error:  # exit code 6 must mean that rows differ
         raise no_difference(error) from None
 
 
 def document(found: Verification, *, rows: bool = False) -> dict[str, Any]:
-    """Make the JSON object of a result.
+    """Return the result as JSON.
 
-    :param rows: with both versions of the rows that differ, not their keys alone.
+    :param rows: include both versions of differing rows, not only their keys.
     """
     return {
         "subscription": found.name,

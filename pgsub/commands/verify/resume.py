@@ -1,7 +1,7 @@
-"""What a ``pgsub verify`` finds equal, in the state store until it has ended: another one can go on from there.
+"""Ranges that a ``pgsub verify`` finds equal, kept in the state store until it ends, so that another run can continue.
 
-A row says nothing any more where something else would be compared now, or in another way: other columns, types, key or
-row filter, other publications, a table that was copied again, another sample.
+A kept row is invalid if the comparison would now differ in columns, types, key, row filter, publications or sample, or
+if the table was copied again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.ranges import EqualRanges, Ranges, key_type
 from pgsub.target.ledger.subscriptions import RelationState
 
-#: Seconds between writes for whole tables, of which there may be thousands: what a kill takes is compared once more.
+#: Seconds between writes, because there may be thousands of tables. After a kill, unwritten ones are compared again.
 _INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Knowledge of one table, from a verify that broke off.
+    """The knowledge about one table from an interrupted verify.
 
-    :ivar lsn: where all of it was equal, if that is known.
-    :ivar ranges: those of it that were, and what keeps more of them.
+    :ivar lsn: the position at which the whole table was equal, None if unknown.
+    :ivar ranges: the ranges that were equal. It also keeps new ones.
     """
 
     lsn: int | None
@@ -38,10 +38,10 @@ class Known:
 
 
 class EqualBefore:
-    """Tables and ranges that were found equal, by this verify and, if it goes on, by the last one of these tables.
+    """Tables and ranges that this verify found equal and, if it resumes, those that the last one did.
 
-    :param sample: percent of the keys that are compared.
-    :param resume: go on with what is known; otherwise it is forgotten.
+    :param sample: percentage of the keys that are compared.
+    :param resume: use what is known. Otherwise it is forgotten.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class EqualBefore:
             reporter.notice(f'no verify of subscription "{sub.name}" broke off: everything is compared')
 
     def of(self, state: RelationState, table: ComparedTable, lsn: int) -> Known:
-        """Return what is known of a table, if the same would be compared.
+        """Return what is known about a table, if it is still valid.
 
-        :param lsn: position of this comparison.
+        :param lsn: the position of this comparison.
         """
         name = (state.schemaname, state.relname)
         self._marks[name] = _mark(self._sub, state, table, self._sample)
@@ -91,7 +91,7 @@ class EqualBefore:
         return Known(row.lsn, ranges)
 
     def keep_table(self, name: tuple[str, str], lsn: int) -> None:
-        """Keep that all of a table was equal."""
+        """Keep that a whole table was equal."""
         self._unwritten.append(VerifiedRow(*name, self._marks[name], lsn, {}))
         if time.monotonic() >= self._next:
             self.write()
@@ -104,19 +104,19 @@ class EqualBefore:
         self.write()
 
     def write(self) -> None:
-        """Write what was found last."""
+        """Write the latest findings."""
         if self._unwritten:
             self._store.put_verified(self._sub.subid, self._unwritten)
             self._unwritten = []
 
     def forget(self) -> None:
-        """Forget all of it: the comparison has ended."""
+        """Forget everything, because the comparison has ended."""
         self._unwritten = []
         self._store.forget_verified(self._sub.subid, self._names)
 
 
 def _mark(sub: Subscription, state: RelationState, table: ComparedTable, sample: float | None) -> str:
-    """Make a mark of what is compared, and how."""
+    """Return a hash that identifies what is compared, and how."""
     remote, target = table.remote, table.target
     compared = (
         (sample, sub.publications, state.srrelid, state.srsublsn),
@@ -127,7 +127,7 @@ def _mark(sub: Subscription, state: RelationState, table: ComparedTable, sample:
 
 
 def _read(row: VerifiedRow, ranges: Ranges, table: ComparedTable) -> bool:
-    """Read the ranges of a row; return whether they can be those of the table. Anybody may have edited the file."""
+    """Read the ranges of a row. Return whether they are valid, because anybody may have edited the file."""
     try:
         bounds = tuple(map(str, row.ranges.get("bounds", ())))
         equal = [EqualRanges(int(a), int(b), parse_lsn(lsn), int(n)) for a, b, lsn, n in row.ranges.get("equal", ())]

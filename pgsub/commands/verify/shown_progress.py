@@ -10,12 +10,12 @@ from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, Reporter, Tabl
 from pgsub.reconcile.reading.read_rate import BLOCK
 from pgsub.target.ledger.subscriptions import RelationState
 
-#: Seconds before the first report, and between others.
+#: Seconds before the first report, and between reports.
 _FIRST, _INTERVAL = 1.0, 0.2
 
 
 class ShownProgress:
-    """Progress of all tables that are to be compared."""
+    """The progress of all tables to be compared."""
 
     def __init__(self, reporter: Reporter, tables: Sequence[RelationState]) -> None:
         self._reporter = reporter
@@ -25,13 +25,13 @@ class ShownProgress:
         self._shown = False
 
     def begin(self, number: int) -> None:
-        """Show that a table is compared now."""
+        """Show that a table's comparison has begun."""
         self._began = time.monotonic()
         self._rows[number] = replace(self._rows[number], state=COMPARING)
         self._report()
 
     def read(self, number: int, done: int, total: int) -> None:
-        """Show how much of it is read: blocks of both servers."""
+        """Show how many blocks of the table on both servers are read."""
         speed = int(done * BLOCK / max(time.monotonic() - self._began, 0.001))
         self._rows[number] = replace(
             self._rows[number],
@@ -43,7 +43,7 @@ class ShownProgress:
         self._report()
 
     def end(self, number: int) -> None:
-        """Show that it is compared."""
+        """Show that the table is compared."""
         self._rows[number] = replace(self._rows[number], state=COMPARED)
         if self._shown and number + 1 == len(self._rows):
             self._next = 0.0

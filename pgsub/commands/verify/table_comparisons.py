@@ -1,4 +1,4 @@
-"""The comparison of a subscription's tables: what each has on both servers, and which rows the record explains."""
+"""The comparison of a subscription's tables: their descriptions on both servers, and rows with a known reason."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session.connect import SessionName, open_session, translate
 from pgsub.target.sql import resync_truncate
 
-#: A table, what the record explains of its rows, and another subscription that writes it.
+#: A table, the recorded reasons for its rows, and another subscription that writes to it.
 _Described = tuple[ComparedTable, dict[int, str], str | None]
 _EVENTS = """
 SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflict' AND body ->> 'relname' = ANY (%s)
  ORDER BY id
 """
-#: What a conflict whose change was not made says of its row: a skipped change that is kept explains it by itself.
+#: What a conflict without an applied change says about its row. A kept skipped change is a reason by itself.
 _NOT_MADE = {history.KEPT: explained_differences.CONFLICT, history.SKIPPED: LEFT_OUT}
-#: The reason for a difference where the publication leaves out what made it.
+#: The reason of a difference if the publication leaves out the change that made it.
 UNPUBLISHED = "unpublished"
-#: The reason for a row that only the target has, where more than one subscription brings rows.
+#: The reason of a row that only the target has, if several subscriptions write to the table.
 OTHER = "other_subscription"
 
 
 def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
-    """Make the publisher's side of a comparison."""
+    """Return the publisher's side of a comparison."""
     publisher = verified_publisher.opener(session, sub)
     return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
 
 
 class TableComparisons:
-    """The comparisons of one subscription's tables at a point; parameters as of :func:`~.verify.compare_at`."""
+    """The comparisons of one subscription's tables at a point. Parameters: see :func:`~.verify.compare_at`."""
 
     def __init__(self, session: psycopg.Connection, sub: Subscription, point: Point, store: StateStore) -> None:
         self._sub = sub
@@ -79,14 +79,14 @@ class TableComparisons:
             return str(scalar(connection, "SHOW server_encoding"))
 
     def _operations(self) -> dict[tuple[str, str], list[str]]:
-        """Find tables of which not all is published: what was done there is not on the target."""
+        """Find tables for which some operations are not published, so that the target lacks their effect."""
         with contextlib.closing(self.sides[0].connect()) as connection:
             return publication.unpublished_operations(connection, self._sub.publications)
 
     def _expected(self, state: RelationState, written_by: str | None) -> dict[str, str]:
         """Return the kinds of differences that are no fault in this table, with the reason.
 
-        :param written_by: another subscription that writes it.
+        :param written_by: another subscription that writes to it.
         """
         found = dict.fromkeys(left_by(self._unpublished.get((state.schemaname, state.relname), ())), UNPUBLISHED)
         # guard: rows that another subscription may have written are neither reported nor replaced
@@ -97,9 +97,9 @@ class TableComparisons:
     def verdict(
         self, comparison: Comparison, state: RelationState, progress: Progress, before: EqualBefore | None
     ) -> TableVerdict:
-        """Compare one table, or say why it is not.
+        """Compare one table, or return why it is not compared.
 
-        :param before: what need not be compared; what is equal is added.
+        :param before: contains what need not be compared. What is found equal is added.
         """
         verdict = TableVerdict(state.schemaname, state.relname, NOT_COMPARED, self._lsn)
         if state.srsubstate != "r":
@@ -144,7 +144,7 @@ class TableComparisons:
         verdict.outcome = UNEQUAL if result.differences.unexplained else EQUAL
 
     def _described(self, comparison: Comparison, state: RelationState) -> _Described:
-        """Describe a table as both servers have it."""
+        """Describe a table on both servers."""
         publisher, target = self.sides
         remote = comparison.on(publisher, partial(self._remote, state))
         return comparison.on(target, partial(self._local, state, remote))
@@ -183,10 +183,10 @@ class TableComparisons:
     def _conflicts(
         self, session: psycopg.Connection, names: Sequence[tuple[str, str]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield rows of conflicts whose change was not made, for :mod:`pgsub.reconcile.explained_differences`.
+        """Yield rows of conflicts whose change was not applied, for :mod:`pgsub.reconcile.explained_differences`.
 
-        :param session: on the target, in a transaction that sees the snapshot: what the launcher has not heard of there
-            is read, and then what it has heard of by now.
+        :param session: a session on the target in a transaction that sees the snapshot. Events that the launcher has
+            not moved there are read first, then the recorded ones.
         """
         subid = self._sub.subid
         events = session.execute(_EVENTS, (subid, [name for _, name in names])).fetchall()
@@ -194,7 +194,7 @@ class TableComparisons:
         recorded = (row for name in names for row in self._store.conflicts(subid, table=".".join(name)))
         for row in itertools.chain(unheard, recorded):
             of_it = (row.schemaname, row.relname) in names
-            # a row that was the publisher's already was not kept instead of its
+            # A row that already had the publisher's values is no difference.
             local = row.local_conflicts or ()
             same = bool(local) and all(one.get("identical") for one in local)
             if of_it and row.action in _NOT_MADE and not same:
@@ -207,12 +207,12 @@ def _earlier(table: ComparedTable, ranges: Ranges, one: EqualRanges) -> EarlierR
 
 
 def _reason(known: str | None, kind: str, expected: Mapping[str, str]) -> str | None:
-    """Return what is known of a difference.
+    """Return the known reason of a difference.
 
-    :param known: what the record has of the row.
-    :param expected: reasons by the kind of difference.
+    :param known: the recorded reason for the row.
+    :param expected: reasons by kind of difference.
     """
     if known not in (None, LEFT_OUT):
         return known
-    # what is left out leaves no row that only the target has
+    # A left-out change does not explain a row that only the target has.
     return expected.get(kind, None if kind == EXTRA else known)

@@ -1,6 +1,6 @@
-"""``pgsub verify``: whether the target holds the publisher's rows, compared at one point while replication runs.
+"""``pgsub verify``: compares the target's rows with the publisher's at one point while replication continues.
 
-What the server offers for this is to stop all writes and count.
+With the server, one must stop all writes and count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
-#: Seconds in which apply must come to the point, where nothing else is asked for.
+#: Default limit in seconds within which apply must reach the point.
 TIMEOUT = 300.0
 
 
@@ -41,12 +41,12 @@ TIMEOUT = 300.0
 class VerifyOptions:
     """The options of ``verify``.
 
-    :ivar tables: schema.name of each; none for all.
-    :ivar sample: percent of the keys that are compared, None for all.
-    :ivar jobs: pieces of tables that are read at the same time.
-    :ivar rate: bytes a second that are read of the tables of each server; None for no limit.
-    :ivar resume: what the last verify of a table found equal is left out, if it broke off.
-    :ivar timeout: seconds in which apply must come to the point.
+    :ivar tables: schema.name of each table; empty for all.
+    :ivar sample: percentage of the keys to compare, None for all.
+    :ivar jobs: number of pieces of tables that are read at the same time.
+    :ivar rate: limit in bytes per second for reading tables on each server, None for no limit.
+    :ivar resume: leave out what the last verify found equal, if it was interrupted.
+    :ivar timeout: seconds within which apply must reach the point.
     """
 
     name: str
@@ -62,11 +62,11 @@ class VerifyOptions:
 def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
     """Compare the tables of a subscription with the publisher's.
 
-    A launcher that serves the subscription goes on; where there is none, one runs until the point is found.
+    If no launcher serves the subscription, one runs until the point is reached.
 
-    :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not its own.
-    :raises TimeoutExpired: apply did not come to the point in time.
-    :raises PgsubError: what keeps apply from getting there, or a server cannot be reached.
+    :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not subscribed.
+    :raises TimeoutExpired: apply did not reach the point in time.
+    :raises PgsubError: an error that stops apply, or a server cannot be reached.
     """
     deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
     with told_apart(), contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
         found = compare_at(point, session, store, sub, wanted, options, reporter=reporter, before=before)
         if found.error is None:
             before.forget()
-        else:  # what failed may be all that is left
+        else:  # only failed tables may be left
             before.write()
         store.journal_done(attempt)
         return found
@@ -109,7 +109,7 @@ def compare_at(
 ) -> Verification:
     """Compare tables at a point.
 
-    :param before: what need not be compared; what is equal is added.
+    :param before: contains what need not be compared. What is found equal is added.
     """
     found = Verification(sub.name, point.lsn, point.pause, options.sample, named=bool(options.tables))
     progress = ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
@@ -126,7 +126,7 @@ def compare_at(
 
 
 def _wanted(session: psycopg.Connection, states: Sequence[RelationState], names: Sequence[str]) -> list[RelationState]:
-    """Return the tables of these names, or all of them in the order of theirs."""
+    """Return the tables of these names, or all sorted by name."""
     found = [named(session, text, states) for text in names] or sorted(
         states, key=lambda one: (one.schemaname, one.relname)
     )

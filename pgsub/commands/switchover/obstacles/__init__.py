@@ -1,5 +1,5 @@
-"""What stands in the way of a switchover, found on both servers; nothing is changed on either.
+"""Searches for obstacles to a switchover on both servers. Nothing is changed on either.
 
-Nothing of the server corresponds to it; the way back is checked as :mod:`pgsub.commands.preflight` checks a new
-subscription. Entry point: :func:`~pgsub.commands.switchover.obstacles.search.find`.
+The server has no counterpart. The reverse subscription gets the checks of :mod:`pgsub.commands.preflight`. Entry point:
+:func:`~pgsub.commands.switchover.obstacles.search.find`.
 """

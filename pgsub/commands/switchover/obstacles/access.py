@@ -1,4 +1,4 @@
-"""Roles, privileges, owners and settings that clients have on the giving side and lack on the other."""
+"""Roles, privileges, owners and settings that exist on the giving side and are missing on the taking side."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pgsub.tablesync.sequences.reading import of_tables
 
 _MAINTAIN_SINCE = 170000
 _KINDS = ("SCHEMA", "TABLE", "SEQUENCE")  #: in the order in which they are granted
-#: A publisher sends what it likes, and these become words of statements; what a newer server knows is not asked for.
+#: Privileges that may become words of statements. A publisher may send anything, and newer servers know others.
 _PRIVILEGES = frozenset(
     ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN", "USAGE", "CREATE")
 )
 
-# Roles that own something in the database, have privileges there or sessions, and those that can become one of them.
+# Roles that own objects in the database, have privileges or sessions there, or can become such a role.
 _ROLES = """
 WITH used AS MATERIALIZED (
      SELECT d.refobjid AS oid
@@ -46,7 +46,7 @@ SELECT g.rolname::text, m.rolname::text FROM pg_catalog.pg_auth_members a
   JOIN pg_catalog.pg_roles g ON g.oid = a.roleid JOIN pg_catalog.pg_roles m ON m.oid = a.member
  ORDER BY 1, 2
 """
-# PUBLIC has no name. What an owner has is no privilege that was granted.
+# PUBLIC has no name. An owner's own privileges are not grants.
 _GRANTS = """
 WITH wanted AS MATERIALIZED (
      SELECT DISTINCT c.oid, c.relkind, c.relacl, c.relowner, c.relnamespace, w.nspname, w.relname
@@ -86,12 +86,12 @@ SELECT r.rolname::text, pg_catalog.split_part(c, '=', 1), pg_catalog.substr(c, p
 _LISTS = ("search_path", "temp_tablespaces", "local_preload_libraries", "session_preload_libraries")
 _ITEMS = re.compile(r'"((?:[^"]|"")*)"|([^,\s]+)')
 
-#: Kind, name, column, privilege, role (None: PUBLIC), and whether it can be passed on.
+#: Kind, name, column, privilege, role (None for PUBLIC), and whether it has the grant option.
 Grant = tuple[str, tuple[str, ...], str | None, str, str | None, bool]
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield it, each kind as one warning."""
+    """Yield the differences, one warning for each kind."""
     yield from _roles(sides)
     yield from _grants(sides)
     yield from _owners(sides)
@@ -139,7 +139,7 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _relations(sides: Sides) -> dict[Name, Name]:
-    """Return subscribed tables and the sequences that they use."""
+    """Return the subscribed tables and the sequences that they use."""
     used = of_tables(sides.giving, sides.tables)
     return {**sides.tables, **{name: name for name in used}}
 
@@ -180,7 +180,7 @@ def _text(value: str | bool | None) -> str | None:
 
 
 def _statements(lacking: Sequence[Grant]) -> list[str]:
-    """Write as few GRANTs as there are combinations of role and privileges."""
+    """Return GRANT statements, one for each combination of role and privileges."""
     privileges: dict[tuple[str, tuple[str, ...], str | None, bool], list[str]] = {}
     for kind, place, column, privilege, role, grantable in sorted(lacking, key=str):
         word = privilege if column is None else f"{privilege} ({quoting.name(column)})"

@@ -1,6 +1,6 @@
-"""Statements that make on the taking side what a table has on the giving one, to be pasted.
+"""Statements to paste that recreate parts of the giving side's tables on the taking side.
 
-What the publisher sent is put into one only where it is no more than a part of it; else there is no statement.
+Text from the publisher is used only if it is certain to be no more than the part. Otherwise there is no statement.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Part(NamedTuple):
 
 
 def hint(written: Sequence[tuple[Name, str | None]]) -> str:
-    """Return what to paste, and where to read what may not be pasted as the publisher wrote it.
+    """Return the statements to paste, and a command that shows definitions that must not be pasted.
 
-    :param written: names of tables there, and statements.
+    :param written: names of tables on the giving side, each with a statement, or None if there is none.
     """
     statements = [statement for _, statement in written if statement is not None]
     hint = [paste(TAKING, statements, _READ)] if statements else []
@@ -47,14 +47,14 @@ def hint(written: Sequence[tuple[Name, str | None]]) -> str:
 
 
 def index(one: Part) -> str | None:
-    """Write CREATE INDEX; None where the definition could hold more than that."""
+    """Return CREATE INDEX, None if the definition could contain more than that."""
     body = fragment(one.definition, listed=True)
     kind = "CREATE UNIQUE INDEX" if one.compared.startswith("CREATE UNIQUE ") else "CREATE INDEX"
     return None if body is None else f"{kind} {quoting.name(one.name)} ON {quoting.name(*one.table)} {body};"
 
 
 def constraint(one: Part) -> str | None:
-    """Write ADD CONSTRAINT; None as for :func:`index`."""
+    """Return ADD CONSTRAINT, None as for :func:`index`."""
     text = fragment(one.definition)
     if text is None:
         return None
@@ -62,13 +62,13 @@ def constraint(one: Part) -> str | None:
 
 
 def trigger(one: Part) -> str | None:
-    """Write CREATE TRIGGER, which comes whole and names the table of the giving side; None as for :func:`index`."""
+    """Return CREATE TRIGGER, None as for :func:`index`. It is complete, with the giving side's table name."""
     text = fragment(one.definition, listed=True)
     return f"{text};" if text is not None and text.startswith(_TRIGGER_STARTS) else None
 
 
 def default(one: Part) -> str | None:
-    """Write what gives a column its default or makes it an identity column; None as for :func:`index`."""
+    """Return the statement for a column's default or identity, None as for :func:`index`."""
     column = f"ALTER TABLE {quoting.name(*one.table)} ALTER COLUMN {quoting.name(one.name)}"
     if one.definition in ("ALWAYS", "BY DEFAULT"):
         return f"{column} ADD GENERATED {one.definition} AS IDENTITY;"
@@ -77,9 +77,9 @@ def default(one: Part) -> str | None:
 
 
 def policy(table: Name, row: tuple[Any, ...]) -> str | None:
-    """Write CREATE POLICY; None as for :func:`index`.
+    """Return CREATE POLICY, None as for :func:`index`.
 
-    :param row: of ``pg_policies``, behind the names of the table.
+    :param row: a row of ``pg_policies``, preceded by the names of the table.
     """
     name, _, permissive, command, roles, *expressions = row[2:]
     assert isinstance(roles, list)

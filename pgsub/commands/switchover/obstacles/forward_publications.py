@@ -1,6 +1,6 @@
-"""The publications of the subscription that ends: they have to bring all of every table, or the target has less of it.
+"""Checks that the ending subscription's publications include all rows, columns and operations of every table.
 
-What the target lacks then clients lack behind the switchover, and the way back writes it over what the publisher has.
+Clients would miss what the target lacks, and the reverse subscription would overwrite it on the publisher.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pgsub.publisher.tables import Name
 from pgsub.target.catalog import ddl_hints
 
 _LISTS_SINCE = 150000
-# What several publications publish of a table comes together.
+# Several publications of a table are combined.
 PUBLISHED = """
 SELECT t.schemaname::text, t.tablename::text, bool_and({filtered}),
        NOT (bool_or(p.pubinsert) AND bool_or(p.pubupdate) AND bool_or(p.pubdelete) AND bool_or(p.pubtruncate))
   FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
  WHERE t.pubname = ANY (%(publications)s::name[]) GROUP BY 1, 2 ORDER BY 1, 2
 """
-# Generated columns are computed on the target, or published where that is asked for.
+# Generated columns are computed on the target, or published on request.
 _LEFT_OUT = """
 WITH published AS MATERIALIZED (
      SELECT t.schemaname, t.tablename, unnest(t.attnames) AS attname
@@ -77,7 +77,7 @@ SELECT n.nspname::text, c.relname::text, a.attname::text, a.attgenerated <> '', 
 
 
 class _Column(NamedTuple):
-    """A column of a server, with its type."""
+    """A column on one server, with its type."""
 
     name: str
     generated: bool
@@ -86,7 +86,7 @@ class _Column(NamedTuple):
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield what of the subscribed tables does not come to the target."""
+    """Yield parts of the subscribed tables that are not replicated to the target."""
     yield from _unpublished(sides)
     yield from _columns(sides)
 
@@ -131,7 +131,7 @@ def _tables(names: Sequence[Name], message: str, detail: str, hint: str) -> Iter
 
 
 def _whole(sides: Sides, restricted: Sequence[tuple[Any, ...]]) -> str:
-    """Return what publishes tables whole, and copies them again."""
+    """Return the statements that publish tables completely, and the command that copies them again."""
     statements = []
     for publication, schema, name, inherits in restricted:
         table = ("ONLY " if inherits else "") + quoting.name(schema, name)
@@ -148,7 +148,7 @@ def _again(sides: Sides, names: Sequence[Name]) -> str:
 
 
 def _columns(sides: Sides) -> Iterator[Obstacle]:
-    """Yield columns that only the publisher has; where only the target has one, the way back could not write it."""
+    """Yield columns that only the publisher has. Columns that only the target has are an obstacle elsewhere."""
     there = _columns_of(sides, GIVING, sides.tables)
     here = _columns_of(sides, TAKING, sides.tables.values())
     lacking = []
@@ -169,7 +169,7 @@ def _columns(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _added(sides: Sides, found: Sequence[tuple[Name, _Column]]) -> str:
-    """Return what adds columns, of the types of these names on the target."""
+    """Return the statements that add columns, with the names of their types on the target."""
     types = {one.type.oid: one.type for _, one in found}
     texts = ddl_hints.column_types(sides.taking, [one.sent for _, one in found], types)
     statements = [

@@ -1,6 +1,6 @@
-"""What the publisher says of its roles and settings, as statements to paste: those that give no power over the server.
+"""Statements about roles and settings of the publisher to paste, limited to those that give no power over the server.
 
-A publisher sends what it likes, and whoever pastes the statements may be a superuser. What others are about is named.
+A publisher may send anything, and whoever pastes the statements may be a superuser. Others are only named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Sides, paste, rows
 
-# Roles of the target by which somebody may do more than what was granted on objects, himself or by way of others.
+# Roles of the target that may do more, directly or through other roles, than privileges on objects allow.
 _POWERFUL = """
 SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE EXISTS (
        SELECT FROM pg_catalog.pg_roles p
@@ -19,20 +19,20 @@ SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE EXISTS (
 """
 # Settings that every role may change for itself.
 _HARMLESS = "SELECT pg_catalog.lower(name) FROM pg_catalog.pg_settings WHERE context IN ('user', 'backend')"
-#: Settings that name code: libraries, and functions that procedural languages begin with.
+#: Settings that refer to code: libraries, and functions called when a procedural language starts.
 _CODE = re.compile(r".*_preload_libraries|dynamic_library_path|extension_control_path|pl\w*\..*", re.IGNORECASE)
 SAID = "These statements come from the publisher: read them before you run them."
 
 
 def powerful_roles(sides: Sides) -> set[str]:
-    """Return roles of the target that have power over the server, or can get it."""
+    """Return the target's roles that have power over the server, or can get it."""
     return {name for (name,) in rows(sides.taking, _POWERFUL)}
 
 
 def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str]) -> str:
-    """Return a hint with the statements that give nobody power over the server; what else there is, is named.
+    """Return a hint with the statements that give no power over the server, and the subjects of the others.
 
-    :param statements: what to name, the statement, and the role of the target that it is about.
+    :param statements: the subject, the statement, and the role of the target that it concerns.
     """
     # guard: no statement to paste grants a role that has power over the server, without "role in powerful or "
     left = [what for what, _, role in statements if role in powerful or role.startswith("pg_")]
@@ -40,7 +40,7 @@ def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str])
 
 
 def hint(statements: Sequence[str], left: Sequence[str]) -> str:
-    """Return a hint; what is left out has no statement."""
+    """Return a hint with the statements, and the subjects that have none."""
     listed = list(dict.fromkeys(left))
     why = f"{', '.join(listed)}: no statement is shown, for that gives power over the server." if left else ""
     return paste(TAKING, statements, f"{why} {SAID}".strip()) if statements else why
@@ -52,5 +52,5 @@ def harmless_settings(sides: Sides) -> set[str]:
 
 
 def is_harmless(name: str, harmless: Collection[str]) -> bool:
-    """Return whether a setting loads no code and is none that only superusers may set; others' own names are."""
+    """Return whether a setting loads no code and is not restricted to superusers. Custom names are harmless."""
     return not _CODE.fullmatch(name) and (name.lower() in harmless or "." in name)

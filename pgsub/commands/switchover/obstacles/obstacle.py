@@ -1,4 +1,4 @@
-"""What stands in the way of a switchover, as values, and what the searches for it share."""
+"""The obstacles to a switchover, and functions that their searches share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pgsub.publisher.tables import Name
 
 GIVING, TAKING, BOTH = "giving", "taking", "both"
 ERROR, WARNING = "error", "warning"
-#: What the servers are called in messages, from the subscription that ends.
+#: Names of the servers in messages, from the ending subscription's point of view.
 SPOKEN = {GIVING: "publisher", TAKING: "target"}
-#: What a publication is to publish.
+#: The required publication parameter.
 PUBLISH = "publish = 'insert, update, delete, truncate'"
-_NAMED, _STATEMENTS = 10, 100  #: at most so many in one obstacle
+_NAMED, _STATEMENTS = 10, 100  #: maximum numbers in one obstacle
 _OTHER = {"publisher": "target", "target": "publisher", "subscriber": "publisher"}
-#: Commands, in which it may be the name of a subscription, begin a line or come behind a colon or each other, and have
-#: no full stop.
+#: Text in which words are not exchanged: commands, which may contain a subscription's name. They begin a line or follow
+#: a colon or each other, and have no full stop.
 _SERVERS = re.compile(
     r'(?:^ *|(?<=: )|(?<=&& ))(?:pgsub|psql|pg_dump) .*(?<!\.)$|"[^"]*"'
     r"|logical replication target|(?<!-)\b(?:publisher|target|subscriber)\b"
@@ -34,11 +34,11 @@ _SERVERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The subscription that leads back, as it will be created.
+    """The reverse subscription that the switchover will create.
 
-    :ivar publications: on the taking side.
-    :ivar connection: how it reads the taking side.
-    :ivar fence: how clients are kept from writing: read-only, connect or command.
+    :ivar publications: its publications on the taking side.
+    :ivar connection: its connection to the taking side.
+    :ivar fence: how clients are prevented from writing: read-only, connect or command.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A thing that stands in the way, or will be different afterwards.
+    """An obstacle, or a difference after the switchover.
 
     :ivar server: giving, taking or both.
-    :ivar severity: error, where the switchover is refused, or warning.
-    :ivar hint: what to do; lines to paste are whole.
+    :ivar severity: error, which prevents the switchover, or warning.
+    :ivar hint: the remedy, with complete lines to paste.
     """
 
     server: str
@@ -65,16 +65,16 @@ class Obstacle:
     hint: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """Make the JSON object."""
+        """Return the obstacle as JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Both servers and what is subscribed.
+    """Both servers and the subscribed tables.
 
-    :ivar tables: names of the subscribed tables on the giving side, and those on the taking side.
-    :ivar relids: oids of the latter.
+    :ivar tables: the tables' names on the taking side, by their names on the giving side.
+    :ivar relids: OIDs of the tables on the taking side.
     """
 
     giving: psycopg.Connection
@@ -95,14 +95,14 @@ def rows(session: psycopg.Connection, query: str, params: Mapping[str, Any] | No
 
 
 def dotted(name: Iterable[str]) -> str:
-    """Return schema and name, and perhaps a column, unquoted, as the server's messages have them."""
+    """Return schema, name and perhaps a column, unquoted, as in the server's messages."""
     return ".".join(name)
 
 
 def paste(server: str, statements: Sequence[str], before: str = "") -> str:
     """Return a hint with statements to run on a server.
 
-    :param before: sentences that go before.
+    :param before: text before the statements.
     """
     shown = list(statements[:_STATEMENTS])
     many = "" if len(shown) == len(statements) else f" (the first {len(shown)} of {len(statements)})"
@@ -119,11 +119,11 @@ def several(
     server: str,
     severity: str = WARNING,
 ) -> Iterator[Obstacle]:
-    """Yield one obstacle for all of these objects, none without any.
+    """Yield one obstacle for all of these objects, none if there are no objects.
 
     :param names: unquoted.
     :param nouns: singular and plural.
-    :param message: ``{}`` stands for the one object, or for how many; ``[is|are]`` for the verb.
+    :param message: ``{}`` stands for the name of a single object or their number, ``[is|are]`` for a verb.
     """
     if not names:
         return
@@ -135,27 +135,27 @@ def several(
 
 
 def of_error(error: PgsubError, server: str) -> Obstacle:
-    """Make an obstacle of what a check of the way back refuses."""
+    """Return an obstacle for an error of a check of the reverse subscription."""
     return Obstacle(server, ERROR, *in_their_words(error.message, error.detail, error.hint))
 
 
 def of_caution(caution: Caution, server: str) -> Obstacle:
-    """Make an obstacle of what a check of the way back warns of; what stops replication is an error."""
+    """Return an obstacle for a warning about the reverse subscription, an error if it stops replication."""
     severity = ERROR if caution.stops else WARNING
     return Obstacle(server, severity, *in_their_words(caution.message, caution.detail, caution.hint))
 
 
 def in_their_words(message: str, detail: str | None, hint: str | None) -> tuple[str, str | None, str | None]:
-    """Call the servers in a message of the way back what the subscription that ends calls them.
+    """Exchange publisher and target in a message about the reverse subscription.
 
-    Names in quotation marks, the server's own words, statements and commands stay.
+    Names in quotation marks, the server's own words, statements and commands are not changed.
     """
     return _swap(message), None if detail is None else _swap(detail), None if hint is None else _swap(hint)
 
 
 @contextlib.contextmanager
 def seen_backward() -> Iterator[None]:
-    """Call the servers in an error of the block what the subscription that ends calls them."""
+    """Exchange publisher and target in errors of the block, which concerns the reverse subscription."""
     try:
         yield
     except PgsubError as error:

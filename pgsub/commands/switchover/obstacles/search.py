@@ -1,8 +1,8 @@
-"""What stands in the way of a switchover, in both directions; nothing is changed on either server.
+"""Searches for obstacles to a switchover, in both directions. Nothing is changed on either server.
 
-An *error* is what would make the switchover or its way back fail, or lose a write; a *warning* what applications may
-miss on the other side. Each kind is one obstacle with the statements to paste. The subscription that leads back is
-checked as ``create --no-copy-data`` would check it, with the servers' roles exchanged.
+An *error* would make the switchover or its way back fail, or lose a write. A *warning* is about what applications may
+miss on the other side. Each kind is one obstacle with the statements to paste. The reverse subscription is checked like
+``create --no-copy-data``, with the servers exchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEARCHES: tuple[_Search, ...] = (
     way_back.writing,
     unfenced_writers.find,
 )
-#: Those that ask what is subscribed.
+#: Searches that need subscribed tables.
 _OF_TABLES: tuple[_Search, ...] = (
     forward_publications.find,
     way_back_publication.find,
@@ -43,7 +43,7 @@ _OF_TABLES: tuple[_Search, ...] = (
     table_definitions.find,
     unreplicated_objects.find,
 )
-#: Of both kinds, those that look for what may come into the way after the first search.
+#: Searches of both kinds for obstacles that may have appeared after the first search.
 _AGAIN: tuple[tuple[_Search, ...], tuple[_Search, ...]] = (
     (unfenced_writers.find,),
     (forward_publications.find, way_back_publication.find),
@@ -53,13 +53,13 @@ _AGAIN: tuple[tuple[_Search, ...], tuple[_Search, ...]] = (
 def find(
     giving: psycopg.Connection, taking: psycopg.Connection, sub: Subscription, back: Way, *, again: bool = False
 ) -> list[Obstacle]:
-    """Look for everything that stands in the way, errors first.
+    """Search for all obstacles, errors first.
 
-    :param giving: a session on the publisher, of the role that the way back will write as.
-    :param taking: one on the target whose ledger has the subscription, of its role. Both are outside a transaction.
-    :param sub: the subscription that ends.
-    :param back: the one that leads back.
-    :param again: look for what may have come into the way since; the way back may exist by now.
+    :param giving: a session on the publisher with the role of the reverse subscription.
+    :param taking: a session on the target with the role of the subscription. Both are outside a transaction.
+    :param sub: the ending subscription.
+    :param back: the reverse subscription.
+    :param again: search only for obstacles that may have appeared since; the reverse subscription may exist by now.
     :raises psycopg.Error: a session is lost.
     """
     relations = subscriptions.relations(taking, sub.subid)

@@ -1,4 +1,4 @@
-"""Sequences: what keeps the values of one side from being set on the other, in both directions."""
+"""Sequences: obstacles to setting one side's values on the other, in both directions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield them: those of this switchover are errors, those that only ``--back`` would meet warnings."""
+    """Yield the obstacles: errors for this direction, warnings for the other (``--back``)."""
     seen: set[Name] = set()
     try:
         opened = publisher.connect(sides.sub.connection, application_name=sides.sub.name)
@@ -50,12 +50,12 @@ def find(sides: Sides) -> Iterator[Obstacle]:
             reading.prepare(source)
             found = _compared(sides, source)
     except PublisherUnavailable:
-        raise  # the line was cut: that is nothing to mend there
+        raise  # the connection was lost, which is no obstacle
     except PgsubError as error:
         yield Obstacle(GIVING, ERROR, error.message, error.detail, error.hint)
         return
     for one in found:
-        if not one.message.startswith("insufficient"):  # of a role on one side
+        if not one.message.startswith("insufficient"):  # concerns a role on one side only
             seen.add(one.key)
         server = GIVING if one.side == "publisher" else TAKING
         yield Obstacle(server, ERROR, one.message, _CONSEQUENCE, _hint(one, server))
@@ -84,7 +84,7 @@ def _hint(one: comparison.Obstacle, server: str) -> str | None:
 
 
 def _unused(sides: Sides) -> Iterator[Obstacle]:
-    """Yield sequences that no subscribed table uses: nobody brings their values."""
+    """Yield sequences that no subscribed table uses, whose values are not replicated."""
     brought = {
         *reading.of_tables(sides.giving, sides.tables),
         *reading.published(sides.giving, sides.sub.publications),

@@ -1,4 +1,4 @@
-"""The state of the subscription that ends: all of it has to be replicated, and nothing held back."""
+"""The state of the ending subscription: everything must be replicated, and nothing held back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsub.target.ledger.tables import held_tables
 
 
 def find(sides: Sides, relations: Sequence[RelationState]) -> Iterator[Obstacle]:
-    """Yield them."""
+    """Yield the obstacles."""
     name = word(sides.sub.name)
     if not sides.sub.enabled:
         message = f'subscription "{sides.sub.name}" is disabled'

@@ -1,7 +1,7 @@
-"""Definitions of tables that are missing on the other side: indexes, constraints, triggers, defaults.
+"""Indexes, constraints, triggers and defaults of tables that are missing on the other side.
 
-Definitions are compared as the servers write them; names do not count, but those of triggers. What is locked at the
-moment is passed over, for a definition is written under a lock.
+Definitions are compared as the servers return them. Names are ignored, except those of triggers. Locked tables are left
+out, because reading a definition needs a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pgsub.publisher.tables import Name
 
 _VERSIONS_SINCE = 150000
 
-# Partitions have what their roots have.
+# Partitions inherit from their roots.
 _WANTED = """
 WITH wanted AS MATERIALIZED (
      SELECT c.oid, w.nspname, w.relname
@@ -47,7 +47,7 @@ WITH wanted AS MATERIALIZED (
        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
       WHERE c.oid <> ALL (%(locked)s::oid[]))
 """
-# Of a partitioned table the definition has ONLY, with which it would not be one of its partitions.
+# The definition of a partitioned table's index contains ONLY, which would exclude partitions.
 _INDEXES = f"""{_WANTED}
 SELECT w.nspname, w.relname, i.relname::text, s.kind || d.body, d.body
   FROM wanted w JOIN pg_catalog.pg_index x ON x.indrelid = w.oid JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
@@ -118,7 +118,7 @@ SELECT pg_catalog.pg_encoding_to_char(encoding)::text, datcollate::text, datctyp
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield it, each kind as one warning."""
+    """Yield the differences, one warning for each kind."""
     for query, nouns, write, detail in _KINDS:
         lacking = _lacking(sides, query)
         yield from several(
@@ -140,7 +140,7 @@ def _query(session: psycopg.Connection, query: str, names: list[Name]) -> list[t
 
 
 def _lacking(sides: Sides, query: str) -> list[Part]:
-    """Return the parts of the giving side that no part on the taking side equals."""
+    """Return parts of the giving side's tables that have no equal on the taking side."""
     here = {((row[0], row[1]), *_key(query, row)) for row in _query(sides.taking, query, list(sides.tables.values()))}
     found = []
     for row in _query(sides.giving, query, list(sides.tables)):
@@ -152,7 +152,7 @@ def _lacking(sides: Sides, query: str) -> list[Part]:
 
 
 def _key(query: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what identifies a part of a table: a default by its column, too."""
+    """Return the key of a table's part, for a default with its column."""
     return (row[2], row[3]) if query is _DEFAULTS else (row[3],)
 
 
@@ -165,7 +165,7 @@ _KINDS: tuple[tuple[str, tuple[str, str], Callable[[Part], str | None], str], ..
 
 
 def _disabled(sides: Sides) -> Iterator[Obstacle]:
-    """Yield triggers, those of foreign keys among them, that are disabled on the taking side alone."""
+    """Yield triggers, including those of foreign keys, that are disabled only on the taking side."""
     there = {(sides.tables[row[0], row[1]], row[2]) for row in _query(sides.giving, _DISABLED, list(sides.tables))}
     found = [
         ((str(row[0]), str(row[1])), row[2])

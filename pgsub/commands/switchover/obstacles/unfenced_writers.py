@@ -1,4 +1,4 @@
-"""Writers that no fence keeps out (jobs, superusers, prepared transactions), and what keeps pgsub from fencing."""
+"""Writers that no fence stops (jobs, superusers, prepared transactions), and missing rights to put up the fence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUBSCRIPTIONS = """
 SELECT s.subname::text FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
  WHERE d.datname = current_database() AND s.subenabled ORDER BY 1
 """
-# A ledger that the role may not read, or none, is passed over. What is disabled says so in its definition.
+# A ledger that does not exist or that the role may not read is skipped. Disabled subscriptions are, too.
 _MAY_READ = """
 SELECT pg_catalog.bool_and(pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
                            AND pg_catalog.has_table_privilege(c.oid, 'SELECT')) IS TRUE
@@ -68,7 +68,7 @@ SELECT DISTINCT r.rolname::text FROM pg_catalog.pg_stat_activity a JOIN pg_catal
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication w WHERE w.pid = a.pid)
  ORDER BY 1
 """
-# A walsender of a database runs statements, too; one of a standby has no database.
+# A walsender with a database can run statements. One that serves a standby has no database.
 _WALSENDERS = """
 SELECT DISTINCT w.usename::text FROM pg_catalog.pg_stat_replication w JOIN pg_catalog.pg_stat_activity a USING (pid)
  WHERE a.datname = current_database()
@@ -82,7 +82,7 @@ SELECT r.rolsuper, r.rolsuper OR pg_catalog.pg_has_role(current_user, d.datdba, 
   FROM pg_catalog.pg_roles r, pg_catalog.pg_database d JOIN pg_catalog.pg_roles o ON o.oid = d.datdba
  WHERE r.rolname = current_user AND d.datname = current_database()
 """
-# Somebody keeps clients from writing there until the switchover.
+# Whether clients are prevented from writing on the target until the switchover.
 _CLOSED = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase
                 CROSS JOIN pg_catalog.unnest(s.setconfig) AS c
@@ -92,7 +92,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_da
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield them all."""
+    """Yield the obstacles."""
     yield from _prepared(sides)
     yield from _subscriptions(sides)
     yield from _jobs(sides)
@@ -122,7 +122,7 @@ def _prepared(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _subscriptions(sides: Sides) -> Iterator[Obstacle]:
-    """Yield subscriptions that write to the giving side: no fence keeps them out."""
+    """Yield subscriptions that write to the giving side, which no fence stops."""
     written = "What they write there after the switchover would not come to the target."
     names = [name for (name,) in rows(sides.giving, _SUBSCRIPTIONS)]
     statements = [f"ALTER SUBSCRIPTION {quoting.name(name)} DISABLE;" for name in names]
@@ -149,7 +149,7 @@ def _jobs(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _overrides(sides: Sides, server: str) -> Iterator[Obstacle]:
-    """Yield roles whose own setting goes before that of the database."""
+    """Yield roles whose own setting overrides the database's."""
     session = sides.session(server)
     found = rows(session, _OVERRIDES, {})
     database = quoting.name(session.info.dbname)
@@ -172,12 +172,12 @@ def _overrides(sides: Sides, server: str) -> Iterator[Obstacle]:
 
 
 def _rights(sides: Sides, server: str) -> Iterator[Obstacle]:
-    """Yield what the role lacks to put the fence, and to end sessions."""
+    """Yield rights that the role lacks to put up the fence, and to end sessions."""
     _, owns, signals, user, database, owner, high = rows(sides.session(server), _RIGHTS)[0]
     named, role = quoting.name(database), quoting.name(user)
     closed = server == TAKING and scalar(sides.taking, _CLOSED) is True
     if not owns and (closed or sides.back.fence != COMMAND):
-        # being a member of a superuser is more than is asked for
+        # Membership in a superuser's role would be more than is needed.
         grant = f"ALTER DATABASE {named} OWNER TO {role};" if high else f"GRANT {quoting.name(owner)} TO {role};"
         yield Obstacle(
             server,
@@ -211,7 +211,7 @@ def _superusers(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _walsenders(sides: Sides) -> Iterator[Obstacle]:
-    """Yield roles with sessions that no fence ends: the subscription needs one of this kind itself."""
+    """Yield roles with replication sessions, which no fence ends: the subscription needs one itself."""
     yield from several(
         [name for (name,) in rows(sides.giving, _WALSENDERS, {"slot": sides.sub.slot_name})],
         ("role", "roles"),

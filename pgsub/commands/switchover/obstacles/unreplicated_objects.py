@@ -1,4 +1,4 @@
-"""Objects of the giving side that no subscription brings: tables, large objects, extensions, materialized views."""
+"""Objects of the giving side that are never replicated: tables, large objects, extensions, materialized views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgsub.common.query import named, scalar
 from pgsub.common.quoting import word
 from pgsub.publisher.tables import Name
 
-# Relations of users without those of extensions and temporary ones; partitions stand for their roots.
+# Users' relations except extensions' and temporary ones. Roots stand for their partitions.
 _RELATIONS = """
 WITH subscribed AS MATERIALIZED (
      SELECT c.oid FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
@@ -59,7 +59,7 @@ SELECT slot_name::text FROM pg_catalog.pg_replication_slots
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield it, each kind as one warning."""
+    """Yield the objects, one warning for each kind."""
     found = rows(sides.giving, _RELATIONS, named(sides.tables))
     kinds: dict[str, list[Name]] = {}
     for schema, name, kind, persistence in found:

@@ -1,6 +1,6 @@
-"""The way back, checked as ``create`` would check it: how it reads the taking side, and what it does on the giving one.
+"""Checks the reverse subscription like ``create``: how it reads the taking side, and writes to the giving side.
 
-The tables are checked as a whole, whatever the publication is by now: that has a check of its own.
+All tables are checked, whatever the publication contains, which is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.schema import installation
 
 _PARAMETER_PRIVILEGES_SINCE = 150000
-# As databases.check_other_database: a copy of a cluster was not started in the same microsecond.
+# As in databases.check_other_database: copies of a cluster differ in their start time in microseconds.
 _DATABASE = """
 SELECT d.oid::bigint, pg_catalog.pg_postmaster_start_time()
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
@@ -53,7 +53,7 @@ SELECT c.system_identifier::text, d.oid::bigint, d.datname::text
 
 
 def way_back(sides: Sides) -> Subscription:
-    """Make the subscription that leads back, as far as checks ask for it."""
+    """Return the reverse subscription, as far as the checks need it."""
     back = sides.back
     return replace(
         sides.sub,
@@ -69,7 +69,7 @@ def way_back(sides: Sides) -> Subscription:
 
 
 def reading(sides: Sides) -> Iterator[Obstacle]:
-    """Yield what keeps the way back from reading the taking side."""
+    """Yield obstacles to reading the taking side."""
     back = sides.back
     for replication in (False, True):
         try:
@@ -110,7 +110,7 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
 
 
 def writing(sides: Sides) -> Iterator[Obstacle]:
-    """Yield what keeps the way back from writing to the giving side, apart from its tables."""
+    """Yield obstacles to writing to the giving side, except those of tables."""
     if scalar(sides.giving, "SELECT pg_catalog.pg_is_in_recovery()"):
         yield Obstacle(
             GIVING,
@@ -138,7 +138,7 @@ def _same_database(sides: Sides) -> Iterator[Obstacle]:
     try:
         found = rows(sides.giving, _SYSTEM)
     except psycopg.errors.InsufficientPrivilege:
-        return  # that cannot be asked here; the way back asks again
+        return  # the reverse subscription checks it again
     system, oid, name = found[0]
     if known.system_identifier not in (None, system) or known.publisher_dboid not in (None, oid):
         yield Obstacle(
@@ -152,7 +152,7 @@ def _same_database(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _may_be_replica(session: psycopg.Connection) -> bool:
-    """Return whether a session of this role could set session_replication_role; this one did not."""
+    """Return whether the role could set session_replication_role in another session."""
     asked = "(SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)"
     if session.info.server_version >= _PARAMETER_PRIVILEGES_SINCE:
         asked += " OR pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
@@ -160,7 +160,7 @@ def _may_be_replica(session: psycopg.Connection) -> bool:
 
 
 def tables(sides: Sides) -> Iterator[Obstacle]:
-    """Yield what keeps rows of the taking side from being written on the giving one."""
+    """Yield obstacles to writing the taking side's rows to the giving side."""
     back, names = way_back(sides), sorted(sides.tables.values())
     places = describe_many(sides.giving, names, replica=_may_be_replica(sides.giving))
     try:
@@ -170,7 +170,7 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
     remote = describe_tables(sides.taking, names, None).tables
     found = [Table(remote[name], places[name]) for name in names if name in remote and name in places]
     usable = [one for one in found if one.target.replicable]
-    unowned = list(privileges.owners(usable, back))  # finds the role that writes, too
+    unowned = list(privileges.owners(usable, back))  # also sets the role that writes
     both = pairs(sides.taking, sides.giving, replace(back, publications=()), usable)
     cautions = [*fitting(sides.taking, sides.giving, back, both), *privileges.target(both, sides.giving.info.user)]
     encodings = tuple(databases.check_encoding(sides.taking, sides.giving))
@@ -180,9 +180,9 @@ def tables(sides: Sides) -> Iterator[Obstacle]:
 
 
 def identities(sides: Sides) -> Iterator[Obstacle]:
-    """Yield tables of the taking side whose UPDATE and DELETE would be refused there once they are published.
+    """Yield tables of the taking side whose UPDATE and DELETE will be refused after they are published.
 
-    Where the table of the giving side has no identity either, clients may well do without: that is a warning.
+    If the giving side's table has no replica identity, either, it is only a warning: clients do not need them.
     """
     here = _anonymous(sides.taking, sides.tables.values())
     alike = {sides.tables[name] for name in _anonymous(sides.giving, sides.tables)}
@@ -201,7 +201,7 @@ def identities(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _anonymous(session: psycopg.Connection, names: Iterable[Name]) -> dict[Name, list[Name]]:
-    """Return the tables with leaves that have no replica identity, and these."""
+    """Return tables that have leaves without a replica identity, with these leaves."""
     described = describe_tables(session, sorted(names), None).tables
     facts = catalog_facts.read(session, {leaf.oid for one in described.values() for leaf in one.leaves})
     found: dict[Name, list[Name]] = {}

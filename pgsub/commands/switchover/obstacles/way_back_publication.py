@@ -1,6 +1,6 @@
-"""The publication of the way back: it is to publish exactly the subscribed tables, whole, and all that happens to them.
+"""Checks the publication of the reverse subscription: it must publish all of exactly the subscribed tables.
 
-Tables and roots stand for their leaves: a partitioned table may be published as itself or by its partitions.
+Trees of partitions are compared by their leaves, because a root or its partitions may be published.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PUBLICATIONS = """
 SELECT p.pubname::text, p.puballtables, p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
   FROM pg_catalog.pg_publication p WHERE p.pubname = ANY (%(publications)s::name[]) ORDER BY 1
 """
-# A table that is no partition and has none is no part of a tree.
+# pg_partition_tree returns no rows for a table outside of a partition tree.
 _LEAVES = """
 WITH wanted AS MATERIALIZED (SELECT unnest(%(relids)s::oid[]) AS oid),
 published AS MATERIALIZED (
@@ -52,7 +52,7 @@ SELECT DISTINCT n.nspname::text, c.relname::text
  WHERE p.pubname = ANY (%(publications)s::name[]) AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
  ORDER BY 1, 2
 """
-# ONLY of a table with children that inherit, which may be subscribed themselves or not.
+# ONLY for a table with inheritance children, which are subscribed separately or not at all.
 _SUBSCRIBED = """
 SELECT n.nspname::text, c.relname::text, c.relkind = 'p',
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
@@ -63,16 +63,16 @@ SELECT n.nspname::text, c.relname::text, c.relkind = 'p',
 
 @dataclass(frozen=True, slots=True)
 class _Remedy:
-    """The statements that make one publication what it is to be."""
+    """The statements that correct a publication."""
 
     name: str
     tables: str
     roots: bool
     exists: bool
-    fixed: bool  #: its tables cannot be set: it is of all tables
+    fixed: bool  #: publishes all tables, so that its list of tables cannot be set
 
     def statements(self) -> list[str]:
-        """Return them, for the database as it is."""
+        """Return the statements for the present database."""
         name, with_roots = quoting.name(self.name), ", publish_via_partition_root = true" if self.roots else ""
         create = f"CREATE PUBLICATION {name} FOR TABLE {self.tables} WITH ({PUBLISH}{with_roots});"
         if not self.exists:
@@ -84,7 +84,7 @@ class _Remedy:
 
 
 def find(sides: Sides) -> Iterator[Obstacle]:
-    """Yield in what the publications of the way back differ from what they have to be."""
+    """Yield the differences between the reverse subscription's publications and the required one."""
     wanted: dict[str, list[Any]] = {"publications": list(sides.back.publications), "relids": list(sides.relids)}
     there = rows(sides.taking, _PUBLICATIONS, wanted)
     hint = _hint(sides, there)
@@ -149,7 +149,7 @@ def _tables(names: Sequence[Name], message: str, detail: str, hint: str) -> Iter
 
 
 def _hint(sides: Sides, there: Sequence[tuple[Any, ...]]) -> str:
-    """Return what makes one publication of all the tables: of several, the first becomes that."""
+    """Return a hint to publish all the tables in one publication, the first if there are several."""
     first = sides.back.publications[0]
     found = {name: every for name, every, _ in there}
     subscribed = rows(sides.taking, _SUBSCRIBED, {"relids": list(sides.relids)})

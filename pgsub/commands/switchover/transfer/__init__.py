@@ -1,7 +1,7 @@
-"""The transfer of the right to write: the steps up to it, the right itself, what follows, and what if a server is gone.
+"""The transfer of the right to write: the steps before, the right itself, the steps after, and the loss of a server.
 
-Nothing of the server corresponds to it. What begins, ends or shows a switchover is outside. Entry points:
-:mod:`~pgsub.commands.switchover.transfer.steps` (up to the moment in which the target takes the right),
+The server has no counterpart. Starting, ending and showing a switchover is elsewhere. Entry points:
+:mod:`~pgsub.commands.switchover.transfer.steps` (until the target takes the right),
 :mod:`~pgsub.commands.switchover.transfer.turn` (from there to the end),
-:mod:`~pgsub.commands.switchover.transfer.right_to_write` (each server's own transaction).
+:mod:`~pgsub.commands.switchover.transfer.right_to_write` (the transactions on each server).
 """

@@ -1,4 +1,4 @@
-"""What must hold in the pause before the right is given: neither direction leaves out a table, or would copy one."""
+"""Checks in the pause, before the right is given: both directions include all tables, and copy none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pgsub.target.ledger.tables import held_tables
 def check_way_there(
     taking: psycopg.Connection, sub: Subscription, back: Subscription, slots: publisher.Connection
 ) -> None:
-    """Check that apply leaves out no table, and that every one is published on the taking side.
+    """Check that apply skips no table, and that every table is published on the taking side.
 
-    :param slots: the session that advances the slot of the way back.
-    :raises StateForbids: one is held, is not synchronized, or is not published there; or changes were skipped.
+    :param slots: the session that advances the reverse subscription's slot.
+    :raises StateForbids: a table is held, not synchronized, or not published there, or changes were skipped.
     """
     relations = subscriptions.relations(taking, sub.subid)
     held = held_tables.overview(taking, sub.subid)
@@ -41,9 +41,9 @@ def check_way_there(
 
 
 def check_way_back(giving: psycopg.Connection, back: Subscription, slots: publisher.Connection, command: str) -> None:
-    """Check that the way back brings every table that is published for it, and copies none.
+    """Check that the reverse subscription has every published table, and copies none.
 
-    :param command: what begins the switchover again.
+    :param command: the command that restarts the switchover.
     """
     relations = subscriptions.relations(giving, back.subid)
     known = {one.recorded or (one.schemaname, one.relname) for one in relations}

@@ -1,7 +1,7 @@
-"""The comparison of all tables as they are in the pause of a switchover, made once clients write again.
+"""The comparison of all tables as of the pause of a switchover, made after clients can write again.
 
-When the giving side is fenced and all of it is applied, a snapshot of each side is one point. Taking both lasts some
-milliseconds of the pause; they are compared afterwards, however large the tables are.
+When the giving side is fenced and everything is applied, snapshots of both sides show the same state. Taking them lasts
+only milliseconds of the pause. Their comparison takes place afterwards, however large the tables are.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SNAPSHOT = "SELECT pg_catalog.pg_export_snapshot()"
 
 
 class PauseComparison:
-    """Snapshots of both sides, and their comparison; nothing is done where none is asked for.
+    """Snapshots of both sides, and their comparison. Does nothing unless requested.
 
-    :ivar found: None before it was made, or where it cannot be.
+    :ivar found: the result, None before or if a comparison is impossible.
     """
 
     def __init__(self, options: SwitchoverOptions, store: StateStore, sub: Subscription) -> None:
@@ -53,21 +53,21 @@ class PauseComparison:
 
     @property
     def sessions(self) -> tuple[psycopg.Connection, ...]:
-        """Those of both sides, if any."""
+        """The sessions on both sides, empty if there are none."""
         return self._sessions or ()
 
     @property
     def pids(self) -> list[int]:
-        """The sessions of the giving side."""
+        """The process IDs of sessions on the giving side."""
         return [] if self._sessions is None else [self._sessions[0].info.backend_pid]
 
     @property
     def pids_there(self) -> list[int]:
-        """The sessions of the taking side."""
+        """The process IDs of sessions on the taking side."""
         return [] if self._sessions is None else [self._sessions[1].info.backend_pid]
 
     def hold(self) -> None:
-        """Take both snapshots; errors are psycopg's own."""
+        """Take both snapshots. Errors are those of psycopg."""
         if self._sessions is None:
             return
         source, target = self._sessions
@@ -77,7 +77,7 @@ class PauseComparison:
         self._point = Point(lsn, str(scalar(source, _SNAPSHOT)), str(scalar(target, _SNAPSHOT)), 0.0)
 
     def compare(self, taking: psycopg.Connection) -> None:
-        """Compare all tables of both snapshots, if they were taken."""
+        """Compare all tables in the two snapshots, if these were taken."""
         if self._point is not None:
             wanted = subscriptions.relations(taking, self._sub.subid)
             options = VerifyOptions(self._sub.name, self._options.state_dir)

@@ -1,4 +1,4 @@
-"""Sessions of both servers that are opened before the pause, and what is done with them in it."""
+"""The sessions on both servers that are opened before the pause, and their use in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgsub.target.session.transactions import durable
 
 
 class PauseSessions:
-    """Sessions of one run; they end with the stack."""
+    """The sessions of one run. They are closed with the stack."""
 
     def __init__(
         self,
@@ -36,26 +36,26 @@ class PauseSessions:
         self._target = stack.enter_context(contextlib.closing(target.open_session(sub, name, replica=False)))
         self.slots = stack.enter_context(connect_publisher(back))
         self.there = [session.info.backend_pid for session in (self._target, self.slots)]
-        # what is fenced must be what the subscription reads, and what is read back what it writes
+        # The fenced database must be the subscription's publisher, and the reverse one's must be the target.
         databases.check_same_database(self.source, giving, "publisher", "--back-target")
         databases.check_same_database(taking, self.slots, "target", "--back-connection")
 
     @property
     def all(self) -> list[psycopg.Connection]:
-        """Every one of them."""
+        """All the sessions."""
         return [self.source, self._target, self.slots]
 
     @property
     def users(self) -> set[str]:
-        """Their users, wherever the connection strings have them from: a service, say, or the environment."""
+        """The users of the sessions, even if they come from a service file or the environment."""
         return {session.info.user for session in self.all}
 
     def sequences(self, sub: Subscription, entry: Entry, deadline: float) -> None:
-        """Bring the sequences of the taking side to the values of the giving side.
+        """Set the sequences of the taking side to the values of the giving side.
 
-        As long as it is held where it is, no client draws values there: most are set together then.
+        Most are set together while the journal keeps the taking side fenced, so that no client draws values there.
 
-        :raises PgsubError: one cannot be set.
+        :raises PgsubError: a sequence cannot be set.
         """
         reading.prepare(self._target)
         reading.prepare(self.source)

@@ -1,4 +1,4 @@
-"""The right to write, as it goes from one server to the other, or stays; each in one transaction of that server."""
+"""The right to write, as it moves between the servers or stays, each time in one transaction of a server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pgsub.switchover.journal import Entry
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.transactions import durable
 
-#: Seconds in which sessions that would stay read-only must end.
+#: Seconds within which sessions that would stay read-only must end.
 END_SECONDS = 10.0
 
 
-#: What somebody who watches reads when a step begins. In the pause nothing is written: a terminal may be held.
+#: Messages when steps begin. None is written during the pause, because writing to a terminal may block.
 _SAID = {
     "prepare": "switchover: fencing the target",
     "approach": "switchover: waiting until apply is near the publisher",
@@ -36,9 +36,9 @@ _SAID = {
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds that each step took; ``pause``: those in which clients could write on neither side.
+    """The duration of each step in seconds, and in ``pause`` the time in which clients could write on neither side.
 
-    :ivar log: told of each step when it begins.
+    :ivar log: receives a record at the beginning of each step.
     """
 
     steps: dict[str, float] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Timing:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time a step."""
+        """Measure a step."""
         if name in _SAID and name not in self.steps:
             self.log("LOG", LogText(_SAID[name]))
         began = time.monotonic()
@@ -58,7 +58,7 @@ class Timing:
 
 
 def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, timing: Timing) -> None:
-    """Take the right that was given: clients may write on the taking side.
+    """Take the right that was given, so that clients may write on the taking side.
 
     :raises PgsubError: it was not given.
     :raises StateForbids: the taking side has declined it.
@@ -73,7 +73,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
         with timing.step("take"), durable(taking):
             journal.move(taking, entry.id, (journal.PREPARED,), journal.TAKEN)
             fence.lift(taking, entry.fence, saved)
-            # what kept clients out since the writes left this server, in whatever way
+            # Also lift the fence from the earlier switchover that moved the writes away from this server.
             earlier = saved.get("earlier")
             if earlier is not None:
                 fence.lift(taking, earlier["fence"], earlier["saved"])
@@ -81,7 +81,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
 
 
 def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> Callable[[str], None]:
-    """Return what runs the user's command for an action, if there is one; it may run more than once."""
+    """Return a function that runs the user's command for an action, if there is one. It may run more than once."""
     giving = sub.connection if back is None else back.target
 
     def run(action: str) -> None:
@@ -94,7 +94,7 @@ def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription |
 
 
 def name_way_back(taking: psycopg.Connection, entry: Entry, back_subid: int) -> None:
-    """Record which subscription is to lead back, before it is created: one that others create is never taken for it."""
+    """Record the reverse subscription's number before it is created, so that others' are never used."""
     with durable(taking):
         journal.move(taking, entry.id, (journal.PLANNED,), journal.PLANNED, back_subid=back_subid)
     failpoints.point("switchover.named")
@@ -109,10 +109,10 @@ def release(
     *,
     taking_is_gone: bool = False,
 ) -> None:
-    """Let clients write on the giving side again, and take back what fenced the taking one.
+    """Let clients write on the giving side again, and remove the fence of the taking side.
 
-    :param keep: pids of the giving side's sessions that are the command's.
-    :param taking: None where it cannot be reached; what was given is not released then, unless it is gone for good.
+    :param keep: PIDs of the command's own sessions on the giving side.
+    :param taking: None if it cannot be reached. A given right is then not released unless ``taking_is_gone``.
     :raises StateForbids: the taking side has taken the right.
     :raises TargetUnavailable: the right was given, and the taking side cannot be asked.
     """
@@ -143,11 +143,11 @@ def release(
 
 
 def let_write(session: psycopg.Connection, way: str, keep: Collection[int]) -> None:
-    """End the sessions that began behind a fence which is lifted now: they would stay read-only, as in a pool.
+    """End sessions, for example of a pool, that would stay read-only after the fence is lifted.
 
-    Nothing depends on it: where it cannot be done clients have to connect again by themselves.
+    If this fails, clients must reconnect by themselves.
 
-    :param keep: pids that stay.
+    :param keep: PIDs of sessions that are not ended.
     """
     if way == fence.READ_ONLY:
         with contextlib.suppress(PgsubError):
@@ -155,7 +155,7 @@ def let_write(session: psycopg.Connection, way: str, keep: Collection[int]) -> N
 
 
 def decline(taking: psycopg.Connection, entry: Entry) -> None:
-    """Decline the right for the taking side, which is what it was before then."""
+    """Decline the right for the taking side, and restore its former state."""
     here = journal.of(taking, entry.id)
     if here is None or here.phase == journal.DECLINED:
         return
@@ -171,7 +171,7 @@ def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str
     names = (sub.subid, sub.name, back_name, None)
     entry = Entry(str(uuid.uuid4()), journal.TAKING, *names, journal.PLANNED, way, definition=options)
     with durable(taking):
-        # a command that has looked before may change tables, sequences and rows later
+        # Other commands that checked the journal before must not change tables, sequences or rows later.
         subscription_tables.hold_still(taking, sub.subid, sub.name)
         journal.check_alone(taking, entry.id)
         journal.add(taking, entry)

@@ -1,10 +1,10 @@
-"""``switchover --gone``: one server is gone for good, and what the other needs is done without it.
+"""``switchover --gone``: does what the remaining server needs when the other is lost permanently.
 
 NOTES
-Whoever says that a server is gone decides what nobody else can know: a target that was given the right to write may
-have taken it. So a server that answers in any way, though it refuses every client, is not taken for gone. After that
-the rules of the journal hold as ever: a target that has declined never takes, and a publisher gives nothing that it has
-released.
+
+Only the user can know that a target which was given the right to write has not taken it. Therefore a server that gives
+any answer, even a refusal, is not accepted as gone. Apart from that, the rules of the journal apply: a target that has
+declined never takes the right, and a publisher does not give a right that it has released.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "post
 
 
 def check_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
-    """Check that nothing answers (PQping) where any connection string of the server leads that is said to be gone."""
+    """Check that nothing answers (PQping) at any connection string of the server that is declared gone."""
     ways = [(sub.connection, sub.target), *([] if back is None else [(back.target, back.connection)])]
     for publisher, target in ways:
         params = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
@@ -51,11 +51,11 @@ def check_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription
 
 
 def _answers(given: Mapping[str, str]) -> bool:
-    """Ask a server whatever it is, and also without encryption: one whose certificate has expired is there.
+    """Return whether any server answers, also without encryption, since its certificate may have expired.
 
     No password is sent.
     """
-    given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # a fenced server is read-only
+    given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # fenced servers are read-only
     params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
     return any(
         pq.PGconn.ping(make_conninfo("", **{**params, **way}).encode()) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN)
@@ -70,7 +70,7 @@ def decline(
     taking: psycopg.Connection,
     reporter: Reporter,
 ) -> None:
-    """Leave the taking side as it was: it never takes the right, and nothing leads back."""
+    """Decline the right on the taking side forever, and remove the reverse subscription."""
     back = way_back_of(store, entry)
     check_gone(options, sub, back)
     right_to_write.decline(taking, entry)
@@ -90,9 +90,9 @@ def decline(
 def returned(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
 ) -> Iterator[tuple[Entry, psycopg.Connection] | None]:
-    """Open a session on a giving side that was said to be gone when the taking one declined, and is back, still fenced.
+    """Open a session on a giving side that was declared gone and is back, still fenced.
 
-    :return: the row of the giving side, and the session; None where there is no such server.
+    :return: the row of the giving side and the session, None if there is no such server.
     :raises TargetUnavailable: the giving side cannot be reached.
     """
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
@@ -108,9 +108,9 @@ def returned(
 
 
 def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
-    """Return whether a row of the giving side is what is left there of a subscription's switchover.
+    """Return whether a row of the giving side is left over from the subscription's switchover.
 
-    Its id comes from the taking side, which could name one of another subscription, whose way back is in use.
+    Its ID comes from the taking side, which could name a row whose reverse subscription is in use.
     """
     # guard: a target does not release a publisher that gave the right to write to another target
     if there.subname != sub.name or store.subscription_by_id(there.subid) is not None:
@@ -121,9 +121,9 @@ def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
 def reopen(
     options: SwitchoverOptions, sub: Subscription, there: Entry, giving: psycopg.Connection, taking: psycopg.Connection
 ) -> None:
-    """Let clients write on a giving side that is back: what the taking side has declined it never takes.
+    """Let clients write on a giving side that is back. The taking side has declined, and never takes the right.
 
-    :param there: the row of the giving side, which names what is forgotten there: that of the other could name any.
+    :param there: the row of the giving side. It names what is forgotten; the other row could name anything.
     """
     check_command(there, options)
     right_to_write.release(there, giving, taking, right_to_write.commands(options, sub, None))
@@ -133,14 +133,14 @@ def reopen(
 
 
 def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:
-    """Drop the subscription that was to lead back to the publisher that is gone, with its slot on the target."""
+    """Drop the reverse subscription to the lost publisher, with its slot on the target."""
     if back is not None:
         drop(options.state_dir, back.name, if_exists=True, keep_target=True, reporter=reporter)
         failpoints.point("switchover.back_dropped")
 
 
 def drop_without_target(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> None:
-    """Drop the subscription that was to lead back from the target that is gone."""
+    """Drop the reverse subscription from the lost target."""
     drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=reporter)
     reporter.warning(
         f'subscription "{sub.name}" remains, and its slot keeps WAL on the publisher',

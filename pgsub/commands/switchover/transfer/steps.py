@@ -1,10 +1,10 @@
 """The steps of a switchover, from the first row of the journal to the end of the subscription.
 
 NOTES
-Each step can be repeated, and where to go on is read from the journal of both sides. Before the right is given,
-whatever fails leads back: the fence is lifted, and what was made for the way back is removed. Afterwards there is only
-the way forward, until clients write on the taking side; then the subscription turns.
-:mod:`pgsub.switchover.journal` says why nothing else can happen.
+
+Each step can be repeated. The journals of both sides determine where to continue. Before the right is given, a failure
+undoes everything: the fence is lifted, and the reverse subscription is removed. Afterwards it can only proceed, until
+clients write on the taking side and replication is reversed. :mod:`pgsub.switchover.journal` says why.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 
-#: Seconds in which apply must come near the publisher before the pause, and how long it may take from there.
+#: Seconds within which apply must approach the publisher before the pause, and the lag in seconds that is near.
 APPROACH, NEAR = 300.0, 0.5
-#: Seconds in which the right is taken at least, by a run that finds it given; and in which clients are let in again.
+#: Minimum seconds to take a right that an earlier run was given, and limit in seconds for letting clients write again.
 TAKE, RELEASE = 5.0, 60.0
-#: Seconds in which transactions behind the fence are looked for, once clients write again.
+#: Seconds for the search for transactions after the fence, once clients write again.
 LATE = 10.0
 
 
 class Switchover:
     """One run of the command, with a session on each side.
 
-    :param sub: the subscription that ends, ``back`` the one that leads back.
-    :param taking: a session on its target.
-    :param giving: on the target of ``back``.
+    :param sub: the ending subscription. ``back`` is the reverse one.
+    :param taking: a session on the target of ``sub``.
+    :param giving: a session on the target of ``back``.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Switchover:
         self._kept_there = [taking.info.backend_pid]
         self._users: set[str] = set()
         self._quiet_at: int | None = None
-        self._given_at = 0  #: behind the commit that gave the right
-        self.in_pause: bool | None = None  #: clients can write nowhere; None where that is not known
+        self._given_at = 0  #: after the commit that gave the right
+        self.in_pause: bool | None = None  #: clients can write nowhere; None if unknown
         self.timing = right_to_write.Timing(log=reporter.log)
 
     # --- until the right is taken
 
     def until_taken(self, entry: Entry, alive: Callable[[], None]) -> None:
-        """Move the right to the taking side, or leave everything as it was.
+        """Move the right to the taking side, or undo everything.
 
-        :param entry: of the taking side, planned or prepared.
-        :param alive: raises what ended apply.
+        :param entry: the row of the taking side, planned or prepared.
+        :param alive: raises the error that ended apply.
         """
         with self._or_back(entry), contextlib.ExitStack() as stack:
             sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
@@ -100,14 +100,14 @@ class Switchover:
             self._prepare(entry)
             if self._phase(entry) == journal.OPEN:
                 self._approach(entry, sessions.source, sessions.slots, alive)
-                # what was looked for lies hours back where large tables were compared, and was before another run
+                # The first search may be hours old after comparing large tables, or belong to an earlier run.
                 seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, self._back)
                 # guard: the pause does not begin while an obstacle remains
                 way_back_subscription.check(seen, self._options)
             self._pause(entry, sessions, alive)
 
     def take(self, entry: Entry) -> None:
-        """Take the right that a run before this one was given, or leave everything as it was."""
+        """Take the right that an earlier run was given, or undo everything."""
         with self._or_back(entry):
             there = journal.of(self._giving, entry.id)
             left = self._timeout - ((there and there.fenced_for) or 0.0)
@@ -116,7 +116,7 @@ class Switchover:
 
     @contextlib.contextmanager
     def _or_back(self, entry: Entry) -> Iterator[None]:
-        """Leave everything as it was where the block fails, unless the right was taken in it."""
+        """Undo everything if the block fails, unless the right was taken in it."""
         try:
             yield
         except BaseException as error:
@@ -125,10 +125,10 @@ class Switchover:
                 raise
 
     def _go_back(self, entry: Entry, error: BaseException) -> bool:
-        """Leave everything as it was, with a new session where one is lost.
+        """Undo everything, with a new session if one is lost.
 
-        :param error: what failed.
-        :return: the right was taken, so that nothing failed that matters.
+        :param error: the error that occurred.
+        :return: whether the right was taken, so that the error does not matter.
         """
         with contextlib.ExitStack() as stack:
             if self._phase(entry) is None:
@@ -151,14 +151,14 @@ class Switchover:
         return False
 
     def _phase(self, entry: Entry) -> str | None:
-        """Return the phase of the giving side, None where it is not known."""
+        """Return the phase of the giving side, None if it is unknown."""
         with contextlib.suppress(psycopg.Error):
             found = journal.of(self._giving, entry.id)
             return None if found is None else found.phase
         return None
 
     def _prepare(self, entry: Entry) -> None:
-        """Open the journal of the giving side, and fence the taking one."""
+        """Add the switchover to the giving side's journal, and fence the taking side."""
         names = (self._back.subid, entry.subname, entry.back_name, self._back.subid)
         with durable(self._giving):
             advisory_locks.take_for_transaction(self._giving, DATABASE_LOCK, OTHER)
@@ -169,13 +169,13 @@ class Switchover:
             if entry.phase == journal.PLANNED:
                 with durable(self._taking):
                     self._fence_taking(entry)
-            # on each run, for one before may have died here
+            # In each run, because an earlier one may have died here.
             fence.end_sessions(self._taking, self._kept_there, time.monotonic() + APPROACH)
         failpoints.point("switchover.prepared")
 
     def _fence_taking(self, entry: Entry) -> None:
         saved = fence.put(self._taking, entry.fence, self._roles())
-        # the fence of the switchover that led away is lifted, whatever its subscriptions were called then
+        # Its fence from the switchover that moved writes away must be lifted, whatever its subscriptions were called.
         saved[PROMOTES] = self._options.promote_command is not None
         earlier = journal.given_away(self._taking, entry.id)
         if earlier is not None:
@@ -184,7 +184,7 @@ class Switchover:
         journal.move(self._taking, entry.id, expected, journal.PREPARED, saved=journal.saved(saved))
 
     def _roles(self) -> set[str]:
-        """Return the roles of pgsub on the two servers, which may connect to a fenced one."""
+        """Return pgsub's roles on the two servers, which may connect to a fenced server."""
         return {self._taking.info.user, self._giving.info.user, *self._users}
 
     def _approach(
@@ -198,7 +198,7 @@ class Switchover:
                 position = flushed_position(source)
                 drain.covered(self._taking, self._sub.subid, position, deadline, self._check(alive))
                 if time.monotonic() - began < NEAR:
-                    # the target is fenced: what is decoded now is not in the pause
+                    # WAL of the fenced target that is decoded now need not be decoded in the pause.
                     way_back.advance(slot_session, self._back.slot_name or "", way_back.record(self._taking, entry.id))
                     drain.announce(self._taking, self._sub.subid, position)
                     return
@@ -208,15 +208,15 @@ class Switchover:
 
         def check() -> None:
             alive()
-            with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
+            with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
                 wait(options)
 
         return check
 
     def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
-        """Fence the giving side, let the taking one have all of it, and let the right go there.
+        """Fence the giving side, apply all of its changes, and transfer the right.
 
-        :raises TimeoutExpired: that takes too long, whatever hangs.
+        :raises TimeoutExpired: this takes too long, for whatever reason.
         """
         used = [self._giving, self._taking, *sessions.all, *self.pause_comparison.sessions]
         with PauseLimit(used, time.monotonic() + self._timeout) as limit:
@@ -231,7 +231,7 @@ class Switchover:
             self._fence(entry)
         there = journal.of(self._giving, entry.id)
         if there is None or there.phase != journal.FENCED:
-            return  # another run went on
+            return  # another run continued
         deadline = limit.deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
         limit.check()
         with self.timing.step("end sessions"):
@@ -248,7 +248,7 @@ class Switchover:
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
             sessions.sequences(self._sub, entry, deadline)
-            if entry.fence == fence.COMMAND:  # what a session has of a sequence's cache it gives out whatever is set
+            if entry.fence == fence.COMMAND:  # sessions would return values from their cache of a sequence
                 fence.end_sessions(self._taking, self._kept_there, deadline)
         failpoints.point("switchover.sequences")
         with self.timing.step("way back"):
@@ -279,7 +279,7 @@ class Switchover:
     def _timeout(self) -> float:
         return TIMEOUT if self._options.timeout is None else self._options.timeout
 
-    # --- it was given
+    # --- after the right was given
 
     def _take(self, entry: Entry) -> None:
         self.in_pause = True
@@ -288,14 +288,14 @@ class Switchover:
         failpoints.point("switchover.taken")
 
     def warn_of_late(self) -> None:
-        """Warn of transactions that were committed on the giving side behind the fence."""
+        """Warn of transactions that were committed on the giving side after the fence."""
         if self._quiet_at is None:
             return
         late, known = 0, self._quiet_at
-        with contextlib.suppress(psycopg.Error, PgsubError):  # the giving side is not needed any more
+        with contextlib.suppress(psycopg.Error, PgsubError):  # the giving side is no longer needed
             position = flushed_position(self._giving)
             if drain.publishes_ledger(self._giving, self._sub.publications):
-                known = self._given_at  # the commit that gave the right comes, too
+                known = self._given_at  # the commit that gave the right is replicated, too
             late = drain.covered(self._taking, self._sub.subid, position, time.monotonic() + LATE, lambda: None)
         if late > known:
             self._reporter.warning(
@@ -304,10 +304,10 @@ class Switchover:
                 f"Find out who writes there, and compare:\npgsub verify {word(self._back.name)} --rows",
             )
 
-    # --- the way back to how it was
+    # --- undoing
 
     def release(self, entry: Entry) -> None:
-        """Leave everything as it was: lift the fences, remove what was made for the way back.
+        """Undo everything: lift the fences and remove the reverse subscription.
 
         :raises StateForbids: the taking side has taken the right.
         """
@@ -318,6 +318,6 @@ class Switchover:
         reporter = InnerReporter(self._reporter, backward=True)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
         failpoints.point("switchover.dropped")
-        if journal.of(self._giving, entry.id) is not None:  # it may have ended before that was written
+        if journal.of(self._giving, entry.id) is not None:  # the run may have ended before the row was written
             with durable(self._giving):
                 journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)

@@ -1,6 +1,6 @@
-"""The end of a switchover, once clients may write on the target: the world is told, and the direction turns.
+"""The end of a switchover, after clients may write on the target: clients are redirected and replication is reversed.
 
-Of the publisher nothing is needed but its slot, which is dropped last.
+The publisher is only needed to drop its slot, which is the last step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.session.transactions import durable
 
-#: Seconds in which workers of the subscription must end.
+#: Seconds within which the subscription's workers must end.
 END_SECONDS = 60.0
-#: In what the fence of the taking side replaced: whether sessions that began behind it were ended.
+#: Key in ``saved`` of the taking side: whether sessions from before the lifting of the fence were ended.
 _LET_IN = "let_in"
 
 
@@ -41,8 +41,8 @@ def _nothing() -> None:
 class Turn:
     """The last steps of a switchover.
 
-    :ivar sub: the subscription that ends; ``back`` the one that leads back, None where that is dropped.
-    :ivar taking: a session on the target of ``sub``; ``kept`` pids of others there that are the command's.
+    :ivar sub: the ending subscription. ``back`` is the reverse one, None if it is dropped.
+    :ivar taking: a session on the target of ``sub``. ``kept`` has the PIDs of the command's other sessions there.
     """
 
     options: SwitchoverOptions
@@ -57,10 +57,11 @@ class Turn:
     def run(
         self, entry: Entry, *, promoted: Callable[[], None] = _nothing, enabled: Callable[[], None] = _nothing
     ) -> None:
-        """Tell the world, end the subscription, and let the one of the way back begin; or drop it, if it leads nowhere.
+        """Redirect clients, end the subscription, and enable the reverse one, or drop that if its target is gone.
 
-        :param promoted: called once the world was told; ``enabled`` once the way back replicates.
-        :raises PublisherUnavailable: all is done but for the slot of the subscription, which cannot be dropped.
+        :param promoted: called after clients are redirected. ``enabled`` is called when the reverse one replicates.
+
+        :raises PublisherUnavailable: everything is done except that the subscription's slot cannot be dropped.
         """
         here = journal.of(self.taking, entry.id)
         assert here is not None
@@ -73,9 +74,9 @@ class Turn:
 
     @contextlib.contextmanager
     def _told_if_interrupted(self, *, leads: bool = True) -> Iterator[None]:
-        """Tell whoever interrupts the block what is left, for it cannot be undone.
+        """Report what is left if the block is interrupted, because it cannot be undone.
 
-        :param leads: there is no command that still has to lead clients to the target.
+        :param leads: whether no command has still to redirect clients to the target.
         """
         try:
             yield
@@ -89,7 +90,7 @@ class Turn:
             raise
 
     def _promote(self, here: Entry) -> None:
-        """Let clients write, and lead them to the target."""
+        """Let clients write, and redirect them to the target."""
         with self.timing.step("promote"):
             self._let_write(here)
             right_to_write.commands(self.options, self.sub, self.back)("promote")
@@ -98,7 +99,7 @@ class Turn:
         failpoints.point("switchover.promoted")
 
     def _turn(self, here: Entry, enabled: Callable[[], None]) -> None:
-        """End the subscription, and let the way back replicate."""
+        """End the subscription, and let the reverse one replicate."""
         with self.timing.step("turn"):
             self._end(fence=here.phase != journal.DONE)
             self._lead_back(enabled=here.phase == journal.DONE)
@@ -110,7 +111,7 @@ class Turn:
             self._drop()
 
     def _let_write(self, here: Entry) -> None:
-        """End sessions that would stay read-only; not again where the next run finds clients that write."""
+        """End sessions that would stay read-only. Do so once, because later sessions belong to writing clients."""
         saved = dict(here.saved or {})
         if saved.get(_LET_IN):
             return
@@ -120,9 +121,9 @@ class Turn:
             journal.move(self.taking, here.id, (journal.TAKEN,), journal.TAKEN, saved=known)
 
     def _end(self, *, fence: bool) -> None:
-        """End the subscription: what the way back writes must not be sent here again.
+        """End the subscription, because writes of the reverse one must not be sent here again.
 
-        :param fence: keep a worker from committing that lives on though its launcher has let it go.
+        :param fence: whether to fence off a worker that still runs without its launcher.
         """
         folder, name = self.options.state_dir, self.sub.name
         if self.store.subscription(name).enabled:
@@ -134,9 +135,9 @@ class Turn:
         failpoints.point("switchover.disabled")
 
     def _lead_back(self, *, enabled: bool) -> None:
-        """Let the way back replicate, or drop it.
+        """Let the reverse subscription replicate, or drop it.
 
-        :param enabled: it was enabled before: whoever has disabled it since wants it so.
+        :param enabled: whether it was enabled before. It then stays disabled if the user has disabled it since.
         """
         if self.options.gone == PUBLISHER:
             server_gone.drop_way_back(self.options, self.back, InnerReporter(self.reporter, backward=True))

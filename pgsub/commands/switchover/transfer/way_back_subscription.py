@@ -1,4 +1,4 @@
-"""The subscription of the way back, made from the one that ends; it stays disabled until the right has moved."""
+"""Creates the reverse subscription from the ending one. It stays disabled until the right has moved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pgsub.switchover import journal
 from pgsub.target.ledger import two_phase
 from pgsub.target.ledger.schema import installation
 
-#: The first version of a publisher that leaves out what has an origin.
+#: The first version of publishers that can leave out changes with an origin.
 _ORIGIN_VERSION = 160000
 _OWN = {"publications", "enabled", "password_required", "password_enforced", "on_conflict", "way_back_of"}
 _SETTINGS = {one.name for one in fields(Subscription)} - _OWN
@@ -40,13 +40,13 @@ def way_back(
     store: StateStore,
     subid: int | None = None,
 ) -> CreateOptions:
-    """Make the options of the subscription that leads back.
+    """Return the options of the reverse subscription.
 
-    They are those of the subscription that ended with the last switchover in the other direction, or else those of the
-    one that ends now, with a publication of its own name.
+    They are those of the subscription that ended with the previous switchover in the other direction. Without one, they
+    are those of the subscription that ends now, with a publication named like the reverse one.
 
-    :param giving: a session on the giving side, where it will write.
-    :param subid: that it is to have.
+    :param giving: a session on the giving side, its target.
+    :param subid: its number, None for a new one.
     """
     _, back = options.names
     before = _before(giving, back)
@@ -85,7 +85,7 @@ def _settings(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def _before(giving: psycopg.Connection, name: str) -> Any:
-    """Return the definition of a subscription that ended with a switchover on this server, None where none did."""
+    """Return the definition of a subscription that ended with a switchover on this server, None if there is none."""
     if installation.installed_version(giving) < installation.VERSION:
         return None
     entry = journal.latest(giving, journal.TAKING, name)
@@ -99,10 +99,10 @@ def obstacles(
     store: StateStore,
     back: Subscription | None = None,
 ) -> list[Obstacle]:
-    """Find what stands in the way on both servers, errors first.
+    """Search for obstacles on both servers, errors first.
 
-    :param back: the way back, once it is made; then only what may have come since it was looked for. What it subscribes
-        to counts: the giving side, which is asked for that before, may have answered otherwise when it was made.
+    :param back: the reverse subscription if it exists. Then only obstacles that may be new are searched for. Its own
+        publications are used, because the giving side's answers may have changed since.
     """
     with giving_session(options, sub, store) as giving:
         if back is not None:
@@ -115,7 +115,7 @@ def obstacles(
 
 
 def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
-    """Refuse what stands in the way."""
+    """Raise an error if there are obstacles."""
     errors = [one for one in seen if one.severity == ERROR]
     if errors:
         hints = [one.hint for one in errors if one.hint]
@@ -127,7 +127,7 @@ def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
 
 
 def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subscription:
-    """Create the subscription that leads back, with its slot on the taking side."""
+    """Create the reverse subscription, with its slot on the taking side."""
     create(made, reporter=reporter)
     failpoints.point("switchover.created")
     return store.subscription(made.name)
