@@ -1,10 +1,10 @@
-"""Which parts of a table differ, by sums of hashes: both servers read the table once, and nothing but sums is sent.
+"""The search for the parts of a table that differ, by sums of hashes. Both servers read the table and send only sums.
 
 NOTES
-The first bits of the hash of its key put a row into a bucket; of each bucket both servers give the number of rows and
-the sum of their hashes. Sums can be added, so each server reads the table in the order and in the pieces that suit it,
-whatever its keys are, and there is no order of keys that the two would have to agree on. Buckets that differ are
-divided by further bits, as long as this takes more rows off what must be sent in the end than it sends sums.
+The first bits of its key's hash put a row into a bucket. For each bucket both servers return the number of rows and the
+sum of their hashes. Sums can be added, so each server reads the table in its own order and pieces, and the servers need
+not agree on an order of keys. Buckets that differ are divided by further bits, as long as the additional sums cost less
+than the rows that need not be sent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from psycopg import sql
 
 from pgsub.reconcile.reading.source import chosen, prefix
 
-#: Bits of the hash that one pass adds at most.
+#: Maximum number of bits that one pass adds.
 BITS = 12
 #: Buckets are divided further while those that differ have more rows than this.
 MANY_ROWS = 20_000
-#: Sums that a later pass brings at most, and rows that are worth one of them.
+#: Maximum number of sums in a later pass, and number of rows that justify one more sum.
 _MOST_SUMS, _ROWS_A_SUM = 1 << 18, 8
-#: A pass that adds fewer bits costs more than it is good for.
+#: A pass that adds fewer bits is not worth its cost.
 _LEAST_BITS = 2
-#: The hash has 64.
+#: The hash has 64 bits.
 _MOST_BITS = 4 * BITS
 
 #: Rows and sum by bucket.
@@ -33,13 +33,13 @@ Sums = dict[int, tuple[int, int]]
 
 @dataclass(slots=True)
 class Totals:
-    """Rows and sums of one side in each bucket, added up over its pieces."""
+    """Rows and sums of one side in each bucket, for all its pieces."""
 
     rows: int = 0
     sums: Sums = field(default_factory=dict)
 
     def add(self, found: Collection[tuple[int, int, int]]) -> None:
-        """Add what one piece has: bucket, rows, sum of hashes."""
+        """Add the result of one piece: bucket, rows, sum of hashes."""
         for bucket, rows, total in found:
             before = self.sums.get(bucket, (0, 0))
             self.sums[bucket] = before[0] + rows, before[1] + total
@@ -47,7 +47,7 @@ class Totals:
 
 
 def differing(one: Totals, other: Totals) -> list[int]:
-    """Return the buckets of which the two sides do not have the same."""
+    """Return the buckets in which the two sides differ."""
     nothing = (0, 0)
     buckets = one.sums.keys() | other.sums.keys()
     return sorted(b for b in buckets if one.sums.get(b, nothing) != other.sums.get(b, nothing))
@@ -55,10 +55,10 @@ def differing(one: Totals, other: Totals) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Buckets by the first bits of the hash; 0 bits for the whole table.
+    """A selection of buckets by the first bits of the hash. 0 bits select the whole table.
 
-    :ivar more: bits by which sums divide them.
-    :ivar rows: of both sides in them.
+    :ivar more: number of further bits by which sums divide the buckets.
+    :ivar rows: number of rows in them, on both sides together.
     """
 
     bits: int = 0
@@ -67,12 +67,12 @@ class Selection:
     rows: int = 0
 
     def of(self, rows: sql.Composable) -> sql.Composed:
-        """Compose what is read of rows ``k``, ``r``."""
+        """Compose the FROM clause that selects from rows ``k``, ``r``."""
         where = sql.SQL(" WHERE {}").format(chosen(self.bits, self.buckets)) if self.bits else sql.SQL("")
         return sql.SQL("FROM ({}) AS s{}").format(rows, where)
 
     def sums(self, rows: sql.Composable) -> sql.Composed:
-        """Compose the sums of the buckets that the next bits make of these."""
+        """Compose the query for the sums of the buckets into which the next bits divide these."""
         return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum(r)::pg_catalog.text {} GROUP BY 1").format(
             prefix(self.bits + self.more), self.of(rows)
         )
@@ -83,8 +83,8 @@ def find(
 ) -> tuple[Totals, Totals, Selection | None]:
     """Find the buckets that differ.
 
-    :param bits: of the first pass.
-    :return: the totals of all rows, and what must be looked at row by row; None where nothing differs.
+    :param bits: number of bits of the first pass.
+    :return: totals of all rows on both sides, and the selection to compare row by row; None if nothing differs.
     """
     selection = Selection(more=bits)
     first = found = read(selection)
@@ -101,5 +101,5 @@ def find(
 
 
 def _worth(buckets: int, rows: int) -> int:
-    """Return by how many bits it is worth to divide buckets that have so many rows."""
+    """Return the number of bits by which it is worth dividing buckets with this number of rows."""
     return min(BITS, (min(_MOST_SUMS, rows // _ROWS_A_SUM) // buckets).bit_length() - 1)

@@ -1,8 +1,8 @@
-"""Types as SQL of a server that is not the one with the column: written here, of numbers alone.
+"""Built-in types as SQL, composed from numbers alone, for a server other than the one with the column.
 
 NOTES
-What a server answers may be anything: its superuser can replace ``format_type()``. So no text of the target, not even
-the name of a type, becomes SQL of the publisher. The oids of built-in types are the same on every server.
+A server's answer may be anything, because its superuser can replace ``format_type()``. So no text from the target, not
+even the name of a type, becomes SQL for the publisher. The OIDs of built-in types are the same on every server.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from psycopg.postgres import types
 
 _NUMERIC, _INTERVAL = 1700, 1186
 _WITH_PRECISION = frozenset({1083, 1114, 1184, 1266})  #: time, timestamp, timestamptz, timetz
-#: char, varchar, bit, varbit, which a cast to a length cuts.
+#: char, varchar, bit, varbit: a cast to a length truncates them.
 _WITH_LENGTH = frozenset({1042, 1043, 1560, 1562})
 _VARHDRSZ = 4
 _ANY_PRECISION = 0xFFFF  #: INTERVAL_FULL_PRECISION
 
-#: Name of each type, and the oid of what its modifier is of: its own, or that of its elements.
+#: Name of each type, and the OID of the type that its modifier belongs to: its own, or its element type.
 _TYPES = {
     oid: (prefix + one.name.strip('"'), one.oid)
     for one in types
@@ -27,14 +27,14 @@ _TYPES = {
 
 
 def has_length(type_oid: int) -> bool:
-    """Return whether a type's modifier is a length that an explicit cast cuts a value to."""
+    """Return whether the type's modifier is a length to which an explicit cast truncates a value."""
     return type_oid in _TYPES and _TYPES[type_oid][1] in _WITH_LENGTH
 
 
 def written(type_oid: int, typmod: int) -> sql.Composed | None:
-    """Compose a built-in type with its modifier; None where it is another type, or has another modifier.
+    """Compose a built-in type with its modifier; return None for another type or modifier.
 
-    A length is left out: a cast to it would cut a value.
+    A length is left out, because a cast to it would truncate a value.
     """
     if type_oid not in _TYPES:
         return None
@@ -48,7 +48,7 @@ def written(type_oid: int, typmod: int) -> sql.Composed | None:
 
 
 def _modifiers(type_oid: int, typmod: int) -> tuple[int, ...] | None:
-    """Return what the type's typmodin takes (numerictypmodin, anytime_typmodin, intervaltypmodin)."""
+    """Return the arguments of the type's typmodin (numerictypmodin, anytime_typmodin, intervaltypmodin)."""
     if type_oid in _WITH_LENGTH:
         return ()
     if type_oid in _WITH_PRECISION:

@@ -22,16 +22,16 @@ from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import HASH_BITS, Named, Piece, Source
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
 
-#: Rows that are asked for one by one at most, where the buckets that differ have many more.
+#: Maximum number of rows that are selected individually if the buckets that differ have many more.
 MOST_HASHES = 500_000
 
 
 @dataclass(slots=True)
 class TableResult:
-    """Outcome of the comparison of one table.
+    """The outcome of the comparison of one table.
 
-    :ivar publisher_rows: rows that were compared there; ``target_rows`` likewise.
-    :ivar error: why it could not be compared.
+    :ivar publisher_rows: number of rows compared on the publisher; ``target_rows``: on the target.
+    :ivar error: why the table could not be compared; None: it was.
     """
 
     table: ComparedTable
@@ -42,21 +42,21 @@ class TableResult:
 
 
 _CTID = sql.SQL("ctid::pg_catalog.text")
-#: Of the publisher and of the target.
+#: The sources on the publisher and on the target.
 Sources = tuple[Source, Source]
 Pieces = tuple[list[Piece], list[Piece]]
 _Work = tuple[Side, Source, Piece]
-#: Rows, and the pieces of both sides that have them.
+#: Selected rows, and the pieces that contain them on both sides.
 _Wanted = tuple[Selection, tuple[Sequence[Piece], Sequence[Piece]]]
-#: The known reason for a difference, by the hash of its key and its kind.
+#: Returns the known reason for a difference, by the hash of its key and its kind.
 Explain = Callable[[int, str], str | None]
 
 
 @dataclass(slots=True)
 class _Addresses:
-    """Addresses of one side's rows, by table.
+    """The ctids of one side's rows, by table.
 
-    :ivar many: they are more than are kept.
+    :ivar many: there are more than are kept.
     """
 
     by_table: dict[Named, list[str]] = field(default_factory=dict)
@@ -78,9 +78,9 @@ class _Addresses:
 
 
 class Comparison(Sessions):
-    """A comparison of one table after the other; parameters as of :class:`~pgsub.reconcile.reading.sessions.Sessions`.
+    """A comparison of one table after another; see :class:`~pgsub.reconcile.reading.sessions.Sessions` for parameters.
 
-    :param sample: percent of the keys; None for all.
+    :param sample: percentage of the keys; None: all.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Comparison(Sessions):
     ) -> None:
         super().__init__(sides, jobs=jobs, rate=rate)
         self._sample = sample
-        self._alike: bool | None = None  #: whether both servers hash values alike
+        self._alike: bool | None = None  #: whether both servers compute the same hashes; None: unknown
 
     def compare(
         self,
@@ -108,22 +108,22 @@ class Comparison(Sessions):
         return result
 
     def pieces(self, sources: Sources) -> Pieces:
-        """Divide both sides of a table by its blocks."""
+        """Divide both sides of a table by blocks."""
         both = zip(self.sides, sources, strict=True)
         here, there = (self.on(side, partial(side.pieces, source=one, most=self.blocks(side))) for side, one in both)
         return here, there
 
     def check_not_rewritten(self, table: ComparedTable, sources: Sources) -> None:
-        """Check that what was read on both sides was still the snapshots'."""
+        """Check that the table was not rewritten on either side since the snapshots."""
         for side, source in zip(self.sides, sources, strict=True):
             self.on(side, partial(side.check_not_rewritten, source=source, name=table.name))
 
     def compare_pieces(
         self, result: TableResult, sources: Sources, pieces: Pieces, explain: Explain, reading: Reading
     ) -> None:
-        """Compare all rows of both sources, and add what is found.
+        """Compare all rows of both sources, and add the differences to ``result``.
 
-        :param pieces: of both, that have all of their rows.
+        :param pieces: pieces of both sides that contain all rows.
         """
         self._check_hashes()
         parts = zip(self.sides, sources, pieces, strict=True)
@@ -137,7 +137,7 @@ class Comparison(Sessions):
             self._rows(result, sources, self._found(work, selection, reading), explain)
 
     def _check_hashes(self) -> None:
-        """Check that a hash of one server means something on the other."""
+        """Check that both servers compute the same hashes."""
         if self._alike is None:
             here, there = (self.on(side, partial(side.fetch, query=PROBE, doing="hash values")) for side in self.sides)
             self._alike = here == there
@@ -163,12 +163,12 @@ class Comparison(Sessions):
             total.add([(bucket, rows, int(summed)) for bucket, rows, summed in found])
 
     def _fetch(self, side: Side, query: sql.Composed, source: Source, piece: Piece) -> list[Any]:
-        # a table that is no sum of small pieces takes its time
+        # a table that is not divided into small pieces takes longer than the statement timeout
         named = source.named([piece])
         return self.on(side, lambda one: side.fetch(one, query, "compare a table", named=named, bounded=piece.small))
 
     def _found(self, work: Sequence[_Work], chosen: Selection, reading: Reading) -> _Wanted:
-        """Find the addresses of rows, piece by piece, unless they are very many or those of several tables."""
+        """Find the ctids of rows, piece by piece, unless there are too many or a piece has several tables."""
         addresses = {side.name: _Addresses() for side in self.sides}
         if chosen.rows <= MOST_HASHES and all(piece.table is not None for *_, piece in work):
             self.read([(side, piece, partial(self._locate, addresses[side.name], side, source, piece, chosen))
@@ -187,7 +187,7 @@ class Comparison(Sessions):
             found.add(piece, [address for (address,) in addresses])
 
     def _narrowed(self, table: ComparedTable, sources: Sources, chosen: Selection) -> Selection:
-        """Choose the very rows that differ, by their hashes, unless they are too many."""
+        """Select the differing rows by their hashes, unless there are too many."""
         hashes = self.on_both(
             lambda here, there: differing(
                 self._hashes(table, here, sources[0], chosen),
@@ -214,7 +214,7 @@ class Comparison(Sessions):
         self.on(target, with_target)
 
     def _hashes(self, table: ComparedTable, session: Session, source: Source, chosen: Selection) -> Iterator[int]:
-        """Yield hashes of rows in their order."""
+        """Yield hashes of rows in ascending order."""
         rows = chosen.of(source.rows(Piece(), self._sample))
         for (hashed,) in self._sorted(table, session, source, sql.SQL("SELECT r {} ORDER BY r").format(rows), ()):
             yield int(hashed)
@@ -235,16 +235,16 @@ class Comparison(Sessions):
     def _sorted(
         self, table: ComparedTable, session: Session, source: Source, query: sql.Composed, pieces: Sequence[Piece]
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield what a query gives; the server sorts it."""
+        """Yield the rows of a query that the server sorts."""
         side, connection = session
         yield from side.stream(connection, source, query, table.name, pieces)
 
 
 def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> Sources:
-    """Compose how both sides of a table are read.
+    """Compose how to read both sides of a table.
 
     :param in_utf8: whether the databases have different encodings.
-    :param as_sent: whether values are read as their server gives them too, where that is another text.
+    :param as_sent: also read the server's own text of values that are compared by another text.
     """
     remote, target = table.remote, table.target
     filters = row_filters(remote)
@@ -274,10 +274,10 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> So
 
 
 def row_filters(remote: RemoteTable) -> tuple[sql.SQL, ...]:
-    """Return the conditions of a published table's rows, as SQL of the publisher."""
+    """Return the row filter of a published table as conditions for the publisher."""
     return () if remote.row_filter is None else (sql.SQL(remote.row_filter),)
 
 
 def relation_of(schema: str, name: str, relkind: str) -> sql.Composed:
-    """Compose a table that rows are read from."""
+    """Compose the table in a FROM clause, without its inheritance children."""
     return sql.SQL("{}{}").format(sql.SQL("" if relkind == "p" else "ONLY "), sql.Identifier(schema, name))

@@ -1,4 +1,4 @@
-"""What the target takes for equal: values whose texts differ, and keys (tuples_equal, execReplication.c)."""
+"""Equality on the target: of values with different texts, and of keys (tuples_equal, execReplication.c)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Values = tuple[str | None, ...]
 
 
 def unnested(count: int) -> sql.Composed:
-    """Compose arrays of texts as columns, for parameters of a RawCursor: names may hold a percent sign."""
+    """Compose arrays of texts as columns, for parameters of a RawCursor. Names may contain a percent sign."""
     return sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${n}::pg_catalog.text[])") for n in range(1, count + 1))
 
 
 class Equality:
-    """A session on the target that is asked about values of a table."""
+    """A session on the target that compares values of a table."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Equality:
                 yield
 
     def of_pairs(self, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
-        """Tell of pairs of values of a column whether they are equal.
+        """Return for each pair of a column's values whether they are equal.
 
-        :raises TableReplaced: its type was renamed.
+        :raises TableReplaced: the column's type was renamed.
         """
         one, other = (_typed(column, name) for name in ("a", "b"))
         query = sql.SQL("SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY AS u (a, b, n) ORDER BY n").format(
@@ -61,13 +61,13 @@ class Equality:
             return [bool(answer) for (answer,) in psycopg.RawCursor(self._connection).execute(query, (ones, others))]
 
     def groups(self, columns: Sequence[TargetColumn], keys: Sequence[Values]) -> list[list[int]]:
-        """Put together the keys that are equal; NULL equals NULL.
+        """Group the keys that are equal. NULL equals NULL.
 
-        :param columns: of a key.
-        :return: positions of keys, each in one of the groups.
+        :param columns: columns of the key.
+        :return: groups of positions in ``keys``.
         """
         open_to = [position for position, column in enumerate(columns) if loose(column)]
-        # what is equal only by its text is one value, whatever columns there are
+        # columns whose values are equal only if their texts are count as one value, whatever their number
         fixed = [json.dumps([None if n in open_to else v for n, v in enumerate(key)]) for key in keys]
         names = [f"c{position}" for position in open_to]
         grouped = [_typed(columns[position], name) for position, name in zip(open_to, names, strict=True)]

@@ -1,8 +1,8 @@
 """Differences that the ledger explains: rows that were skipped, held or kept by a rule, by the hashes of their keys.
 
-Changes that were skipped and not replayed, and changes of a held table, are kept in the ledger: their rows differ
-because they wait there. A row that a rule kept differs because that was asked for. A change that a conflict left out
-without either is lost: that is recorded, and explains nothing.
+The ledger keeps changes that were skipped and not replayed, and changes of a held table. Their rows differ because
+these changes wait there. A row that a rule kept differs because that was asked for. A change that a conflict left out
+without being kept is lost. It is recorded, but it is no explanation.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.rows import LEFT_OUT
 
 _BATCH = 1000
-#: Changes of one table that are read; what goes beyond counts as not explained.
+#: Maximum number of changes of one table that are read. Further ones do not explain anything.
 MOST = 200_000
 
 SKIPPED, HELD, CONFLICT = "skipped_change", "held_change", "conflict"
 
-#: Values of a row by column; a value that is no text is left out.
+#: Values of a row by column, texts only.
 Values = Mapping[str, Any]
 
 
@@ -45,13 +45,13 @@ def explained(
     names: Sequence[tuple[str, str]],
     in_utf8: bool,
 ) -> dict[int, str]:
-    """Read which rows of a table the record explains, or has as left out.
+    """Read which rows of a table the ledger and the record of conflicts explain, or have as left out.
 
     :param connection: on the target, in a transaction that sees the snapshot.
-    :param conflicts: rows of conflicts whose change was not made, each with :data:`CONFLICT` where a rule kept what is
-        there, and with :data:`~pgsub.reconcile.rows.LEFT_OUT` otherwise.
-    :param names: schema and name that the record may have its rows under: the subscription's, its own, its partitions'.
-    :return: the reason by the hash of the key.
+    :param conflicts: rows of conflicts whose change was not applied: with :data:`CONFLICT` if a rule kept the existing
+        row, otherwise with :data:`~pgsub.reconcile.rows.LEFT_OUT`.
+    :param names: schemas and names under which rows may be recorded: the subscription's, the table's, its partitions'.
+    :return: reasons by the hash of the key.
     """
     found: dict[int, str] = {}
     recorded = list(conflicts)
@@ -115,9 +115,9 @@ def _batches(keys: Iterator[tuple[str | None, ...]]) -> Iterator[list[tuple[str 
 def _hashed(
     connection: psycopg.Connection, table: ComparedTable, keys: list[tuple[str | None, ...]], *, in_utf8: bool
 ) -> list[int]:
-    """Have the target hash keys as it hashes those of its rows; none where one of them does not fit its type.
+    """Hash keys on the target, as its rows' keys are hashed; return none if a value is invalid for its type.
 
-    :raises TableReplaced: the type of one was renamed.
+    :raises TableReplaced: a type was renamed.
     """
     columns = [table.columns[position] for position in table.key]
     values = [expressions.target_values(table)[position] for position in table.key]

@@ -1,17 +1,17 @@
-"""Hashes of keys and rows as SQL of either server, the same on both where the values are the same.
+"""Hashes of keys and rows as SQL for either server. Equal values have the same hash on both.
 
 NOTES
-The functions are those of hash partitioning (hashtextextended and its like). They give the same on all versions from 11
-on, for pg_upgrade relies on it. The hash of each column is the seed of the next one's, so that an exchange of values
-between columns or rows is noticed, and all 64 bits count.
+The functions are those of hash partitioning (hashtextextended and others). They return the same in all versions from 11
+on, because pg_upgrade relies on it. The hash of each column is the seed for the next. So an exchange of values between
+columns or rows changes the hash, and all 64 bits count.
 
-A value is hashed by its text, unless its type is one whose own function distinguishes all values and is cheaper.
-hashint8extended folds its value to 32 bits, hash_numeric_extended knows no sign, and hashfloat8extended takes zero for
-nothing: they are not used. Servers of different encodings hash the bytes of UTF-8. Processors of different byte orders
-give different hashes: what the servers give for the same values is compared before anything is judged.
+A value is hashed by its text, unless its type has a cheaper hash function that distinguishes all values. Not used are
+hashint8extended, which folds its value to 32 bits, hash_numeric_extended, which ignores the sign, and
+hashfloat8extended, which ignores zero. Servers with different encodings hash the bytes of UTF-8. Processors with
+different byte orders compute different hashes, so the results of both servers for the same values are compared first.
 
-The functions are no cryptographic ones. The first seeds are this process's own, so that nobody can give a row other
-values that are known to have the same hash.
+The functions are not cryptographic. The initial seeds are random in each process, so that nobody can choose values of a
+row that have the same hash as others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-#: Hash functions of types: of a value, the seed, and 1 where the value is null.
+#: Hash functions by type. Arguments: the value, the seed, and 1 if the value is null, else 0.
 _BY_TYPE = {
     16: "pg_catalog.hashint4extended(coalesce({0}::pg_catalog.int4, 0), {1} # {2})",
     20: "pg_catalog.hashint4extended({2}, {1} # coalesce({0}, 0))",
@@ -38,7 +38,7 @@ _BLANKS = sql.SQL(
 )
 _TEXT = sql.SQL("""pg_catalog.hashtextextended(coalesce({0}, '') COLLATE pg_catalog."C", {1} # {2})""")
 _IN_UTF8 = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
-#: What the functions give for some values: bytes are hashed as words of the processor.
+#: Results of the functions for some values. Bytes are hashed as words of the processor.
 PROBE = sql.SQL(
     "SELECT pg_catalog.hashint4extended(7, 1), pg_catalog.hashoidextended(7::pg_catalog.oid, 1),"
     " pg_catalog.uuid_hash_extended('00000000-0000-0000-0000-000000000007'::pg_catalog.uuid, 1),"
@@ -47,7 +47,7 @@ PROBE = sql.SQL(
 )
 _NULL = sql.SQL("CASE WHEN {} THEN 1 ELSE 0 END")
 _MIXED = sql.SQL("pg_catalog.hashint4extended({}, {})")
-#: Columns whose hashes are nested in each other; the parser of a server has a limited stack.
+#: Maximum number of columns whose hashes are nested, because the server's parser has a limited stack.
 _NESTED = 32
 _ROW, _KEY = (sql.SQL(f"{secrets.randbits(63)}::pg_catalog.int8") for _ in range(2))
 
@@ -58,7 +58,7 @@ class Value:
 
     :ivar text: its canonical text.
     :ivar null: whether it is null.
-    :ivar typed: the value itself, of the type that the target has; None where only the text is the same on both sides.
+    :ivar typed: the value in the target's type; None if only the text is the same on both sides.
     """
 
     text: sql.Composable
@@ -77,7 +77,7 @@ class Value:
 
 
 def hashes(values: Sequence[Value], key: Sequence[int], *, in_utf8: bool) -> tuple[sql.Composed, sql.Composed]:
-    """Compose the hash of a row's key and that of the row.
+    """Compose the hash of a row's key and the hash of the row.
 
     :param in_utf8: whether the other server has another encoding.
     """

@@ -1,14 +1,14 @@
-"""Parts of a table that were copied before: what of each is the same on both sides, by hashes of rows alone.
+"""The comparison of parts of a table that were copied before, by hashes of whole rows.
 
 NOTES
-A part is a range of the publisher's blocks and the transactions that brought its rows to the target. Both sides give
-the number of its rows and the sum of their hashes; so a part that is equal costs one line. In one that is not, sums of
-hashes find the rows, as in :mod:`~pgsub.reconcile.buckets`; of these the addresses are what is wanted, for a row that
-is to come is copied as any other, and one that is to go is gone by its address. Values are never sent, and no key is
-needed: a row that differs goes, and comes.
+A part is a range of the publisher's blocks and the transactions that copied its rows to the target. Both sides return
+the number of its rows and the sum of their hashes, so a part that is equal costs one line. In a part that is not, sums
+of hashes find the rows, as in :mod:`~pgsub.reconcile.buckets`. Only their ctids are needed: a missing row is copied by
+its ctid, a surplus row is deleted by its ctid, and both are done to a row that differs. No values are sent, and no key
+is needed.
 
-A row that an UPDATE moved to another part is surplus there and missing here. Locally changed rows have the xid of who
-changed them: they are no part's.
+A row that an UPDATE moved to another part is surplus in the one and missing in the other. Locally changed rows have the
+xid of the transaction that changed them, so they belong to no part.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import Named, Piece, Source
 
-#: Rows of a part that are brought or removed one by one; if they are more it is copied again.
+#: Maximum number of rows of a part that are copied or removed individually. With more, the part is copied again.
 MOST_ROWS = 50_000
-#: Parts that are looked at closely at the same time, as far as there are sessions.
+#: Maximum number of parts that are examined at the same time, if there are enough sessions.
 _AT_ONCE = 16
-#: Rows of a bucket, at first.
+#: Initial number of rows per bucket.
 _ROWS_A_SUM = 16
-#: Bytes of a hash with an address on the line.
+#: Bytes of a hash and a ctid in transit.
 _LINE = 32
 _PUBLISHER, _TARGET = 0, 1
-#: A statement of rows, and the pieces that it reads.
+#: A query for rows, and the pieces that it reads.
 _Rows = tuple[sql.Composable, Sequence[Piece]]
 _XMIN, _TABLE, _CTID = (sql.SQL(f"{name}::pg_catalog.text") for name in ("xmin", "tableoid", "ctid"))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Blocks of the publisher, and what was brought of them.
+    """Blocks of the publisher, and the rows that were copied from them.
 
-    :ivar leaf: the publisher's table that has the blocks; None: it has none of that name any more.
+    :ivar leaf: the publisher's table with the blocks; None: no table has that name any more.
     :ivar until: the block after the last one.
-    :ivar xids: of the target's rows, as xmin shows them.
-    :ivar rows: that were brought; ``bytes`` likewise.
+    :ivar xids: xmin values of the target's rows.
+    :ivar rows: number of copied rows; ``bytes``: their size.
     """
 
     leaf: Named | None
@@ -68,11 +68,11 @@ class Part:
 
 @dataclass(slots=True)
 class PartResult:
-    """Differences between both sides of a part.
+    """The differences between both sides of a part.
 
-    :ivar surplus: of the target: xid, oid of table, and address of each row.
-    :ivar missing: addresses of the publisher's rows.
-    :ivar anew: whether all of it should be copied again; then no rows are listed.
+    :ivar surplus: rows to remove from the target: xid, OID of the table, ctid.
+    :ivar missing: ctids of the publisher's rows to copy.
+    :ivar anew: the whole part must be copied again; no rows are listed then.
     """
 
     part: Part
@@ -95,7 +95,7 @@ class PartComparison:
         everything = range(len(table.columns))
         _, hash_here = hashes(here, everything, in_utf8=in_utf8)
         _, hash_there = hashes(there, everything, in_utf8=in_utf8)
-        # rows come into buckets by their own hash
+        # buckets are formed by the row's own hash
         self._here = Source(
             remote.oid,
             (remote.schema, remote.name),
@@ -117,7 +117,7 @@ class PartComparison:
         self._name = table.name
         self._lock = threading.Lock()
         self._pieces: list[Piece] = []
-        #: in which pieces the rows of a transaction are, and their number and sum
+        #: by xid: number of each piece with its rows, and their number and sum
         self._brought: dict[int, list[tuple[int, int, int]]] = {}
         self._published: dict[Part, tuple[int, int]] = {}
         self._parts: Sequence[Part] = ()
@@ -133,11 +133,11 @@ class PartComparison:
         )
 
     def target_rows(self, part: Part) -> int:
-        """Return how many rows of a part the target has still."""
+        """Return how many rows of a part the target still has."""
         return self._of_target(part)[0]
 
     def differing(self) -> Iterator[PartResult]:
-        """Look closely at the parts that are not the same, and yield them."""
+        """Examine the parts that differ, and yield their results."""
         differ = [part for part in self._parts if self._of_target(part) != self._published[part]]
         for at in range(0, len(differ), _AT_ONCE):
             results = [PartResult(part) for part in differ[at : at + _AT_ONCE]]
@@ -172,11 +172,11 @@ class PartComparison:
         bounded = len(pieces) == 1 and pieces[0].table is not None
         with side.seeing(connection, "compare a part of a table", named=named, bounded=bounded):
             rows = connection.execute(query).fetchall()
-            side.refuse_rewritten(connection, source, self._name)  # reading has locked it
+            side.refuse_rewritten(connection, source, self._name)  # the query has locked the table
         return rows
 
     def _of_part(self, part: Part, connection: psycopg.Connection) -> tuple[int, int]:
-        """Return rows and sum of a part on the publisher."""
+        """Return number and sum of the rows of a part on the publisher."""
         if part.leaf is None:
             return 0, 0
         piece = _piece(part)
@@ -256,9 +256,9 @@ def _take(result: PartResult, rows: Iterator[tuple[int, Sequence[str]]]) -> None
 
 
 def _alone(publisher: Iterator[Sequence[str]], target: Iterator[Sequence[str]]) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield addresses of rows that one side has oftener than the other, and which one.
+    """Yield rows that one side has more often than the other, as side and ctid columns.
 
-    :param publisher: hash and address of rows in the order of hashes; ``target`` likewise.
+    :param publisher: hash and ctid columns of rows, in the order of hashes; ``target`` likewise.
     """
     tagged = heapq.merge(
         ((int(hashed), _PUBLISHER, row) for hashed, *row in publisher),

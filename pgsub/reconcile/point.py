@@ -1,6 +1,6 @@
 """One point: a snapshot of the publisher at an LSN, and one of the target with all that this LSN covers, no more.
 
-How apply is brought there: :mod:`~pgsub.reconcile.point_attempt`.
+:mod:`~pgsub.reconcile.point_attempt` explains how apply is brought there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pgsub.publisher.slot_creation import Report
 from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing, roll_back
 from pgsub.target.session.connect import must_use_password
 
-#: Seconds for which apply stands at a barrier at most; then it goes on by itself.
+#: Maximum number of seconds that apply waits at a barrier before it goes on by itself.
 STAND_SECONDS = 10.0
 _TRIES = 3
 
@@ -34,15 +34,15 @@ def one_point(
     check: Callable[[], object] = lambda: None,
     seconds: float = STAND_SECONDS,
 ) -> Iterator[Point]:
-    """Open one point; apply goes on before the block begins.
+    """Open one point. Apply goes on before the block begins.
 
     :param session: on the target, for the ledger.
     :param holder: on the target; its snapshot lasts as long as the block.
-    :param deadline: on the clock of ``time.monotonic()``: until then apply must have come there.
-    :param report: told which transactions of the publisher are waited for.
-    :param check: called now and then while apply is waited for; raises what keeps it from coming.
-    :param seconds: for which apply may stand still.
-    :raises TimeoutExpired: apply did not come there in time, or took too often longer than ``seconds``.
+    :param deadline: time by which apply must have reached the point, by ``time.monotonic()``.
+    :param report: told which transactions of the publisher delay the point.
+    :param check: called from time to time while waiting for apply; raises an error if apply cannot reach the point.
+    :param seconds: maximum time that apply may wait.
+    :raises TimeoutExpired: apply was too late, or waited longer than ``seconds`` too often.
     """
     with contextlib.ExitStack() as stack:
         password = must_use_password(session, sub)
@@ -67,9 +67,9 @@ def while_standing(
     check: Callable[[], object] = lambda: None,
     seconds: float = STAND_SECONDS,
 ) -> Result:
-    """Work at one point while apply stands there; parameters and errors as of :func:`one_point`.
+    """Do work at one point while apply waits there; see :func:`one_point` for the other parameters and the errors.
 
-    :param work: must take the barrier away, in the transaction in which it writes; None where it was gone.
+    :param work: must remove the barrier in its writing transaction, and return None if it was gone.
     """
     password = must_use_password(session, sub)
     with contextlib.closing(verified_publisher.connect(session, sub)) as source:

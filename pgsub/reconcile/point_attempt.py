@@ -1,16 +1,17 @@
-"""An attempt to bring apply and a snapshot of the publisher to one point: one barrier, until it is released.
+"""An attempt to bring apply and a snapshot of the publisher to one point: one barrier, from its start to its release.
 
 NOTES
 The publisher's snapshot is that of a slot at its consistent point X (SnapBuildInitialSnapshot, snapbuild.c): exactly
-the transactions that finished before X, whatever order they showed in. X is known only once the slot is there, and
-apply would be beyond it by then. So a barrier is put first, at a position L that X cannot lie before. Once apply stands
-at L the slot is created, the barrier moves to X, apply goes there, the target's snapshot is taken, apply goes on.
+the transactions that finished before X, whatever order they became visible in. X is known only after the slot was
+created, and apply would be beyond it by then. So a barrier is put up first, at a position L that X cannot lie before.
+Once apply has stopped at L, the slot is created, the barrier moves to X, and apply follows. Then the target's snapshot
+is taken, and apply goes on.
 
-The slot waits for all transactions that write at this moment, however long they take, and with synchronous replication
-they may wait for apply. As long as it waits for one of them X lies ahead, and the barrier is moved along behind the
-publisher's WAL: apply goes on. On a standby it waits until the primary tells which transactions run, for 15 seconds if
-nobody asks for that; what is replayed is decoded in moments, so the barrier is moved to where replay was a while ago.
-That X is not behind the barrier after all is checked in the end.
+The slot waits for all transactions that write at this moment, however long they take. With synchronous replication
+they may in turn wait for apply. While it waits for one of them, X lies ahead, and the barrier follows the end of the
+publisher's WAL, so that apply goes on. On a standby it waits until the primary logs the running transactions, up to 15
+seconds unless the primary is asked to. Replayed WAL is decoded within moments, so there the barrier follows the replay
+position of a moment ago. In the end it is checked that X is not behind the barrier.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.target.ledger.maintenance import barrier
 
-#: Bytes of WAL that apply may be behind when the slot is created: until then it is only followed.
+#: Bytes of WAL that apply may be behind when the slot is created. While it is further behind, the barrier follows.
 NEAR_BYTES = 16 << 20
-#: Seconds in which a barrier is taken away after a failure, while apply holds its row; then apply does it itself.
+#: Maximum number of seconds to remove a barrier after a failure, while apply holds its row. Then apply removes it.
 RELEASE_SECONDS = 30.0
 _POLL = 0.005
 _FOLLOW = 0.02
 _CHECK = 0.5
-#: Seconds after which a slot that is created on a standby has read what was replayed.
+#: Seconds after which a slot that is created on a standby has decoded what was replayed.
 _READ_SECONDS = 0.5
 _WAITS = """
 SELECT pg_catalog.pg_is_in_recovery(), EXISTS (
@@ -62,10 +63,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Both snapshots, to be imported as long as the block that gave them lasts.
+    """Both snapshots. They can be imported during the block that yields them.
 
-    :ivar lsn: both have what finished before, and nothing else.
-    :ivar publisher: name of the publisher's snapshot; ``target`` of the target's.
+    :ivar lsn: both contain what finished before it, and nothing else.
+    :ivar publisher: name of the publisher's snapshot; ``target``: of the target's.
     :ivar pause: seconds for which apply stood still.
     """
 
@@ -76,16 +77,16 @@ class Point:
 
 
 class GivenUp(Exception):
-    """Failure of one attempt, because apply went on or the barrier was too far ahead: another may do better."""
+    """Failure of one attempt, because apply went on or the barrier was too far ahead. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One point at which apply stands.
+    """One point at which apply waits.
 
-    :ivar lsn: the target has what finished before, and nothing else.
-    :ivar publisher: name of the publisher's snapshot of it.
-    :ivar barrier: its token, for :func:`pgsub.target.ledger.maintenance.barrier.take`.
+    :ivar lsn: the target contains what finished before it, and nothing else.
+    :ivar publisher: name of the publisher's snapshot at this point.
+    :ivar barrier: the barrier's token, for :func:`pgsub.target.ledger.maintenance.barrier.take`.
     """
 
     lsn: int
@@ -94,13 +95,13 @@ class Standing:
 
 
 def roll_back(holder: psycopg.Connection) -> None:
-    """End the transaction that holds the target's snapshot, also on a session that was lost."""
+    """End the transaction that holds the target's snapshot. The session may have been lost."""
     with contextlib.suppress(psycopg.Error):
         query.roll_back(holder)
 
 
 class Attempt:
-    """One barrier, from its putting to its release."""
+    """One barrier, from its start to its release."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Attempt:
         self._check = check
         self._next_check = time.monotonic() + _CHECK
         self._token: str | None = None
-        self._lsn = 0  #: of the barrier
+        self._lsn = 0  #: the barrier's position
 
     def run(self, holder: psycopg.Connection, password: bool, report: Report) -> tuple[Point, SlotSnapshot]:
         """Take both snapshots and let apply go on.
@@ -145,7 +146,7 @@ class Attempt:
         return Point(point, snapshot.snapshot_name, name, pause), snapshot
 
     def stand(self, work: Callable[[Standing], Result | None], password: bool, report: Report) -> Result:
-        """Work while apply stands at the point.
+        """Do work while apply waits at the point.
 
         :raises GivenUp: no point was found, or apply had gone on.
         """
@@ -159,7 +160,7 @@ class Attempt:
         return found
 
     def _at(self, snapshot: SlotSnapshot) -> tuple[int, float]:
-        """Let apply come to the snapshot's point; return that, and for how long apply had stood before."""
+        """Bring apply to the snapshot's point; return the point, and how long apply had waited before."""
         point = snapshot.consistent_point
         # guard: the publisher's snapshot is taken at the barrier
         if point < self._lsn:
@@ -170,21 +171,21 @@ class Attempt:
         return point, stood
 
     def release(self) -> bool:
-        """Let apply go on; return whether it has not done so by itself."""
+        """Let apply go on; return False if it has already done so by itself."""
         token, self._token = self._token, None
         if token is None:
             return False
         return self._patiently(partial(barrier.remove, self._session, self._sub.subid, token))
 
     def abandon(self) -> None:
-        """Take away what is left, also when the time is over: apply must not stand for what nobody waits for."""
+        """Remove the barrier, even after the deadline, because nobody needs apply to wait any more."""
         self._deadline, self._check = time.monotonic() + RELEASE_SECONDS, lambda: None
-        # the failure that led here is the one to be told
+        # the original failure is the one to report
         with contextlib.suppress(psycopg.Error, PgsubError):
             self.release()
 
     def _near(self) -> None:
-        """Put the barrier, and wait until apply stands at it, not far from the end of the publisher's WAL."""
+        """Put up the barrier, and wait until apply has stopped at it, not far from the end of the publisher's WAL."""
         self._lsn = self._flushed()
         put = partial(barrier.put, self._session, self._sub.subid, self._lsn, self._seconds)
         self._token = self._patiently(put)
@@ -194,11 +195,11 @@ class Attempt:
             position = self._flushed()
             if position - self._lsn <= NEAR_BYTES:
                 return
-            self._check_time()  # also where apply is always there already, and never near
+            self._check_time()  # apply may reach every barrier at once and never be near
             self._move(position)
 
     def _snapshot(self, password: bool, report: Report) -> SlotSnapshot:
-        """Put the barrier, create a temporary slot, and keep the barrier behind the WAL as long as that waits."""
+        """Put up the barrier and create a temporary slot. The barrier follows the WAL while the slot waits."""
         name = f"pgsub_{self._sub.subid}_verify_{secrets.token_hex(4)}"
         with contextlib.ExitStack() as stack:
 
@@ -232,7 +233,7 @@ class Attempt:
             raise follower.fatal_error
 
     def _follow(self, pid: int, done: threading.Event) -> None:
-        """Move the barrier along while the slot waits for a transaction: its snapshot lies behind that one's end."""
+        """Move the barrier while the slot waits for a transaction, because its snapshot follows the end of that one."""
         replayed: deque[tuple[float, int]] = deque()
         while not done.wait(_FOLLOW):
             position = self._flushed()
@@ -244,7 +245,7 @@ class Attempt:
                 while replayed and replayed[0][0] <= time.monotonic():
                     waits, position = True, replayed.popleft()[1]
             if waits and position > self._lsn:
-                with contextlib.suppress(psycopg.Error, GivenUp):  # the owner will meet it too
+                with contextlib.suppress(psycopg.Error, GivenUp):  # the owner of the attempt will get the error too
                     self._move(position, once=True)
 
     def _flushed(self) -> int:
@@ -253,13 +254,13 @@ class Attempt:
 
     def _move(self, lsn: int, *, once: bool = False) -> None:
         assert self._token is not None
-        self._lsn = lsn  # even where the outcome is not known
+        self._lsn = lsn  # even if the outcome of the move is unknown
         move = partial(barrier.move, self._session, self._sub.subid, self._token, lsn)
         if not (move() if once else self._patiently(move)):
             raise self._gone()
 
     def _reach(self) -> float:
-        """Wait until apply stands at the barrier; return for how long it had stood before."""
+        """Wait until apply has stopped at the barrier; return how long it had waited before."""
         while True:
             found = barrier.read(self._session, self._sub.subid)
             if found is None or found.token != self._token:
@@ -270,7 +271,7 @@ class Attempt:
             time.sleep(_POLL)
 
     def _patiently(self, change: Callable[[], Result]) -> Result:
-        """Change the barrier; apply holds its row as long as it commits a batch."""
+        """Change the barrier. Apply holds its row while it commits a batch."""
         while True:
             try:
                 return change()

@@ -1,11 +1,11 @@
-"""The comparison of a large table range by range of its key, so that another can go on where it broke off.
+"""The comparison of a large table, range by range of its key, so that another one can go on where it was interrupted.
 
 NOTES
-Pieces by blocks say nothing before all of both sides is read, for a row may lie anywhere on the other server. Rows of a
-range of keys are the same ones on both, so each range is judged by itself, and remains equal at the position of its
-comparison whatever becomes of the rest. Servers find them by an index. That costs no more than reading the table only
-where its rows lie in the order of the key, so a table is divided if they do, by the statistics of both servers, and if
-both order the first column of the key alike. All others are compared in one go.
+Pieces by blocks tell nothing before both sides have been read completely, because a row may be in any block of the
+other server. A range of keys has the same rows on both. So each range is compared separately, and the result that it is
+equal at a position remains valid whatever happens to the rest. The servers find the rows of a range by an index. This
+costs no more than reading the table only if its rows are stored in the order of the key. So a table is divided if the
+statistics of both servers say so, and if both sort the first column of the key alike. Others are compared as a whole.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgsub.reconcile.reading.sessions import Progress, Reading
 from pgsub.reconcile.reading.side import MEMBERS
 from pgsub.reconcile.reading.source import KeyRange, Piece
 
-#: Ranges of a table: each is what one statement reads, and more of a table that is larger still.
+#: Minimum and maximum number of ranges. A range is what one statement reads, or more if the table is very large.
 LEAST_RANGES, MOST_RANGES = 16, 4000
-#: Ranges that are compared at once: so many at least, and some for each session that reads.
+#: Number of ranges that are compared at once: the minimum, and the number for each session that reads.
 _AT_ONCE, _OF_A_SESSION = 8, 2
-#: Blocks of the target that are looked at to find the bounds, for each range.
+#: Number of the target's blocks that are sampled for each range to find the bounds.
 _SAMPLED = 32
-#: Types that all servers order alike, and as what a bound of them is read.
+#: Types that all servers sort alike, and the type as which their bounds are read.
 _ORDERED = {
     20: "int8",
     21: "int8",
@@ -40,8 +40,8 @@ _ORDERED = {
     1184: "timestamptz",
     2950: "uuid",
 }
-# How closely rows must follow the order of the key: of one in a hundred that does not, a block may be read by itself.
-# Partitions of a few blocks are soon read, and have no statistics where they have no rows, or one.
+# The required correlation with the order of the key. If one row in a hundred is out of order, it may cost a block read.
+# Small partitions are read quickly, and have no statistics if they have one row or none.
 _ORDERLY = f"""{MEMBERS}
 SELECT coalesce(pg_catalog.bool_and(
        EXISTS (SELECT FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
@@ -63,10 +63,10 @@ SELECT (pg_catalog.percentile_disc({shares}::pg_catalog.float8[]) WITHIN GROUP (
 
 @dataclass(frozen=True, slots=True)
 class EqualRanges:
-    """Ranges one after the other that were equal at one position.
+    """Consecutive ranges that were equal at one position.
 
-    :ivar first: number of the first of them; ``until`` that of the one behind them.
-    :ivar rows: of either side.
+    :ivar first: number of the first range; ``until``: of the range after the last one.
+    :ivar rows: number of rows on either side.
     """
 
     first: int
@@ -77,10 +77,10 @@ class EqualRanges:
 
 @dataclass(slots=True)
 class Ranges:
-    """The ranges of a table, and what is known of them.
+    """The ranges of a table, and which of them are known to be equal.
 
-    :ivar lsn: position of the comparison that is made now.
-    :ivar keep: called when more of them are known to be equal.
+    :ivar lsn: position of the present comparison.
+    :ivar keep: called when more ranges are known to be equal.
     :ivar bounds: texts of the key's first column at which all ranges but the first begin; none: it is not divided.
     """
 
@@ -91,11 +91,11 @@ class Ranges:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranges."""
         return len(self.bounds) + 1
 
     def left(self, most: int) -> list[range]:
-        """Return those that are to be compared, at most so many together."""
+        """Return the ranges that are still to be compared, in groups of at most ``most``."""
         equal = {number for one in self.equal for number in range(one.first, one.until)}
         found: list[range] = []
         for number in range(self.count):
@@ -108,11 +108,11 @@ class Ranges:
         return found
 
     def between(self, first: int, until: int) -> tuple[str | None, str | None]:
-        """Return the bounds of some, None where there is none."""
+        """Return the lower and the upper bound of consecutive ranges; None: unbounded."""
         return self.bounds[first - 1] if first else None, self.bounds[until - 1] if until < self.count else None
 
     def joined(self) -> list[EqualRanges]:
-        """Return what is equal; neighbours that were at one position are one."""
+        """Return the equal ranges. Adjacent ones with the same position are joined."""
         joined: list[EqualRanges] = []
         for one in sorted(self.equal, key=lambda found: found.first):
             before = joined[-1] if joined else None
@@ -123,30 +123,30 @@ class Ranges:
         return joined
 
     def earlier(self) -> list[EqualRanges]:
-        """Return those that another comparison has found equal."""
+        """Return the ranges that an earlier comparison found equal."""
         return [one for one in self.joined() if one.lsn != self.lsn]
 
 
 def first_column(table: ComparedTable) -> str:
-    """Return the column of a key by which a table may be divided."""
+    """Return the column of the key by which a table may be divided."""
     return table.columns[table.key[0]].name
 
 
 def key_type(table: ComparedTable) -> str | None:
-    """Return as what bounds of a key's first column are read; None where the servers may order its values otherwise."""
+    """Return the type as which bounds of the key's first column are read; None if the servers may sort differently."""
     if not table.keyed:
         return None
     column = table.columns[table.key[0]]
     sent = next(one for one in table.remote.columns if one.name == column.name)
     here, there = _ORDERED.get(sent.type_oid), _ORDERED.get(column.type_oid)
-    # what the target rounds may come into another range there
+    # a value that the target rounds may be in another range there
     return there if here == there and sent.typmod == column.typmod else None
 
 
 class RangeComparison:
-    """A comparison of one table by its ranges, those left out that are known to be equal.
+    """A comparison of one table by its ranges, without those that are known to be equal.
 
-    :param ranges: what is known; more is added.
+    :param ranges: known ranges, to which further ones are added.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class RangeComparison:
         return max(_AT_ONCE, _OF_A_SESSION * self._comparison.jobs)
 
     def _divide(self, whole: Pieces) -> None:
-        """Find the bounds of ranges, if the table is large enough, and orderly."""
+        """Find the bounds of ranges, if the table is large enough and stored in order."""
         target = self._comparison.sides[1]
         blocks = max(sum(piece.blocks for piece in side) for side in whole)
         count = min(blocks // self._comparison.blocks(target), MOST_RANGES)
         if self._type is None or count < LEAST_RANGES or not all(map(self._orderly, (0, 1))):
             return
-        # those of large values hold no keys
+        # without the blocks of TOAST, which contain no keys
         here = sum(piece.blocks if piece.until is None else piece.until - piece.first for piece in whole[1])
         query = sql.SQL(_BOUNDS).format(
             shares=[number / count for number in range(1, count)],
@@ -204,7 +204,7 @@ class RangeComparison:
         )
         doing, named = "divide a table", self._sources[1].named()
         [(bounds,)] = self._comparison.on(target, partial(target.fetch, query=query, doing=doing, named=named))
-        # values that many rows have would make ranges of any size
+        # values that many rows share would make ranges of any size
         if bounds is not None and len(set(bounds)) == len(bounds):
             self._ranges.bounds = tuple(bounds)
 
@@ -215,7 +215,7 @@ class RangeComparison:
         return bool(orderly)
 
     def _compare_some(self, some: range, whole: Pieces, reading: Reading) -> None:
-        """Compare ranges one after the other together, and keep that they are equal if no row of them differs."""
+        """Compare consecutive ranges together, and record that they are equal if no row differs."""
         comparison, result, ranges = self._comparison, self._result, self._ranges
         here, there = self._sources
         condition = self._keys(some.start, some.stop).conditions

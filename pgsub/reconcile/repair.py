@@ -1,11 +1,11 @@
-"""Brings rows of a table to the publisher's state, while apply stands at the point that this is the state of.
+"""The repair of rows: the target's rows get the publisher's state of a point, while apply waits at that point.
 
 NOTES
-Both versions of each row are read once more: the publisher's in the snapshot of the point, the target's under the lock
-of apply's row, which the transaction takes together with the barrier. So the target has exactly what the point covers,
-nothing newer can be overwritten, and apply goes on from there when the transaction ends, however it ends. Rows are
-changed as apply changes them (:class:`~pgsub.apply.execute.executor.Executor`), with the subscription's origin. What is
-replaced is kept in pgsub.skipped_change, marked as replayed, so that it explains no difference and can be pruned.
+Both versions of each row are read again: the publisher's in the snapshot of the point, the target's under the lock of
+apply's row. The transaction takes this lock together with the barrier. So the target has exactly what the point covers,
+and nothing newer can be overwritten. Apply goes on when the transaction ends, however it ends. Rows are changed as
+apply changes them (:class:`~pgsub.apply.execute.executor.Executor`), with the subscription's origin. Replaced rows are
+kept in pgsub.skipped_change, marked as replayed, so that they explain no difference and can be pruned.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from pgsub.target.sql import resync_truncate
 Key = tuple[str | None, ...]
 Row = dict[str, str | None]
 
-#: Rows that are brought in one pause of apply.
+#: Maximum number of rows that are repaired in one pause of apply.
 AT_ONCE = 500
 _LOCK_TIMEOUT = "3s"
-#: Deletions first: they make way for what has the same value of another unique column.
+#: Deletions are first, because another row may need their value of a unique column.
 _ORDER = ("DELETE", "UPDATE", "INSERT")
 
 
 @dataclass(frozen=True, slots=True)
 class RepairedRows:
-    """Rows that one transaction has brought: inserted, updated, deleted."""
+    """The number of rows that one transaction has inserted, updated and deleted."""
 
     inserted: int = 0
     updated: int = 0
@@ -69,12 +69,12 @@ class RepairedRows:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all rows."""
         return self.inserted + self.updated + self.deleted
 
 
 def unfit(table: ComparedTable) -> str | None:
-    """Return why rows of a table cannot be brought one by one; None where they can."""
+    """Return why rows of a table cannot be repaired individually; None if they can."""
     if not table.keyed:
         return "it has no key by which a row is known"
     if table.loose:
@@ -88,11 +88,11 @@ def unfit(table: ComparedTable) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Rows of one table, to be brought at a point.
+    """Rows of one table to repair at a point.
 
-    :ivar sources: the table on both servers, as it is compared.
-    :ivar keys: their canonical texts; at most :data:`AT_ONCE`.
-    :ivar extra: those that the comparison, which reads whole tables, has found on the target alone.
+    :ivar sources: the table on both servers, as in the comparison.
+    :ivar keys: canonical texts of their keys, at most :data:`AT_ONCE`.
+    :ivar extra: keys that the comparison, which reads whole tables, has found only on the target.
     """
 
     sub: Subscription
@@ -105,16 +105,16 @@ class Repair:
         """Repair the rows and let apply go on.
 
         :param publisher: sees the snapshot of the point.
-        :return: None where apply had gone on by itself: nothing was changed.
-        :raises ApplyError: a row cannot be written: none was changed.
+        :return: None if apply had gone on by itself; nothing was changed.
+        :raises ApplyError: a row cannot be written; nothing was changed.
         :raises StateForbids: the table must not be changed.
         """
         with contextlib.closing(publisher.connect()) as connection:
             with publisher.seeing(connection, "read rows", named=self.sources[0].named()):
-                connection.execute("SET LOCAL enable_seqscan = off")  # by the key's index, however small the table was
-                connection.execute("SET LOCAL statement_timeout = '10s'")  # apply stands no longer
+                connection.execute("SET LOCAL enable_seqscan = off")  # use the key's index, even of a small table
+                connection.execute("SET LOCAL statement_timeout = '10s'")  # apply does not wait for longer
                 there = self._rows(connection, self.sources[0], of_publisher=True)
-            # what a TRUNCATE took from the snapshot was not deleted
+            # rows that a TRUNCATE removed from the snapshot were not deleted
             publisher.check_not_rewritten(connection, self.sources[0], self.table.name)
         failpoints.point("repair.standing")
         with changing_rows(self.sub, "repair", "repair rows on the target") as session:
@@ -132,7 +132,7 @@ class Repair:
         *,
         of_publisher: bool,
     ) -> dict[Key, Row]:
-        """Read rows by their keys, with the texts that their own server gives."""
+        """Read rows by their keys, with the texts of their own server."""
         table = self.table
         names = [column.name for column in table.columns]
         values = expressions.publisher_values(table) if of_publisher else expressions.target_values(table)
@@ -159,10 +159,10 @@ class Repair:
     def _sought(
         self, number: int, text: str, canonical: sql.Composable, of_publisher: bool
     ) -> tuple[sql.Composable, sql.Composable]:
-        """Compose both sides of an equation that finds a key again, in a column of it.
+        """Compose both sides of the condition that finds a key again, for one of its columns.
 
-        :param text: name of the key's text, which is that of the target's type.
-        :param canonical: what would be the same text of a row.
+        :param text: name of the column with the key's text, in the form of the target's type.
+        :param canonical: expression for that text of a row.
         """
         column = self.table.columns[number]
         name, given = sql.Identifier(column.name), sql.SQL("u.{}").format(sql.Identifier(text))
@@ -208,10 +208,10 @@ class Repair:
         return found
 
     def _change(self, key: Key, wanted: Row | None, present: Row | None) -> dict[str, Any] | None:
-        """Make what leads from one row to the other, as pgsub.skipped_change would have it; None where nothing.
+        """Make the change from one row to the other, in the form of pgsub.skipped_change; None if there is none.
 
-        A row that was deleted since it was compared is deleted by apply. Where apply has not, an index may have hidden
-        it: one that is out of order, as after a change of the system's collations. The next comparison knows.
+        Apply has deleted a row that the publisher deleted since the comparison. If it has not, a corrupt index may hide
+        the publisher's row, as after a change of the system's collations. The next comparison decides.
         """
         # guard: what an index does not find is not deleted, without " or (wanted is None and key not in self.extra)"
         if wanted == present or (wanted is None and key not in self.extra):
@@ -252,7 +252,7 @@ class Repair:
                         session.relations.learn(relation)
                     executor.change(reader.transaction, encode(change))
                 for one in executor.finish():
-                    # it was seen under the lock: who writes here is hindered by a policy, or somebody was faster
+                    # the row was seen under the lock: a policy hides it from the role, or another session was faster
                     if isinstance(one, RowConflict) and one.local is None:
                         raise conflict.stop_error(self.sub.subid, one.record(self.sub.subid), one.place)
         except PgsubError:
@@ -260,7 +260,7 @@ class Repair:
             raise
 
     def _record(self, session: TargetSession, lsn: int, bodies: Sequence[dict[str, Any]], found: RepairedRows) -> None:
-        """Keep what was replaced, and record it for the launcher, in the transaction that has done it."""
+        """Keep replaced rows and record the repair for the launcher, in the transaction that does it."""
         connection, subid = session.connection, self.sub.subid
         now = replaced.keep(connection, subid, self.table, lsn, bodies, "repairing")
         if found.total:

@@ -1,6 +1,6 @@
-"""Rows of the target that are replaced or deleted by what the publisher has: kept, and recorded.
+"""Rows of the target that the publisher's rows replace or delete: they are kept and recorded.
 
-They are rows of pgsub.skipped_change that count as replayed: they explain no difference, can be read there, and pruned.
+They are stored in pgsub.skipped_change as replayed, so they explain no difference, and can be read and pruned there.
 The record is a conflict that was resolved, which the launcher shows (``pgsub conflicts list``).
 """
 
@@ -34,10 +34,10 @@ def keep(
     bodies: Sequence[dict[str, Any]],
     doing: str,
 ) -> int:
-    """Keep what is replaced, and record it, in the transaction that does it.
+    """Keep and record replaced rows in the transaction that replaces them.
 
-    :param lsn: of the publisher's state that takes its place.
-    :param bodies: changes as pgsub.skipped_change has them; those of them that replace nothing are passed over.
+    :param lsn: position of the publisher's state that replaces them.
+    :param bodies: changes as in pgsub.skipped_change. Those that replace nothing are passed over.
     :param doing: repairing or adopting.
     :return: the time of the target, in microseconds since 2000.
     """
@@ -54,7 +54,7 @@ def keep(
 
 
 def _conflict(table: ComparedTable, body: dict[str, Any], lsn: int, commit_ts: int, doing: str) -> dict[str, object]:
-    """Make the record of a row that was not as the publisher has it: something else had written it."""
+    """Make the record of a row that differed from the publisher's, because something else had written it."""
     local, old = table.target, body["old"]
     kind = f"{body['operation'].lower()}_origin_differs"
     names = body["identity"]

@@ -1,4 +1,4 @@
-"""Rows of the buckets that differ, from both servers in the order of their hashes, and what is made of them."""
+"""The comparison of the rows of differing buckets, which both servers send in the order of their hashes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pgsub.target.catalog.relation import TargetColumn
 #: Hashes of key and row, and the row.
 Row = tuple[int, int, Values]
 
-#: Differing rows of a table that are kept to be shown.
+#: Maximum number of a table's differing rows that are listed.
 LISTED = 1000
-#: Different rows of one key that are compared.
+#: Maximum number of different rows with one key that are compared.
 OF_ONE_KEY = 100_000
-#: Pairs, and bytes of them, that the target is asked about at once.
+#: Maximum number of value pairs, and their bytes, that the target compares at once.
 _PAIRS, _PAIR_BYTES = 500, 4 << 20
-#: Rows that only one side has, and bytes of them, whose keys the target is asked about in the end. What goes beyond is
-#: judged by the texts of its keys.
+#: Maximum number of rows that only one side has, and their bytes, whose keys the target compares in the end. Further
+#: rows are judged by the texts of their keys.
 _ALONE, _ALONE_BYTES = 50_000, 64 << 20
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
-#: What the record has of a row of which a conflict left out a change that is kept nowhere: no reason that it differs.
+#: Mark of a row for which a conflict left out a change without keeping it. It is no reason for a difference.
 LEFT_OUT = "left_out"
 
 
@@ -35,8 +35,8 @@ class Difference:
     """A row that is not the same on both sides.
 
     :ivar kind: missing on the target, extra there, or different.
-    :ivar publisher: its values there, None where it is not; ``target`` likewise.
-    :ivar known: what the record has of the row.
+    :ivar publisher: values on the publisher; ``target``: on the target. None: the row does not exist there.
+    :ivar known: what the record tells about the row.
     """
 
     kind: str
@@ -46,21 +46,21 @@ class Difference:
 
     @property
     def left_out(self) -> bool:
-        """Whether a conflict left out a change of the row that is kept nowhere."""
+        """Whether a conflict left out a change of the row without keeping it."""
         return self.known == LEFT_OUT
 
     @property
     def explained(self) -> str | None:
-        """The reason why it differs, where one is known."""
+        """The reason why it differs; None: unknown."""
         return None if self.left_out else self.known
 
 
 @dataclass(slots=True)
 class Differences:
-    """The differing rows of a table: all counted, some of them listed.
+    """The differing rows of a table: all are counted, some are listed.
 
-    :ivar counts: by kind.
-    :ivar explained: by kind, how many of them the record explains.
+    :ivar counts: number of rows, by kind.
+    :ivar explained: number of rows that the record explains, by kind.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0))
@@ -69,11 +69,11 @@ class Differences:
 
     @property
     def unexplained(self) -> int:
-        """Differing rows that nothing in the record is the reason of."""
+        """The number of differing rows that the record does not explain."""
         return sum(self.counts.values()) - sum(self.explained.values())
 
     def add(self, one: Difference) -> None:
-        """Count it; those without an explanation go before the others in the list."""
+        """Count a difference, and list it if there is space. Those without an explanation take precedence."""
         self.counts[one.kind] += 1
         self.explained[one.kind] += one.explained is not None
         if len(self.listed) < LISTED:
@@ -87,8 +87,8 @@ class Differences:
 class RowComparison:
     """The comparison of the rows of one table.
 
-    :param equality: tells which values the target takes for equal.
-    :param explain: gives the known reason for a difference, or :data:`LEFT_OUT`, by the hash of its key and its kind.
+    :param equality: tells which values are equal on the target.
+    :param explain: returns the known reason for a difference, or :data:`LEFT_OUT`, by the hash of its key and its kind.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RowComparison:
         self.found = Differences() if found is None else found
 
     def run(self, publisher: Iterator[Row], target: Iterator[Row]) -> Differences:
-        """Compare rows that come in the order of their hashes."""
+        """Compare rows that arrive in the order of their hashes."""
         tagged = heapq.merge(
             ((k, r, 0, v) for k, r, v in publisher), ((k, r, 1, v) for k, r, v in target), key=itemgetter(0, 1)
         )
@@ -119,7 +119,7 @@ class RowComparison:
         return self.found
 
     def _of_key(self, key: int, here: list[tuple[Values, int]], there: list[tuple[Values, int]]) -> None:
-        """Take rows with one key that only one side has."""
+        """Process the rows of one key that only one side has."""
         if self._table.keyed:
             others = {self._key(values): values for values, _ in there}
             for values, _ in list(here):
@@ -134,7 +134,7 @@ class RowComparison:
             self._one_side(key, EXTRA, values, count)
 
     def _one_side(self, key: int, kind: str, values: Values, count: int) -> None:
-        """Take a row that only one side has under this text of its key."""
+        """Process a row that only one side has with this text of its key."""
         for _ in range(count):
             if not self._table.loose or len(self._alone) >= _ALONE or self._alone_bytes >= _ALONE_BYTES:
                 self._add_alone(key, kind, values)
@@ -143,7 +143,7 @@ class RowComparison:
                 self._alone_bytes += sum(len(value or "") for value in values)
 
     def _match(self) -> None:
-        """Pair rows of both sides whose keys have other texts, and are equal for the target."""
+        """Pair rows of both sides whose keys have different texts but are equal on the target."""
         columns = [self._table.columns[position] for position in self._table.key]
         keys = [self._key(values) for *_, values in self._alone]
         for members in self._equality.groups(columns, keys) if keys else ():
@@ -163,7 +163,7 @@ class RowComparison:
         return tuple(values[n] for n in self._table.key)
 
     def _pair(self, key: int, one: Values, other: Values) -> None:
-        columns = zip(self._table.columns, one, other, strict=False)  # there may be more behind them
+        columns = zip(self._table.columns, one, other, strict=False)  # further values may follow
         if any(_surely_differ(column, a, b) for column, a, b in columns if a != b):
             self._add(key, DIFFERENT, one, other)
             return
@@ -173,7 +173,7 @@ class RowComparison:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask the target about rows whose texts differ in types that have several texts for one value."""
+        """Compare pairs on the target whose texts differ, in types that have several texts for one value."""
         differ: set[int] = set()
         for position, column in enumerate(self._table.columns):
             asked: list[tuple[int, tuple[str, str]]] = []
@@ -193,7 +193,7 @@ class RowComparison:
 
 
 def left_by(unpublished: Collection[str]) -> set[str]:
-    """Return the kinds of differences that changes leave which are not published.
+    """Return the kinds of differences that unpublished changes cause.
 
     :param unpublished: insert, update, delete.
     """
@@ -202,9 +202,9 @@ def left_by(unpublished: Collection[str]) -> set[str]:
 
 
 def differing(publisher: Iterator[int], target: Iterator[int], most: int) -> tuple[int, ...] | None:
-    """Return the hashes of rows that the two sides do not have equally often; None where they are more than most.
+    """Return the hashes of rows that the two sides do not have equally often; None if there are more than ``most``.
 
-    :param publisher: hashes of rows in their order; ``target`` likewise.
+    :param publisher: hashes of rows in ascending order; ``target`` likewise.
     """
     found: list[int] = []
     tagged = heapq.merge(((hashed, 1) for hashed in publisher), ((hashed, -1) for hashed in target))
@@ -217,9 +217,9 @@ def differing(publisher: Iterator[int], target: Iterator[int], most: int) -> tup
 
 
 def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values, int]], list[tuple[Values, int]]]:
-    """Take away rows that both sides have; return those that only one has, and how often.
+    """Remove rows that both sides have; return those that only one side has, and how often.
 
-    :raises SchemaFault: they are more than are to be kept in memory.
+    :raises SchemaFault: there are more than can be kept in memory.
     """
     counts: dict[int, list[int]] = {}
     samples: dict[int, Values] = {}

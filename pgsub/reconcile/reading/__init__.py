@@ -1,5 +1,5 @@
-"""How a comparison reads tables: sessions that see a server's snapshot, and the statements that read a piece there.
+"""The reading of tables for a comparison: sessions that see a server's snapshot, and the statements that read a piece.
 
-Nothing here knows what the rows are compared for. Entry points: :class:`~pgsub.reconcile.reading.side.Side`,
+Nothing here depends on the purpose of the comparison. Entry points: :class:`~pgsub.reconcile.reading.side.Side`,
 :class:`~pgsub.reconcile.reading.sessions.Sessions`.
 """

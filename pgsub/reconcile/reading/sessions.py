@@ -1,4 +1,4 @@
-"""Sessions on both servers that see the two snapshots, and threads that read pieces of tables with them."""
+"""Sessions on both servers that see the two snapshots, and the threads that read pieces of tables with them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import Piece
 
 Result = TypeVar("Result")
-#: A session, and on which side it is.
+#: A session and its side.
 Session = tuple[Side, psycopg.Connection]
-#: Told blocks of a table that are read on both servers, and how many there are to be read.
+#: Receives the number of blocks that were read on both servers, and their total.
 Progress = Callable[[int, int], None]
 
 
-#: Seconds in which a statement that nobody wants any more is cancelled.
+#: Timeout of a request to cancel a statement, in seconds.
 _CANCEL_SECONDS = 5.0
 
 
 class Reading:
-    """The blocks of one table that are read, and that are to be read as far as that is known.
+    """The blocks of one table that were read, and that are to be read as far as known.
 
-    :ivar over: set when nobody wants the others any more.
+    :ivar over: set when the others are not needed any more.
     """
 
     def __init__(self, told: Progress) -> None:
@@ -37,7 +37,7 @@ class Reading:
         self._done = self._total = self._expected = 0
 
     def expect(self, blocks: int) -> None:
-        """Tell how many blocks are to be read in all, before each of them is added."""
+        """Set the total number of blocks, before they are added one by one."""
         self._expected = blocks
 
     def begin(self, blocks: int) -> None:
@@ -45,17 +45,17 @@ class Reading:
         self._total += blocks
 
     def add(self, blocks: int) -> None:
-        """Add blocks that are read."""
+        """Add blocks that were read."""
         self._done += blocks
         self._told(self._done, max(self._total, self._expected))
 
 
 class Sessions:
-    """Sessions on both servers, each used by one thread at a time.
+    """A pool of sessions on both servers, each used by one thread at a time.
 
     :param sides: publisher and target.
-    :param jobs: pieces that are read at the same time, each with a session on one server.
-    :param rate: bytes a second that are read of the tables of each server; None for no limit.
+    :param jobs: number of pieces that are read at the same time, each with a session on one server.
+    :param rate: maximum bytes per second read from the tables of each server; None: no limit.
     """
 
     def __init__(self, sides: tuple[Side, Side], *, jobs: int, rate: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Sessions:
         return self._sides
 
     def on(self, side: Side, work: Callable[[psycopg.Connection], Result]) -> Result:
-        """Work with a session that nobody else has; one that failed is not used again."""
+        """Do work with a session that nobody else uses. A session that failed is not used again."""
         with self._lock:
             free = self._free[side.name]
             connection = free.pop() if free else None
@@ -95,7 +95,7 @@ class Sessions:
             failed = False
         finally:
             with self._lock:
-                reusable = connection in self._busy and not failed  # what was cancelled may meet that later
+                reusable = connection in self._busy and not failed  # a late cancel request may still hit it
                 self._busy.discard(connection)
                 if reusable:
                     self._free[side.name].append(connection)
@@ -104,7 +104,7 @@ class Sessions:
         return done
 
     def on_both(self, work: Callable[[Session, Session], Result]) -> Result:
-        """Work with a session on each side."""
+        """Do work with a session on each side."""
         publisher, target = self._sides
         return self.on(
             publisher,
@@ -112,16 +112,16 @@ class Sessions:
         )
 
     def each(self, work: Sequence[Callable[[], None]]) -> None:
-        """Do pieces of work, some at a time; the first error, or an interrupt, ends all others."""
+        """Do pieces of work, some at a time. The first error or an interrupt ends all others."""
         for _ in self._completed([self._pool.submit(one) for one in work], threading.Event()):
             pass
 
     def blocks(self, side: Side) -> int:
-        """Return how many blocks of a table one statement is to read."""
+        """Return the number of a table's blocks that one statement reads."""
         return self._limits[side.name].blocks
 
     def read(self, work: Sequence[tuple[Side, Piece, Callable[[], None]]], reading: Reading) -> None:
-        """Read pieces as :meth:`each` works, no faster than is wanted."""
+        """Read pieces as :meth:`each` does, within the rate limit."""
         reading.begin(sum(piece.blocks for _, piece, _ in work))
         begun = [self._pool.submit(self._read, *one, reading.over) for one in work]
         for blocks in self._completed(begun, reading.over):
@@ -134,9 +134,9 @@ class Sessions:
         return piece.blocks
 
     def _completed(self, work: Sequence[Future[Any]], over: threading.Event) -> Iterator[list[Any]]:
-        """Yield results as they come; the first error, or an interrupt, ends all others.
+        """Yield results as they arrive. The first error or an interrupt ends all others.
 
-        :param over: set then.
+        :param over: set in that case.
         """
         left = set(work)
         try:
@@ -153,7 +153,7 @@ class Sessions:
             wait(left)
 
     def _cancel(self) -> None:
-        """End the statements that run; their sessions are not used again."""
+        """Cancel the running statements. Their sessions are not used again."""
         with self._lock:
             running, self._busy = self._busy, set()
         for connection in running:

@@ -1,11 +1,11 @@
 """One server's side of a comparison: sessions that see its snapshot, and the statements that read a table there.
 
 NOTES
-Each statement has a transaction of its own that imports the snapshot, locks the tables that it names, and verifies that
-the names are theirs (:mod:`pgsub.common.table_lock`). So no lock is held for longer than one piece of a table takes,
-and TRUNCATE or ALTER TABLE waits no longer. What they did is noticed at the end: a table that has other files than in
-the snapshot was emptied or rewritten, which a snapshot does not show. One that has another name may have given its old
-one to a table that was read in its place, where the session may not lock it.
+Each statement has a transaction of its own. It imports the snapshot, locks the tables that it names, and verifies that
+these have the names (:mod:`pgsub.common.table_lock`). So no lock is held for longer than one piece takes to read, and
+TRUNCATE or ALTER TABLE waits no longer. Their effect is noticed at the end: a table with other files than in the
+snapshot was truncated or rewritten, which a snapshot does not show. A table with another name may have been renamed,
+and another table with its old name read in its place, if the session may not lock it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pgsub.common.query import roll_back, scalar
 from pgsub.reconcile.reading.read_rate import MOST_BLOCKS
 from pgsub.reconcile.reading.source import Named, Piece, Source
 
-_MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
+_MOST_BLOCKS = 1 << 32  #: maximum number of blocks of a table (MaxBlockNumber, block.h), whatever a server reports
 
-#: So that a value has the same text on both servers.
+#: Settings that give a value the same text on both servers.
 _SETTINGS = {
     "timezone": "UTC",
     "intervalstyle": "postgres",
@@ -37,7 +37,7 @@ _SETTINGS = {
 }
 _STATEMENT_TIMEOUT = "10min"
 
-#: A table and, of a partitioned one, all that it consists of.
+#: CTE with a table and, for a partitioned table, all its partitions.
 MEMBERS = """
 WITH RECURSIVE member AS (
      SELECT {oid}::pg_catalog.oid AS oid
@@ -45,7 +45,7 @@ WITH RECURSIVE member AS (
      SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
 """
-# The catalog is read as of the snapshot, functions answer as of now.
+# Catalogs are read as of the snapshot; functions return the present state.
 _REWRITTEN = f"""{MEMBERS}
 SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (oid)
   LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -54,8 +54,8 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
        IS DISTINCT FROM pg_catalog.format('%I.%I', n.nspname, c.relname)
     OR c.oid = {{oid}}::pg_catalog.oid AND (n.nspname, c.relname) <> ({{schema}}, {{name}})
 """
-# Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
-# Who may read some columns of a table may not read addresses of its rows.
+# A role that may read a partitioned table need not have privileges on its partitions, which have policies of their own.
+# A role that may read only some columns of a table may not read the ctids of its rows.
 _LEAVES = f"""{MEMBERS}
 SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
        (pg_catalog.pg_relation_size(c.oid)
@@ -70,7 +70,7 @@ SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog
 
 
 def date_order(session: psycopg.Connection) -> str:
-    """Return the order of day and month that the target reads dates in."""
+    """Return the order of day and month in which the target reads dates."""
     return str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
 
 
@@ -79,7 +79,7 @@ class Side:
 
     :param connect: opens a session with the fixed settings.
     :param snapshot: name of an exported snapshot.
-    :param order: of day and month, as the target has it.
+    :param order: order of day and month on the target.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Side:
         self._settings = {**_SETTINGS, "datestyle": f"ISO, {order}"}
 
     def connect(self) -> psycopg.Connection:
-        """Open a session that shares nothing with others, to be used by one thread."""
+        """Open a session with its own state, for one thread."""
         connection = self._connect()
         with self.translating("prepare a session"):
             for name, value in self._settings.items():
@@ -106,7 +106,7 @@ class Side:
 
     @contextlib.contextmanager
     def translating(self, doing: str) -> Iterator[None]:
-        """Let errors of psycopg be pgsub's."""
+        """Translate psycopg's errors to pgsub's."""
         try:
             yield
         except psycopg.Error as error:
@@ -118,11 +118,11 @@ class Side:
     def seeing(
         self, connection: psycopg.Connection, doing: str, *, named: Collection[Named] = (), bounded: bool = True
     ) -> Iterator[bool]:
-        """Open a transaction that sees the snapshot; gives whether the named tables are locked.
+        """Open a transaction that sees the snapshot; yield whether the named tables are locked.
 
-        :param named: tables that its statements name, in the order in which they are to be locked.
-        :param bounded: whether its statements may take :data:`_STATEMENT_TIMEOUT` only.
-        :raises TableRewritten: a name is another table's.
+        :param named: tables that its statements name, in locking order.
+        :param bounded: limit its statements to :data:`_STATEMENT_TIMEOUT`.
+        :raises TableRewritten: another table has one of the names.
         """
         with self.translating(doing):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -168,7 +168,7 @@ class Side:
         named: Collection[Named] = (),
         bounded: bool = True,
     ) -> list[Any]:
-        """Return the rows of a query under the snapshot, as :meth:`seeing` says."""
+        """Return the rows of a query that sees the snapshot; see :meth:`seeing`."""
         with self.seeing(connection, doing, named=named, bounded=bounded):
             return connection.execute(sql.Composed([query])).fetchall()
 
@@ -180,15 +180,15 @@ class Side:
         name: str,
         pieces: Sequence[Piece] = (),
     ) -> Generator[tuple[Any, ...], None, None]:
-        """Yield the rows of a query, texts of all columns; nobody has rewritten the table.
+        """Yield the rows of a query as texts of all columns, after a check that the table was not rewritten.
 
-        :param pieces: that the query reads; none: all of it.
-        :raises TableRewritten: somebody has.
+        :param pieces: pieces that the query reads; none: the whole table.
+        :raises TableRewritten: it was rewritten.
         """
         named = source.in_lock_order(pieces)
         whole = not pieces or any(piece.table is None for piece in pieces)
         with self.seeing(connection, "compare rows", named=named, bounded=False) as locked:
-            # locks all that is read against being rewritten meanwhile, then looks: what is found may be acted upon
+            # lock everything that is read against a rewrite, then check: callers may act upon the rows
             # guard: partitions read through their table are locked before they are checked for a rewrite
             if whole or not locked:
                 connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(source.relation))
@@ -197,11 +197,11 @@ class Side:
                 yield from copy.rows()
 
     def pieces(self, connection: psycopg.Connection, source: Source, most: int = MOST_BLOCKS) -> list[Piece]:
-        """Divide a table, or each of its partitions; the last piece of each is open, for it may have grown.
+        """Divide a table, or each of its partitions, by blocks. The last piece of each is open: it may have grown.
 
-        A partitioned table is one piece where a partition is foreign, or the session may not read it by itself.
+        A partitioned table is one piece if a partition is foreign, or if the session may not read one by itself.
 
-        :param most: blocks of a piece.
+        :param most: maximum number of blocks of a piece.
         """
         query = sql.SQL(_LEAVES).format(oid=source.oid)
         leaves = self.fetch(connection, query, "read the size of a table")
@@ -210,7 +210,7 @@ class Side:
         pieces = []
         for *table, blocks, large, _ in leaves:
             end = min(max(blocks or 0, 1), _MOST_BLOCKS)
-            whole = min(end + max(large or 0, 0), _MOST_BLOCKS)  # evenly distributed, as far as anybody knows
+            whole = min(end + max(large or 0, 0), _MOST_BLOCKS)  # TOAST is assumed to be evenly distributed
             starts = list(range(0, end, -(-most * end // whole)))
             pieces += [
                 Piece((table[0], table[1], table[2]), at, until, ((until or end) - at) * whole // end)
@@ -219,15 +219,15 @@ class Side:
         return pieces
 
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
-        """Check, after a table was read, that it is still the snapshot's.
+        """Check, after a table was read, that it was not rewritten since the snapshot.
 
-        :raises TableRewritten: it is not.
+        :raises TableRewritten: it was.
         """
         with self.seeing(connection, "look whether a table was rewritten"):
             self.refuse_rewritten(connection, source, name)
 
     def refuse_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
-        """Do what :meth:`check_not_rewritten` does in an open transaction that sees the snapshot."""
+        """Do the check of :meth:`check_not_rewritten` in an open transaction that sees the snapshot."""
         schema, known_as = map(sql.Literal, source.name)
         query = sql.SQL(_REWRITTEN).format(oid=source.oid, schema=schema, name=known_as)
         [(changed,)] = connection.execute(query).fetchall()

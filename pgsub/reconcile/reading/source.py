@@ -1,4 +1,4 @@
-"""What is read of a table on one server: pieces of it, and their rows as hashes and texts, as SQL."""
+"""A table on one server as SQL: pieces of it, and their rows as hashes and texts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from psycopg import sql
 
 HASH_BITS = 64
-#: Oid, schema and name of a table.
+#: OID, schema and name of a table.
 Named = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows by the first column of their key, from one value until before another.
+    """A range of rows by the first column of their key, from one value up to another.
 
-    :ivar type: that the bounds are read as: one of pg_catalog, which both servers order alike.
-    :ivar low: None where it has no lower bound; ``high`` likewise.
+    :ivar type: type as which the bounds are read: one of pg_catalog, which both servers sort alike.
+    :ivar low: lower bound, included; ``high``: upper bound, excluded. None: no bound.
     """
 
     column: str
@@ -27,7 +27,7 @@ class KeyRange:
 
     @property
     def conditions(self) -> tuple[sql.Composed, ...]:
-        """What holds for these rows, and for no others."""
+        """The conditions that select exactly these rows."""
         name = sql.Identifier(self.column)
         low, high = (
             sql.SQL("{}::pg_catalog.{}").format(sql.Literal(bound), sql.Identifier(self.type))
@@ -36,7 +36,7 @@ class KeyRange:
         above, below = sql.SQL("{} >= {}").format(name, low), sql.SQL("{} < {}").format(name, high)
         if self.low is not None:
             return (above,) if self.high is None else (above, below)
-        # no row may be in no range: the publisher's column may be null
+        # every row must be in a range: the publisher's column may be null
         return () if self.high is None else (sql.SQL("({} OR {} IS NULL)").format(below, name),)
 
 
@@ -44,12 +44,11 @@ class KeyRange:
 class Piece:
     """A part of a table that one statement reads: blocks of it or of one of its partitions, a range of its key, or all.
 
-    :ivar table: whose blocks they are, None for all of the source.
-    :ivar until: the block after the last one, None for the end.
-    :ivar blocks: that are read for it, those of large values among them, as they were when the table was divided; 0
-        where that is not known.
-    :ivar addresses: of its only rows, where not all of them are read.
-    :ivar keys: of its rows, where they are not read by blocks.
+    :ivar table: table of the blocks; None: the whole source.
+    :ivar until: the block after the last one; None: the end of the table.
+    :ivar blocks: number of blocks to read, including TOAST, when the table was divided; 0: unknown.
+    :ivar addresses: ctids of the only rows to read; None: all rows.
+    :ivar keys: range of the rows, if they are not read by blocks.
     """
 
     table: Named | None = None
@@ -61,12 +60,12 @@ class Piece:
 
     @property
     def small(self) -> bool:
-        """Whether it is known to be one; behind the last bound of a key there may be any number of rows."""
+        """Whether it is known to be small. The last range of a key may have any number of rows."""
         return self.table is not None and (self.keys is None or self.keys.high is not None)
 
     @property
     def leaf(self) -> sql.Composed | None:
-        """The table as SQL."""
+        """The table as SQL; None: the whole source."""
         return None if self.table is None else sql.SQL("ONLY {}").format(sql.Identifier(*self.table[1:]))
 
 
@@ -74,14 +73,14 @@ class Piece:
 class Source:
     """A table on one server.
 
-    :ivar oid: there.
-    :ivar relation: as SQL, with ONLY where it is no partitioned table.
-    :ivar name: schema and name that ``relation`` has.
-    :ivar conditions: which of its rows are compared.
+    :ivar oid: OID on that server.
+    :ivar relation: the table as SQL, with ONLY unless it is partitioned.
+    :ivar name: schema and name in ``relation``.
+    :ivar conditions: conditions for the rows to compare.
     :ivar values: texts of the compared columns.
-    :ivar key_hash: of a row; ``row_hash`` likewise.
-    :ivar loose: whether one key may have several texts, so that its hash chooses no sample.
-    :ivar more: texts that are read with the values, and not compared.
+    :ivar key_hash: hash of a row's key; ``row_hash``: hash of the row.
+    :ivar loose: one key may have several texts, so its hash cannot select a sample.
+    :ivar more: texts that are read with the values, but not compared.
     """
 
     oid: int
@@ -95,27 +94,27 @@ class Source:
     more: tuple[sql.Composable, ...] = ()
 
     def named(self, pieces: Iterable[Piece] = ()) -> set[Named]:
-        """Return the tables that a statement names, which reads these pieces, or all of it."""
+        """Return the tables that a statement names if it reads these pieces; with none, it reads the whole table."""
         return {piece.table or (self.oid, *self.name) for piece in pieces} or {(self.oid, *self.name)}
 
     def in_lock_order(self, pieces: Iterable[Piece]) -> list[Named]:
-        """Return the table and what pieces name of it, as the server locks a tree (find_all_inheritors, pg_inherits.c).
+        """Return the table and the pieces' partitions in the server's lock order (find_all_inheritors, pg_inherits.c).
 
-        In another order a TRUNCATE of the table, or an ALTER TABLE, could end in a deadlock.
+        In another order, a deadlock with TRUNCATE or ALTER TABLE of the table would be possible.
         """
         return [*self.named(), *sorted(self.named(pieces) - self.named())]
 
     def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
-        """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
+        """Compose the rows of a piece as hashes ``k`` and ``r`` and, with ``values``, texts ``v1`` and so on.
 
-        :param sample: percent of the keys; all of them where equal ones may have different hashes.
+        :param sample: percentage of the keys; None: all. Ignored if equal keys may have different hashes.
         """
         texts = [
             sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate((*self.values, *self.more), 1)
         ]
         columns = [sql.SQL("{} AS k").format(self.key_hash), sql.SQL("{} AS r").format(self.row_hash)]
         conditions = [*self.conditions, *_chosen_rows(piece)]
-        if sample is not None and not self.loose:  # bits that do not choose the bucket
+        if sample is not None and not self.loose:  # by other bits than those of the bucket
             limit = sql.Literal(int(sample * 10_000))
             conditions.append(sql.SQL("(({}) & 2147483647) % 1000000 < {}").format(self.key_hash, limit))
         return sql.SQL("SELECT {} FROM {}{}").format(
@@ -137,9 +136,9 @@ def _chosen_rows(piece: Piece) -> Iterator[sql.Composed]:
 
 
 def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:
-    """Compose the condition that a row's key hash begins with one of some prefixes; whole hashes are of rows.
+    """Compose the condition that a row's key hash begins with one of some prefixes; whole hashes are hashes of rows.
 
-    :param bits: of each.
+    :param bits: number of bits of each prefix.
     """
     if bits == HASH_BITS:
         return sql.SQL("r = ANY ({}::pg_catalog.int8[])").format(_array(sorted(prefixes)))
@@ -147,7 +146,7 @@ def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:
 
 
 def prefix(bits: int) -> sql.Composed:
-    """Compose the first bits of a key's hash."""
+    """Compose the first bits of the key's hash."""
     return sql.SQL("((k >> {}) & {}::pg_catalog.int8)").format(
         sql.Literal(HASH_BITS - bits), sql.Literal((1 << bits) - 1)
     )
