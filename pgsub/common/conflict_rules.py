@@ -1,7 +1,7 @@
-"""Conflict rules, ``[SCHEMA.TABLE:]TYPE=RESOLUTION``: their names, their meaning, and which combinations are allowed.
+"""Conflict rules, ``[SCHEMA.TABLE:]TYPE=RESOLUTION``: their names, their meaning, and the allowed combinations.
 
-A rule for a table has priority over a rule for all tables. Without a rule a conflict ends as in the server's own
-subscriber.
+A rule for a table takes precedence over a rule for all tables. Without a rule the outcome of a conflict is that of the
+server's own subscriber.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pgsub.common.errors import UsageError
 
 RESOLUTIONS = ("error", "skip", "apply_remote", "keep_local", "last_update_wins")
 ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS = RESOLUTIONS
-#: Those that compare when both rows were written: a copy asks the publisher for its times.
+#: Resolutions that compare the times of both rows; a copy requests them from the publisher.
 BY_TIME = frozenset((LAST_UPDATE_WINS,))
 DEFAULT = "default"
 IDENTICAL = "identical"
 
-#: What each type may be resolved by; the first is what the server does.
+#: Allowed resolutions per conflict type; the first is the server's behaviour.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("insert_exists", "update_exists", "multiple_unique_conflicts"), RESOLUTIONS),
     "update_origin_differs": (APPLY_REMOTE, ERROR, SKIP, KEEP_LOCAL, LAST_UPDATE_WINS),
@@ -27,7 +27,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "delete_missing": (KEEP_LOCAL, ERROR, SKIP),
     IDENTICAL: (ERROR, SKIP, KEEP_LOCAL),
 }
-#: Why others are refused.
+#: Reasons why other resolutions are refused.
 _SENSELESS = {
     ("update_missing", LAST_UPDATE_WINS): "There is no local row whose time could be compared.",
     ("delete_missing", LAST_UPDATE_WINS): "There is no local row whose time could be compared.",
@@ -43,7 +43,7 @@ class Rule:
     """One rule.
 
     :ivar table: schema.table on the target, '' for every table.
-    :ivar limit: how many more changes the rule decides, None where it lasts.
+    :ivar limit: number of further changes that the rule decides, None for no limit.
     """
 
     table: str
@@ -62,15 +62,15 @@ class Rule:
 
     @property
     def needs_times(self) -> bool:
-        """Whether the target must know who wrote a row last, and when."""
+        """Whether the rule needs the time and origin of the last change of a row."""
         differs = self.conflict.endswith("_origin_differs") and self.resolution != APPLY_REMOTE
         return differs or self.resolution in BY_TIME
 
 
 def parse(text: str) -> Rule:
-    """Read a rule from the command line; ``default`` is a resolution, too.
+    """Parse a rule from the command line; ``default`` is also a resolution.
 
-    :raises UsageError: no rule, or one without sense.
+    :raises UsageError: not a rule, or a meaningless one.
     """
     left, equals, resolution = text.rpartition("=")
     table, _, conflict = left.rpartition(":")
@@ -107,9 +107,9 @@ def _check(conflict: str, resolution: str) -> None:
 
 
 def merged(present: Iterable[str], given: Sequence[str]) -> tuple[str, ...]:
-    """Return the rules of a subscription after some were given: ``default`` takes one back.
+    """Return the rules of a subscription after changes; ``default`` removes a rule.
 
-    :param present: as this function returned them.
+    :param present: result of an earlier call.
     :raises UsageError: see :func:`parse`; a type and table is given twice.
     """
     rules = {rule.place: rule for rule in map(parse, present)}
@@ -123,22 +123,22 @@ def merged(present: Iterable[str], given: Sequence[str]) -> tuple[str, ...]:
 
 
 def of_table(rules: Iterable[str], schema: str, name: str) -> tuple[tuple[str, str], ...]:
-    """Return the rules for one table of the target, as pairs of type and resolution, defaults left out.
+    """Return the rules for one table of the target as pairs of type and resolution, without defaults.
 
-    :param rules: of the subscription, as :func:`merged` returned them.
+    :param rules: rules of the subscription, from :func:`merged`.
     """
     found: dict[str, str] = {}
     own = f"{schema}.{name}"
-    for rule in sorted(map(parse, rules), key=lambda rule: rule.table != ""):  # the table's own come last
+    for rule in sorted(map(parse, rules), key=lambda rule: rule.table != ""):  # the table's own rules come last
         if rule.table in ("", own):
             found[rule.conflict] = rule.resolution
     return tuple((one, how) for one, how in found.items() if one == IDENTICAL or how != ALLOWED[one][0])
 
 
 class RuleSet:
-    """The rules of a subscription: those with a limit go first, as long as that lasts.
+    """The rules of a subscription; rules with a limit take precedence until it is reached.
 
-    :param lasting: as :func:`merged` returned them.
+    :param lasting: rules from :func:`merged`.
     :param limited: rules with a limit, each for one table.
     """
 
@@ -150,19 +150,19 @@ class RuleSet:
         return bool(self.lasting or self._limited)
 
     def with_limited(self, limited: Iterable[Rule]) -> RuleSet:
-        """Return the same lasting rules with others that have a limit."""
+        """Return the same lasting rules with other limited ones."""
         return RuleSet(self.lasting, limited)
 
     def decides_alike(self, other: RuleSet) -> bool:
-        """Return whether both have rules for the same conflicts, given the same lasting rules."""
+        """Return whether both decide the same conflicts if their lasting rules are the same."""
         return self._limited.keys() == other._limited.keys()
 
     def of_table(self, schema: str, name: str) -> tuple[tuple[str, str], ...]:
-        """Return the rules as :func:`of_table` does, with every rule that has a limit, used up or not."""
+        """Return the rules as :func:`of_table` does, including every rule with a limit, used up or not."""
         return of_table((*self.lasting, *map(str, self._limited.values())), schema, name)
 
     def find(self, schema: str, name: str, conflict: str) -> Rule | None:
-        """Return the rule that decides a type of conflict on a table now."""
+        """Return the rule that now decides a conflict type on a table."""
         limited = self._limited.get((f"{schema}.{name}", conflict))
         if limited is not None and limited.limit:
             return limited
@@ -176,10 +176,10 @@ class RuleSet:
 
 
 def tables(rules: Iterable[str]) -> set[str]:
-    """Return tables that rules name."""
+    """Return the tables that rules name."""
     return {rule.table for rule in map(parse, rules)} - {""}
 
 
 def needing_times(rules: Iterable[str]) -> list[str]:
-    """Return those rules that ask who wrote a row last, or when."""
+    """Return the rules that need the time or origin of the last change of a row."""
     return [text for text in rules if parse(text).needs_times]

@@ -1,8 +1,8 @@
-"""The whole exception tree; the exit codes of the program are made from it.
+"""The complete exception tree, from which the exit codes of the program are made.
 
-Every class carries its exit code and, where apply or synchronization can meet it, what the launcher does about it.
-Texts follow the server's Error Message Style Guide: the message is one line without a full stop, detail and hint
-are sentences. Exceptions travel between processes (Spark pickles them), so they pickle with all their fields.
+Every class has its exit code and, if apply or synchronization can meet it, the launcher's reaction. Texts follow the
+server's Error Message Style Guide: the message is one line without a full stop, detail and hint are sentences. Spark
+pickles exceptions between processes, so they can be pickled with all their fields.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, ClassVar, NewType
 
 _LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Za-z0-9]*: |pgsub: )")
 
-#: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
+#: A log record as made by :func:`log_text`: a line with the message, and lines with its fields.
 LogText = NewType("LogText", str)
-#: Writes a record of a level to the log.
+#: Writes a record to the log at a level.
 Log = Callable[[str, LogText], None]
 
 
 class Directive(enum.Enum):
     """The launcher's reaction to an error that ended a worker."""
 
-    RETRY = "retry"  #: transient: try again, never disables, never counts
+    RETRY = "retry"  #: transient: try again; never counted, never disables
     FAULT = "fault"  #: data or schema: counted, retried, disables with disable_on_error
-    STOP = "stop"  #: nothing that a retry could mend
+    STOP = "stop"  #: a retry cannot help
 
 
 class PgsubError(Exception):
-    """Root of everything that pgsub raises on purpose.
+    """The root of all exceptions that pgsub raises on purpose.
 
     :param message: one line, lower-case start, no full stop.
     :param detail: facts, full sentences.
     :param hint: what to do, full sentences; the last line is a command to paste.
     :param context: where it happened, lower-case, no full stop.
-    :param sqlstate: the server's SQLSTATE where a server said it.
+    :param sqlstate: SQLSTATE from the server, if any.
 
-    ``relation``, ``finish_lsn`` (text) and ``xid`` name the change and the transaction that are to blame.
+    ``relation``, ``finish_lsn`` (text) and ``xid`` identify the change and the transaction that caused it.
     """
 
     exit_code: ClassVar[int] = 1
@@ -77,9 +77,9 @@ class PgsubError(Exception):
 
 
 def field(name: str, text: str) -> str:
-    """Format one field of a record; lines that could be taken for the beginning of another field are indented.
+    """Format one field of a record; indent lines that look like the start of another field.
 
-    :param text: may hold names and values that others chose.
+    :param text: may contain names and values that others chose.
     """
     return f"{name}:  {_LIKE_A_FIELD.sub(chr(10) + chr(9), text)}"
 
@@ -87,9 +87,9 @@ def field(name: str, text: str) -> str:
 def log_text(
     message: str, *, detail: str | None = None, context: str | None = None, hint: str | None = None
 ) -> LogText:
-    """Put a record of the log together: the message in one line, then its fields.
+    """Format a log record: the message in one line, then its fields.
 
-    :param message: may, as what follows, hold names and values that others chose: they begin no line of their own.
+    :param message: may, like the fields, contain names and values that others chose; they cannot start a line.
     """
     return LogText("\n".join([one_line(message), *_fields(detail, context, hint)]))
 
@@ -100,7 +100,7 @@ def _fields(detail: str | None, context: str | None, hint: str | None) -> list[s
 
 
 def one_line(text: str) -> str:
-    """Write out the line breaks of a text: names that others chose may hold them."""
+    """Escape the line breaks of a text: names that others chose may contain them."""
     return text.replace("\n", "\\n")
 
 
@@ -119,37 +119,37 @@ class StateForbids(PgsubError):
 
 
 class PublicationMissing(StateForbids):
-    """A publication of the subscription is not there: the publisher leaves its changes out and goes on."""
+    """A missing publication of the subscription: the publisher omits its changes and continues."""
 
     directive = Directive.RETRY
 
 
 class TablesBehind(StateForbids):
-    """Tables that are to follow changed publications and do not yet."""
+    """A state of tables that do not yet match the changed publications."""
 
     directive = Directive.RETRY
 
 
 class TableRewritten(StateForbids):
-    """A table that was truncated, rewritten or renamed while it was compared: a snapshot does not show it any more."""
+    """A table that was truncated, rewritten or renamed during a comparison, so that a snapshot no longer shows it."""
 
     directive = Directive.RETRY
 
 
 class SubscriptionNotFound(StateForbids):
-    """A subscription's name that does not exist."""
+    """A subscription name that does not exist."""
 
 
 class SubscriptionExists(StateForbids):
-    """A subscription of that name is there already."""
+    """A subscription name that already exists."""
 
 
 class TargetSchemaError(StateForbids):
-    """The target lacks what the subscription needs; seen before anything was created."""
+    """The lack of something on the target that the subscription needs; detected before anything is created."""
 
 
 class TargetReplaced(StateForbids):
-    """The target's database is not the one that the subscription was created for; it may have its name for a while."""
+    """A target database other than the one that the subscription was created for; it may have the name temporarily."""
 
     directive = Directive.RETRY
 
@@ -163,7 +163,7 @@ class PublisherUnavailable(PgsubError):
 
 
 class TargetUnavailable(PgsubError):
-    """The target cannot be reached, refuses, or is shutting down; also deadlocks and full disks: retry helps."""
+    """The target cannot be reached, refuses, or is shutting down; also deadlocks and full disks. A retry helps."""
 
     exit_code = 5
     meaning = "target unreachable"
@@ -173,8 +173,8 @@ class TargetUnavailable(PgsubError):
 class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
-    ``column`` names the place, too; ``conflict`` is the server's conflict type or None. Then ``record`` is what is
-    kept of it, and ``unique_failure`` what it takes to complete the report (pgsub.apply).
+    ``column`` identifies the place further; ``conflict`` is the server's conflict type or None. For a conflict,
+    ``record`` is its record, and ``unique_failure`` has what completes the report (pgsub.apply).
     """
 
     exit_code = 6
@@ -188,7 +188,7 @@ class ApplyError(PgsubError):
 
 
 class SchemaFault(ApplyError):
-    """Target table or column missing, or unfit.
+    """A target table or column that is missing or does not match.
 
     ``absent`` is the publisher's description of a table that the target lacks, for the diagnosis (pgsub.apply).
     """
@@ -197,7 +197,7 @@ class SchemaFault(ApplyError):
 
 
 class TableReplaced(SchemaFault):
-    """A name of a table, or of a type of it, that is another one's, or nobody's, where a statement was to name it."""
+    """A name of a table, or of its type, that no longer belongs to the expected object when a statement uses it."""
 
 
 class ReplicationBroken(PgsubError):
@@ -214,8 +214,8 @@ class SlotLost(ReplicationBroken):
 class WrongSystem(ReplicationBroken):
     """The publisher is not the one this subscription was created for, or it went back in time.
 
-    ``diverged``: it is that system and database, but has lost changes that the target has. ``elsewhere``: moreover its
-    timeline does not continue the one that was followed, so that another server may be the publisher by now.
+    ``diverged``: it is that system and database, but has lost changes that the target has. ``elsewhere``: in addition,
+    its timeline does not continue the one that was followed, so another server may now be the publisher.
     """
 
     diverged: bool = False
@@ -268,54 +268,54 @@ class InternalError(PgsubError):
 
 
 class SparkUnusable(PgsubError):
-    """Fault of a deployment: Spark, or what its executors lack, keeps workers from running."""
+    """A fault of the deployment: Spark, or something missing on its executors, keeps workers from running."""
 
     exit_code = 13
     meaning = "Spark cannot run the workers"
 
 
 class Fenced(PgsubError):
-    """Another attempt took over: this one ends without a message, unless that goes on and on at one position."""
+    """A takeover by another attempt: this one ends without a message, unless that repeats forever at one position."""
 
     directive = Directive.RETRY
 
 
 class StreamsMustRestart(PgsubError):
-    """The ledger is not where this worker thought: publisher stream and target session restart from it.
+    """A ledger that is not where this worker expected it: publisher stream and target session restart from it.
 
-    Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1), and where a
-    connection has been told of so many tables that another one is to begin with none.
+    Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1). Also raised
+    once a connection has received so many relations that a new one must start without them.
     """
 
     directive = Directive.RETRY
 
 
 class ThreadDied(InternalError):
-    """A thread of pgsub ended that should not have; what it did is begun anew."""
+    """The unexpected end of a thread of pgsub; its work is restarted."""
 
     directive = Directive.RETRY
 
 
 class WorkerDied(SparkUnusable):
-    """A task ended without a result: its python worker, its executor or Spark's JVM was killed."""
+    """The end of a task without a result: its Python worker, its executor or Spark's JVM was killed."""
 
     directive = Directive.RETRY
 
 
 class SpoolFailed(PgsubError):
-    """A transaction could not be kept until its commit."""
+    """A failure to keep a transaction until its commit."""
 
     directive = Directive.RETRY
 
 
 class OutOfResources(PgsubError):
-    """The machine, or a limit of the process, has no more descriptors, memory, processes or room."""
+    """A lack of descriptors, memory, processes or disk space, on the machine or by a limit of the process."""
 
     directive = Directive.RETRY
 
 
 def exit_code_table() -> list[tuple[int, str]]:
-    """Return exit codes and their meanings, from the classes: the source of README and pgsub(1)."""
+    """Return exit codes and their meanings from the classes, for README and pgsub(1)."""
     table = {0: "done, or asked to stop"}
     pending: list[type[PgsubError]] = [PgsubError]
     while pending:

@@ -1,13 +1,13 @@
 """Named failpoints: inert unless ``PGSUB_FAILPOINTS`` is set.
 
-``PGSUB_FAILPOINTS="apply.before_commit=kill;copy.middle=sleep:5@2"`` makes a crash deterministic: the action runs
-when the named point is reached (``@n``: only the n-th time in this process). Actions: ``kill`` (SIGKILL to this
-process), ``kill:PIDFILE`` (SIGKILL to the process whose pid that file holds), ``sleep:SECONDS``,
-``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``,
-``memory`` (raise MemoryError), ``die`` (end the thread by what no handler of errors catches).
-An action fires once per process and, with ``PGSUB_FAILPOINTS_DIR``, once for all: a file named after the point marks
-it as reached, so a restarted worker passes, and a test can assert that the point was really hit. A test that makes
-that file beforehand arms the point at the moment it removes it.
+``PGSUB_FAILPOINTS="apply.before_commit=kill;copy.middle=sleep:5@2"`` makes a crash deterministic: the action runs when
+the named point is reached (``@n``: only the n-th time in this process). Actions: ``kill`` (SIGKILL to this process),
+``kill:PIDFILE`` (SIGKILL to the process whose PID is in that file), ``sleep:SECONDS``, ``pause:FILE`` (wait until FILE
+exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``, ``memory`` (raise MemoryError),
+``die`` (end the thread by an exception that no error handler catches). An action fires once per process. With
+``PGSUB_FAILPOINTS_DIR`` it fires only once in total: a file named after the point marks it as reached. So a restarted
+worker passes, and a test can check that the point was reached. A test that creates the file first arms the point by
+removing it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pgsub.common.errors import InternalError, TargetUnavailable
 
-#: Names after the dot, by the part of pgsub before it.
+#: Names after the dot, by the prefix before it.
 _POINTS = {
     "apply": (
         "after_two_phase before_target_commit after_target_commit after_reported_lsn after_feedback batch_open "
@@ -59,14 +59,14 @@ _POINTS = {
         "verify wait writer"
     ),
 }
-#: Every point, so that a test can ask whether each was reached.
+#: All points, so that a test can check that each was reached.
 POINTS = tuple(f"{part}.{name}" for part, names in _POINTS.items() for name in names.split())
 
 _counts: dict[str, int] = {}
 
 
 def point(name: str) -> None:
-    """Run the action set for ``name``, if any.
+    """Run the action that is set for a failpoint, if any.
 
     :param name: one of :data:`POINTS`.
     """

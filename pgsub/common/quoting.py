@@ -1,7 +1,7 @@
-"""Lines that are meant to be pasted, into a shell or into psql: one line each, whatever the names in them hold.
+"""Makes lines to paste into a shell or psql: one line each, whatever the names in them contain.
 
-Names are chosen by others (a publisher's columns, identifiers of prepared transactions), and every line of a hint
-below its first is taken for one of ours. With a line break written out a statement names nothing, and fails.
+Others choose names (a publisher's columns, GIDs of prepared transactions), and every line of a hint after its first is
+taken for pgsub's own. If a line break in a name is escaped, the statement names nothing and fails.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from pgsub.common.errors import one_line
 
-if TYPE_CHECKING:  # who composes no SQL, such as status, does not wait for psycopg
+if TYPE_CHECKING:  # modules that compose no SQL, such as status, need not wait for psycopg
     from psycopg import sql
 
-#: Literals end at the same place whatever standard_conforming_strings is. Outside of quotes servers write ASCII. A
-#: colon is a cast or part of a slice: psql replaces what looks like a variable.
+#: Literals end at the same place under either standard_conforming_strings. Outside quotes servers write ASCII. A colon
+#: is a cast or part of a slice, because psql replaces anything that looks like a variable.
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n\f\v]+)
       | (?P<open>[(\[]) | (?P<close>[)\]]) | (?P<comma>,)
@@ -30,7 +30,7 @@ _PAIRS = {")": "(", "]": "["}
 
 
 def statement(text: sql.Composable) -> str:
-    """Return SQL on one line, without a semicolon. Values are quoted as by :func:`literal`."""
+    """Return SQL on one line without a semicolon. Values are quoted as by :func:`literal`."""
     from psycopg import sql
 
     if isinstance(text, sql.Composed):
@@ -46,9 +46,9 @@ def name(*parts: str) -> str:
 
 
 def dumping(options: str) -> str:
-    """Return sentences and a line to paste by which something of the publisher comes to the target, through a file.
+    """Return sentences and a line to paste that bring objects of the publisher to the target through a file.
 
-    :param options: of pg_dump, quoted.
+    :param options: options for pg_dump, quoted.
     """
     return (
         "The publisher decides what this writes, and it would run with your rights: read dump.sql, then run it with"
@@ -57,12 +57,12 @@ def dumping(options: str) -> str:
 
 
 def literal(value: object) -> str:
-    """Quote a value as SQL on one line; line breaks are written as escapes.
+    """Quote a value as SQL on one line, with line breaks as escapes.
 
-    Without a connection libpq (PQescapeString) takes the encoding that any server reported last for that of the text:
-    in GBK a quote can be a part of the character before it.
+    Without a connection, libpq (PQescapeString) assumes the encoding that any server reported last. In GBK a quote can
+    be part of the character before it.
 
-    :param value: a text, or what stands for itself, such as a number.
+    :param value: a text, or another value such as a number, which is not quoted.
     """
     if not isinstance(value, str):
         return str(value)
@@ -74,13 +74,13 @@ def literal(value: object) -> str:
 
 
 def fragment(text: str, *, listed: bool = False) -> str | None:
-    """Return SQL of a server on one line; None if it could be more than a part of a statement.
+    """Return SQL from a server on one line; None if it could be more than part of a statement.
 
-    A publisher chooses what it sends. What its functions deparse (ruleutils.c) is looked at word by word: without a
-    semicolon, a comment or a command of psql outside of quotes, and with its parentheses in pairs, the statement around
-    it ends where it was meant to end. What such an expression calls is not looked at.
+    A publisher chooses what it sends. Output of its deparsing functions (ruleutils.c) is checked word by word. Outside
+    quotes it may have no semicolon, comment or psql command, and its parentheses must match. So the surrounding
+    statement ends where it was meant to end. Functions that the expression calls are not checked.
 
-    :param listed: a comma outside of parentheses begins nothing new, such as a further action of ALTER TABLE.
+    :param listed: a comma outside parentheses starts nothing new, such as a further action of ALTER TABLE.
     """
     parts: list[str] = []
     opened: list[str] = []
@@ -102,10 +102,10 @@ def fragment(text: str, *, listed: bool = False) -> str | None:
 
 
 def word(text: str) -> str:
-    """Quote a name as one word of a shell."""
+    """Quote a name as one word of a shell command."""
     return shlex.quote(one_line(text))
 
 
 def named(hint: str | None, name: str) -> str | None:
-    """Put the name of a subscription into the command of a hint that was made where no name is known."""
+    """Put a subscription's name into the command of a hint that was made without it."""
     return hint and re.sub(r"(?<=\npgsub )(alter|reconcile) NAME", lambda found: f"{found[1]} {word(name)}", hint)

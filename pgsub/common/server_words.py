@@ -1,6 +1,6 @@
-"""What a server said, as much of it as is kept, and what an SQLSTATE means: no other module takes texts out of errors.
+"""Texts and SQLSTATEs of server errors, as far as they are kept; no other module takes texts out of errors.
 
-The server sets no limit to the fields of an error, and pgsub keeps them in memory, log and state store. Mirrors
+The server does not limit the fields of an error, and pgsub keeps them in memory, log and state store. Mirrors
 ``pqGetErrorNotice3`` (fe-protocol3.c), which reads these fields.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from psycopg import Error
     from psycopg.errors import Diagnostic
 
-#: Characters of a message, detail, hint or context that are kept.
+#: Maximum characters of a message, detail, hint or context.
 KEPT_OF_SERVER = 8192
 _Text = TypeVar("_Text", str, str | None)
 #: SQLSTATE deadlock_detected.
@@ -28,7 +28,7 @@ _WRAPAROUND_FILES = frozenset({"varsup.c", "multixact.c"})
 
 
 class ServerWords(NamedTuple):
-    """The fields of a server's error, each shortened; ``hint`` in one line."""
+    """The fields of a server's error, each truncated; ``hint`` is one line."""
 
     message: str
     detail: str | None = None
@@ -37,7 +37,7 @@ class ServerWords(NamedTuple):
 
 
 def fields(diag: Diagnostic) -> ServerWords:
-    """Take the fields of a server's error; the message is empty where no server said one."""
+    """Return the fields of a server's error; the message is empty if no server sent one."""
     return ServerWords(
         shortened(diag.message_primary or ""),
         shortened(diag.message_detail),
@@ -47,30 +47,30 @@ def fields(diag: Diagnostic) -> ServerWords:
 
 
 def said(error: Error) -> ServerWords:
-    """Take the fields of an error; one of libpq or psycopg has a text only, of which the first line is the message."""
+    """Return the fields of an error. For an error of libpq or psycopg, the message is the first line of its text."""
     words = fields(error.diag)
     return words if words.message else words._replace(message=(lines(error) or [type(error).__name__])[0])
 
 
 def lines(error: BaseException) -> list[str]:
-    """Return the text of an error as psycopg puts it together, without empty lines."""
+    """Return the text of an error as psycopg formats it, without empty lines."""
     return [line.strip() for line in shortened(str(error)).splitlines() if line.strip()]
 
 
 def server_hint(text: str | None) -> str | None:
-    """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
+    """Put a server's HINT on one line: further lines are commands to paste, and no server may add one."""
     return None if text is None else one_line(shortened(text))
 
 
 def shortened(text: _Text) -> _Text:
-    """Return what is kept of a field that a server wrote: its first :data:`KEPT_OF_SERVER` characters."""
+    """Truncate a field from a server to :data:`KEPT_OF_SERVER` characters."""
     return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"
 
 
 def is_transient(sqlstate: str | None, file: str | None = None) -> bool:
-    """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
+    """Return whether a retry helps after an SQLSTATE: the closed list of design section 6.
 
-    :param sqlstate: five characters, or None (the connection was lost without a message: transient).
+    :param sqlstate: five characters, or None if the connection was lost without a message, which is transient.
     :param file: the server's source file that reported the error, if known.
     """
     if sqlstate is None:
@@ -82,5 +82,5 @@ def is_transient(sqlstate: str | None, file: str | None = None) -> bool:
 
 
 def is_unreachable(sqlstate: str | None) -> bool:
-    """Return whether a transient error means that a server cannot be reached: no transaction is to blame."""
+    """Return whether a transient error means that a server cannot be reached, so that no transaction caused it."""
     return sqlstate is None or sqlstate[:2] in ("08", "57")

@@ -1,4 +1,4 @@
-"""A subscription's definition as a plain value: what ``create`` stored and what workers are given."""
+"""A subscription's definition as a plain value, which ``create`` stores and workers receive."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from pgsub.common.errors import UsageError
 
-#: Rows of a table that an adoption keeps of those that it replaces or deletes, where nothing else is said.
+#: Default number of replaced or deleted rows of a table that an adoption keeps.
 KEEP = 10_000
-#: What the name of a subscription ends with that a switchover makes to lead back.
+#: Suffix of a subscription that a switchover creates to lead back.
 BACK_SUFFIX = "_back"
-#: Connection parameters that authenticate by themselves, scram keys too: none is stored or shown.
+#: Connection parameters that authenticate by themselves, including SCRAM keys: none is stored or shown.
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
-#: Sessions that apply at once: as many as pay, as apply measures it.
+#: Value of apply_workers for as many sessions as pay, as measured by apply.
 AUTO = 0
 
 _TIME = re.compile(r"\s*([+-]?\d+(?:\.\d*)?)\s*(us|ms|s|min|h|d)?\s*", re.ASCII)
@@ -23,9 +23,9 @@ _MILLISECONDS = {"us": 0.001, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000,
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The columns of pg_subscription that an engine needs, plus pgsub's own options.
+    """The columns of pg_subscription that a worker needs, and pgsub's own options.
 
-    Conninfos never carry a password; a 0600 passfile named in them does.
+    Conninfos never contain a password; they may name a 0600 passfile that does.
     """
 
     subid: int
@@ -38,45 +38,45 @@ class Subscription:
     binary: bool = False
     streaming: str = "parallel"  #: off, on, parallel
     synchronous_commit: str = "off"
-    wal_receiver_timeout: str = "-1"  #: as it was given; -1: the target's setting
+    wal_receiver_timeout: str = "-1"  #: as given; -1 for the target's setting
     two_phase: str = "d"  #: d disabled, p pending, e enabled
     disable_on_error: bool = False
     password_required: bool = True
-    password_enforced: bool = False  #: --password-required was given: binds every role but superusers of the target
+    password_enforced: bool = False  #: --password-required was given: applies to all roles but superusers of the target
     run_as_owner: bool = False
     origin: str = "any"  #: any, none
     failover: bool = False
-    messages: bool = False  #: pg_logical_emit_message() into the log
+    messages: bool = False  #: log pg_logical_emit_message()
     apply_mode: str = "batched"  #: batched, transactional
     copy_atomic: bool = False
     skip_lsn: int = 0
-    skips: tuple[str, ...] = ()  #: all that is to be skipped, as it is shown
+    skips: tuple[str, ...] = ()  #: everything to be skipped, in the form for display
     owner: str = ""  #: role name of the target connection
     dboid: int = 0  #: oid of the target database
-    max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize at once
-    copy_workers: int = 2  #: chunks of one table that copy at once
-    #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
+    max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize concurrently
+    copy_workers: int = 2  #: chunks of one table that are copied concurrently
+    #: max_parallel_apply_workers_per_subscription: transactions in progress that are applied concurrently
     max_parallel_apply_workers: int = 2
-    apply_workers: int = AUTO  #: sessions that apply committed transactions at once
+    apply_workers: int = AUTO  #: sessions that apply committed transactions concurrently
     on_conflict: tuple[str, ...] = ()  #: rules, see common/conflict_rules.py
-    sequences: bool = False  #: bring the target's sequences to the publisher's values, again and again
+    sequences: bool = False  #: repeatedly set the target's sequences to the publisher's values
     unavailable: tuple[str, ...] = ()  #: what the target's role may not use, see commands/preflight/servers.py
-    moves: int = 0  #: how often it was rebuilt from the ledger, see target/ledger/definitions.py
-    generation: int = 0  #: how often its publications were changed, see there
-    unrefreshed: bool = False  #: a command that changed them has not said yet that the tables follow
-    way_back_of: int | None = None  #: the subscription whose switchover made it, to lead back
+    moves: int = 0  #: number of rebuilds from the ledger, see target/ledger/definitions.py
+    generation: int = 0  #: number of changes of its publications, see there
+    unrefreshed: bool = False  #: a command changed them and has not confirmed that the tables follow
+    way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
-    """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
+    """Return whether a running worker need not restart, because only options differ that it reads again anyway."""
     fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences", "unrefreshed")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after
 
 
 def receiver_timeout(text: str) -> float | None:
-    """Read the option wal_receiver_timeout as ``parse_int`` (guc.c) does.
+    """Parse the option wal_receiver_timeout like ``parse_int`` (guc.c).
 
-    :return: seconds, 0 for never; None where the target's setting holds.
+    :return: seconds, 0 for never; None if the target's setting applies.
     :raises UsageError: in the server's words.
     """
     if text == "-1":

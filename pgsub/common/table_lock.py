@@ -1,15 +1,15 @@
-"""A table is locked, and its name is verified, before any statement is planned that names the table.
+"""Locks a table and verifies its name before any statement is planned that names the table.
 
-SQL names tables, and a name can change hands: whoever owns a schema or the database may drop a table in it, and create
-another of that name. Planning a statement is enough to run code of that table (the predicate of an index, functions
+SQL names tables, and a name can get another owner. The owner of a schema or of the database may drop a table in it and
+create another one of that name. Planning a statement is enough to run code of that table (an index predicate, functions
 that are declared immutable), and so is a trigger. The server's own subscriber opens relations by oid
 (logicalrep_rel_open, relation.c).
 
-LOCK TABLE runs no code. What it has locked is neither dropped nor renamed before the transaction ends. So a name that
-still means the known oid afterwards means it to the end. Renaming a *schema* takes no lock on its tables.
+LOCK TABLE runs no code. A locked table cannot be dropped or renamed before the transaction ends. So a name that has the
+known oid after the lock keeps it to the end. Renaming a *schema* takes no lock on its tables.
 
-Statements name types and operators, too, whose names can change hands likewise: a domain runs code where a value is
-cast to it. They are verified with the table, but for those of pg_catalog, which is the server's. Nothing locks them.
+Statements also name types and operators, whose names can be replaced in the same way: a domain runs code when a value
+is cast to it. They are verified with the table, except those of pg_catalog, which is the server's. Nothing locks them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from psycopg import sql
 from pgsub.common.errors import TableReplaced
 from pgsub.common.query import scalar
 
-#: Fails (:data:`CHANGED`) where a name ($1, as SQL) is not that of a table (oid $2): what follows is not even planned.
-#: It is asked of the catalog as of now, whatever the snapshot of the transaction.
+#: Fails (:data:`CHANGED`) if a name ($1, as SQL) is not that of a table (oid $2); what follows is not even planned. It
+#: reads the present catalog, whatever the transaction's snapshot.
 VERIFY = "SELECT 1 / coalesce((pg_catalog.to_regclass($1)::pg_catalog.oid = $2)::pg_catalog.int4, 0)"
 CHANGED = "22012"  #: division_by_zero
-#: Fails alike where types or operators do not have the names any more that are known ($1, JSON: kind, oid, name).
+#: Fails in the same way if types or operators no longer have the known names ($1, JSON: kind, oid, name).
 VERIFY_TYPES = """
 SELECT 1 / (NOT EXISTS (
        SELECT FROM pg_catalog.json_array_elements($1) AS n (v)
@@ -36,9 +36,9 @@ SELECT 1 / (NOT EXISTS (
 #: Any of these privileges on the whole table allows the lock (LockTableAclCheck, lockcmds.c); one on columns does not.
 WRITING = "INSERT, UPDATE, DELETE, TRUNCATE"
 READING = "SELECT"
-#: A lock that is taken later in a stronger mode would have two sessions that do so wait for each other.
+#: Privileges for stronger modes, which are taken at once: two sessions that upgrade a lock would wait for each other.
 EMPTYING, ALONE = "TRUNCATE", "UPDATE, DELETE, TRUNCATE"
-# Who may not use the schema is to be told so.
+# A role without USAGE on the schema must get the error for that.
 _MAY_LOCK = """
 SELECT pg_catalog.has_table_privilege(c.oid, %s) OR NOT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
   FROM pg_catalog.pg_class c WHERE c.oid = %s::pg_catalog.oid
@@ -52,7 +52,7 @@ _MODES = {
 
 
 def lock(schema: str, name: str, purpose: str = WRITING) -> sql.Composed:
-    """Compose the statement that locks a table; its partitions are found by oid, and locked when they are used."""
+    """Compose the statement that locks a table. Its partitions are found by oid, and locked when they are used."""
     return sql.SQL("LOCK TABLE ONLY {} IN {} MODE").format(
         sql.Identifier(schema, name),
         sql.SQL(_MODES[purpose]),
@@ -60,7 +60,7 @@ def lock(schema: str, name: str, purpose: str = WRITING) -> sql.Composed:
 
 
 def name_as_sql(schema: str, name: str) -> str:
-    """Return the name as :data:`VERIFY` takes it."""
+    """Return the name in the form for :data:`VERIFY`."""
     return ".".join('"{}"'.format(part.replace('"', '""')) for part in (schema, name))
 
 
@@ -74,14 +74,14 @@ def hold(
     may_lock: bool | None = None,
     named_types: str | None = None,
 ) -> bool:
-    """Lock a table in the open transaction and verify that the name is its own; return whether it is locked.
+    """Lock a table in the open transaction and verify that its name is its own; return whether it is locked.
 
-    A role that has privileges on columns only may not lock the table: then the name is verified without a lock.
+    A role that has privileges on columns only may not lock the table; then the name is verified without a lock.
 
     :param purpose: :data:`WRITING`, :data:`READING`, :data:`EMPTYING`, or :data:`ALONE` to keep others from writing.
-    :param may_lock: whether the role may, None to ask the server.
-    :param named_types: as of :func:`verify_types`.
-    :raises TableReplaced: the name is another table's now, or nobody's; or one of the types was renamed.
+    :param may_lock: the role may lock the table; None to ask the server.
+    :param named_types: see :func:`verify_types`.
+    :raises TableReplaced: the name belongs to another table or to none, or one of the types was renamed.
     """
     if may_lock is None:
         may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
@@ -101,10 +101,10 @@ def hold(
 
 
 def verify_types(connection: psycopg.Connection, named_types: str | None, schema: str, name: str) -> None:
-    """Verify in the open transaction that types and operators which statements about a table name have these names.
+    """Verify in the open transaction that the types and operators in statements about a table still have their names.
 
-    :param named_types: as :data:`VERIFY_TYPES` takes them, None where there are none.
-    :param schema: of the table, with its ``name``, for the message.
+    :param named_types: in the form for :data:`VERIFY_TYPES`, None if there are none.
+    :param schema: with ``name`` the table, for the message.
     :raises TableReplaced: one was renamed or dropped.
     """
     if named_types is None:
@@ -117,7 +117,7 @@ def verify_types(connection: psycopg.Connection, named_types: str | None, schema
 
 
 def replaced(oid: int, schema: str, name: str) -> TableReplaced:
-    """Make the error of a name that is another table's now."""
+    """Return the error for a name that now belongs to another table."""
     return TableReplaced(
         f'table "{schema}.{name}" was replaced by another table, or dropped',
         detail=f"The name was expected to be that of OID {oid}.",
@@ -125,7 +125,7 @@ def replaced(oid: int, schema: str, name: str) -> TableReplaced:
 
 
 def types_renamed(table: str) -> TableReplaced:
-    """Make the error of a type or operator that does not have its name any more."""
+    """Return the error for a type or operator that no longer has its name."""
     return TableReplaced(
         f"a type or operator of {table} was renamed or dropped",
         detail="Its name may be another one's now.",

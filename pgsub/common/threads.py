@@ -1,7 +1,7 @@
-"""Threads whose end is noticed: every thread of launcher and workers is one of these.
+"""Threads whose end is noticed; every thread of launcher and workers is one of these.
 
-A thread keeps the exception that ended it. Its owner checks for that instead of waiting for ever, and restarts a
-thread that must live as long as the owner.
+A thread keeps the exception that ended it. Its owner checks for it instead of waiting forever, and restarts a thread
+that must live as long as the owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgsub.common.machine.out_of_resources import NO_THREAD, out_of_resources
 
 Result = TypeVar("Result")
 
-#: Seconds in which a thread must begin: one that finds no memory to begin with never says so.
+#: Seconds for a thread to begin; one that lacks the memory to begin never says so.
 BEGIN_SECONDS = 30.0
 
 
@@ -27,20 +27,17 @@ class _Begun(threading.Event):
     """The event that ``Thread.start`` waits for without a limit (python/cpython, ``Lib/threading.py``)."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the event, but not for ever.
-
-        :return: whether it was set.
-        """
+        """Wait for the event, but not forever; return whether it was set."""
         return super().wait(BEGIN_SECONDS if timeout is None else timeout)
 
 
 class SupervisedThread(threading.Thread):
-    """A daemon thread that keeps what ended it.
+    """A daemon thread that keeps the exception that ended it.
 
-    :param kind: names the failpoint ``thread.<kind>``, at which a test ends it.
-    :param name: as debuggers show it.
-    :param body: what it does; a subclass overrides :meth:`work` instead.
-    :param on_death: called in the thread when an exception ends it, to wake those who wait for it.
+    :param kind: name of the failpoint ``thread.<kind>``, at which a test ends it.
+    :param name: name shown by debuggers.
+    :param body: the work; a subclass overrides :meth:`work` instead.
+    :param on_death: called in the thread when an exception ends it, to wake up those who wait for it.
     """
 
     def __init__(
@@ -57,12 +54,13 @@ class SupervisedThread(threading.Thread):
         self._on_death = on_death
         self._death: BaseException | None = None
         self._begun = vars(self)["_started"] = _Begun()
-        self._claim = threading.Lock()  #: taken by the thread when it runs, or by who has given it up
+        self._claim = threading.Lock()  #: taken by the thread when it runs, or by the caller that gave it up
 
     def start(self) -> None:
         """Start the thread.
 
-        :raises RuntimeError: it cannot be started, in the interpreter's words: or it has not begun for want of memory.
+        :raises RuntimeError: it cannot be started, in the interpreter's words, or has not begun because memory is
+            lacking.
         """
         super().start()
         # guard: the wait for a thread to start is limited
@@ -70,9 +68,9 @@ class SupervisedThread(threading.Thread):
             raise RuntimeError(NO_THREAD)
 
     def try_start(self) -> bool:
-        """Start the thread if the machine has one to spare; if not, it counts as ended by what is lacking.
+        """Start the thread if the machine has the resources; return whether it was started.
 
-        :return: whether it was started.
+        If not, it counts as ended by that lack.
         """
         try:
             self.start()
@@ -84,12 +82,12 @@ class SupervisedThread(threading.Thread):
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end, as of :class:`threading.Thread`; one that could not be started has ended."""
+        """Wait for the end, as in :class:`threading.Thread`; a thread that could not be started has ended."""
         if self._death is None or self._begun.is_set():
             super().join(timeout)
 
     def run(self) -> None:
-        """Run the thread, unless it was given up."""
+        """Run the thread unless it was given up."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -117,11 +115,11 @@ class SupervisedThread(threading.Thread):
 
 
 class SignalEvent(threading.Event):
-    """An event that the handler of a signal may set.
+    """An event that a signal handler may set.
 
-    A handler runs between two instructions of the main thread, which may be inside a wait for this very event and hold
-    its lock: the lock of a plain event would never come free. A signal that comes just before the main thread falls
-    asleep does not wake it, so it waits for moments only.
+    A handler runs between two instructions of the main thread, which may be inside a wait for this event and hold its
+    lock: a plain event would deadlock. A signal just before the main thread sleeps does not wake it up, so it must wait
+    only briefly.
     """
 
     def __init__(self) -> None:
@@ -130,30 +128,30 @@ class SignalEvent(threading.Event):
 
 
 class CallTimedOut(Exception):
-    """The call has not ended in time, or one before it has not."""
+    """A call that has not ended in time, or that is refused because an earlier one has not."""
 
 
 class TimedExecutor:
-    """A thread for calls that may hang, one after the other; a caller waits for a while only.
+    """A thread for calls that may hang, one after another; callers wait for a limited time.
 
-    :class:`concurrent.futures.ThreadPoolExecutor` would keep the process from ending while a call hangs.
+    With :class:`concurrent.futures.ThreadPoolExecutor`, a hanging call would keep the process from ending.
 
-    :param patience: seconds that a caller waits.
+    :param patience: maximum wait of a caller, in seconds.
     """
 
     def __init__(self, kind: str, patience: float) -> None:
         self._kind = kind
         self._patience = patience
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._late: Future[Any] | None = None  #: of a call that a caller gave up on
+        self._late: Future[Any] | None = None  #: a call that its caller gave up
         self._thread: SupervisedThread | None = None
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[], Result]) -> Result:
         """Run a call in the thread and return its result.
 
-        :raises CallTimedOut: not within the patience. A call that has not begun is canceled, one that has ends
-            unnoticed; until then every other call is refused at once.
+        :raises CallTimedOut: not within the patience. A call that has not begun is canceled. One that has begun ends
+            unnoticed, and until then every other call is refused.
         """
         if self._late is not None and not self._late.done():
             raise CallTimedOut
@@ -190,5 +188,5 @@ class TimedExecutor:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """End the thread once every call has ended; nothing may be called any more."""
+        """End the thread after all calls; it must not be used any more."""
         self._calls.put(None)

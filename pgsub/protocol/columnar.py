@@ -1,12 +1,11 @@
-"""Decoding of many row messages at once, column by column, without a Python object per value.
+"""Decodes many row messages at once, column by column, without a Python object per value.
 
-The other face of :mod:`pgsub.protocol.decoder`: what this gives is what :func:`decode_change` would give for each
-message, and whatever that refuses this refuses with the same error. Mirrors ``logicalrep_read_insert``, ``_update``,
-``_delete`` and ``_tuple`` of ``proto.c``.
+The result is what :func:`decode_change` of :mod:`pgsub.protocol.decoder` returns for each message, in another form, and
+the errors are the same. Mirrors ``logicalrep_read_insert``, ``_update``, ``_delete`` and ``_tuple`` of ``proto.c``.
 
-The messages stand in one buffer, wherever; for each column of those of one relation and kind there are arrays of kinds,
-offsets and lengths into it, with an element a message. :mod:`pgsub.protocol.columnar_copy` makes COPY streams
-and array parameters of them.
+All messages are in one buffer, at any place. Each column of the messages of one relation and kind has arrays of kinds,
+offsets and lengths, with an element per message. :mod:`pgsub.protocol.columnar_copy` makes COPY streams and array
+parameters from them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pgsub.protocol.messages import Message
 from pgsub.protocol.parse_changes import RELID_AT
 from pgsub.protocol.reader import BINARY, MAX_COLUMNS, NULL, TEXT, UNCHANGED
 
-#: Behind the last message: a NULL of a binary row for :mod:`columnar_copy`, and what unaligned loads may touch.
+#: Follows the last message: a NULL of a binary row for :mod:`columnar_copy`, and bytes that unaligned loads may read.
 PAD = b"\xff\xff\xff\xff" + bytes(12)
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
@@ -38,10 +37,10 @@ Flags = NDArray[np.bool_]
 
 
 class Messages(NamedTuple):
-    """pgoutput messages in a buffer, with anything between them.
+    """The pgoutput messages in a buffer, which may have anything between them.
 
     :ivar buffer: ends in ``PAD``.
-    :ivar starts: where each begins, and in ``ends`` where it ends.
+    :ivar starts: the start of each message; ``ends`` has the end of each.
     """
 
     buffer: bytes
@@ -50,26 +49,26 @@ class Messages(NamedTuple):
 
     @classmethod
     def of(cls, payloads: Sequence[bytes]) -> Messages:
-        """Join messages, one behind the other."""
+        """Join messages in one buffer."""
         edges: Offsets = np.zeros(len(payloads) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=edges[1:])
         return cls(b"".join([*payloads, PAD]), edges[:-1], edges[1:])
 
     @property
     def types(self) -> Bytes:
-        """Their first bytes."""
+        """The type bytes of the messages."""
         return np.frombuffer(self.buffer, np.uint8)[self.starts]
 
     def payload(self, number: int) -> bytes:
-        """Return one of them."""
+        """Return one message."""
         return self.buffer[self.starts[number] : self.ends[number]]
 
     def some(self, numbers: Offsets) -> Messages:
-        """Return some of them."""
+        """Return some of the messages."""
         return Messages(self.buffer, self.starts[numbers], self.ends[numbers])
 
     def words(self, at: Offsets) -> Words:
-        """Return the eight bytes at each offset as a number, most significant first."""
+        """Return the eight bytes at each offset as a big-endian number."""
         every = np.ndarray((len(self.buffer) - 7,), ">u8", self.buffer, strides=(1,))
         return every[at].astype(np.uint64)
 
@@ -78,9 +77,9 @@ class Messages(NamedTuple):
 class Rows:
     """One tuple of every message of a group; all arrays have the shape (columns, messages).
 
-    ``offsets`` say where in the group's buffer a value begins, or what follows a column without one (null, unchanged);
-    such a column has length 0. A value costs 13 bytes here, whatever its length: who makes batches of very wide rows
-    bounds them by columns too. ``kinds`` are those of :class:`~pgsub.protocol.messages.Tuple`.
+    ``offsets`` are the starts of values in the group's buffer. A column without a value (null, unchanged) has the
+    offset of its end, and length 0. A value takes 13 bytes here, whatever its length, so callers must limit very wide
+    rows by columns too. ``kinds`` are those of :class:`~pgsub.protocol.messages.Tuple`.
     """
 
     kinds: Bytes
@@ -90,11 +89,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All messages of one type, relation, kind of old tuple and number of columns, in their order.
+    """All messages with the same type, relation, kind of old tuple and number of columns, in their order.
 
-    ``kind`` is I, U or D; ``old_kind`` K, O or empty as in :class:`~pgsub.protocol.messages.Update`. ``buffer`` holds
-    the messages, from ``starts[i]`` to ``ends[i]``, as :class:`Messages`; all groups have it in common. ``positions``
-    say which of the messages that were given these are.
+    ``kind`` is I, U or D; ``old_kind`` is K, O or empty as in :class:`~pgsub.protocol.messages.Update`. ``buffer``,
+    which all groups share, has the messages from ``starts[i]`` to ``ends[i]`` as in :class:`Messages`. ``positions``
+    are their indexes among the given messages.
     """
 
     kind: str
@@ -109,12 +108,12 @@ class Changes:
 
 
 def decode(messages: Messages | Sequence[bytes], in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
-    """Decode messages, without regard to order, as :func:`~pgsub.protocol.decoder.decode_change` does.
+    """Decode messages without checking their order, as :func:`~pgsub.protocol.decoder.decode_change` does.
 
-    :param messages: of pgoutput.
-    :param in_stream: they come from stream blocks: those that describe and change relations carry an xid.
-    :return: the row changes, by group, and the other messages with their positions.
-    :raises ProtocolViolation: one of them is malformed; the first one's error.
+    :param messages: pgoutput messages.
+    :param in_stream: they are from stream blocks, where messages that describe or change relations carry an xid.
+    :return: the row changes by group, and the other messages with their positions.
+    :raises ProtocolViolation: a message is malformed; the error is that of the first one.
     """
     if not isinstance(messages, Messages):
         messages = Messages.of(messages)
@@ -148,9 +147,9 @@ def _decode(messages: Messages, in_stream: bool) -> tuple[list[Changes], list[tu
 def _groups(messages: Messages, positions: Offsets, in_stream: bool) -> list[Changes]:
     head = RELID_AT[in_stream]
     starts = messages.starts
-    _refuse_if(messages.ends - starts < head + 7)  # relid, what tuple follows, its number of columns
+    _refuse_if(messages.ends - starts < head + 7)  # relid, marker of the tuple, its number of columns
     relid = messages.words(starts + head) >> np.uint64(32)
-    rest = messages.words(starts + head + 4) >> np.uint64(40)  # what tuple, number of columns
+    rest = messages.words(starts + head + 4) >> np.uint64(40)  # marker of the tuple, number of columns
     kind = messages.types.astype(np.uint64)
     key = (relid << np.uint64(32)) | (kind << np.uint64(24)) | rest
     if (key == key[0]).all():
@@ -161,7 +160,7 @@ def _groups(messages: Messages, positions: Offsets, in_stream: bool) -> list[Cha
 
 
 def _group(messages: Messages, positions: Offsets, in_stream: bool) -> Changes:
-    """Decode messages that agree in type, relation, kind of the first tuple and its number of columns."""
+    """Decode messages with the same type, relation, kind of first tuple and number of columns."""
     head = RELID_AT[in_stream]
     start = int(messages.starts[0])
     first = messages.buffer[start : start + head + 7]
@@ -187,7 +186,7 @@ def _group(messages: Messages, positions: Offsets, in_stream: bool) -> Changes:
 
 
 class _Walk:
-    """A walk through all messages of a group at once, a column a step."""
+    """A pass over all messages of a group at once, one column per step."""
 
     def __init__(self, messages: Messages, offset: int) -> None:
         self._messages = messages
@@ -195,7 +194,7 @@ class _Walk:
         self._ends: Offsets = messages.ends
 
     def rows(self, count: int) -> Rows:
-        """Decode a tuple of so many columns."""
+        """Decode a tuple of ``count`` columns."""
         shape = (count, len(self._at))
         rows = Rows(np.empty(shape, np.uint8), np.empty(shape, np.int64), np.empty(shape, np.int32))
         for column in range(count):
@@ -203,7 +202,8 @@ class _Walk:
         return rows
 
     def _column(self, kinds: Bytes, offsets: Offsets, lengths: Lengths) -> None:
-        # A load at the end of a message sees what comes behind it: whatever that says, the column ends beyond the end.
+        # a load at the end of a message reads bytes after it; whatever they are, the column then ends beyond the
+        # message
         words = self._messages.words(self._at)
         kinds[:] = words >> np.uint64(56)
         sizes: Offsets = ((words >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -219,7 +219,7 @@ class _Walk:
         lengths[:] = sizes
 
     def expect(self, marker: int, count: int) -> None:
-        """Expect a further tuple of as many columns."""
+        """Expect a further tuple with the same number of columns."""
         words = self._messages.words(self._at)
         _refuse_if((words >> np.uint64(40)) != np.uint64(marker << 16 | count))
         self._at = self._at + 3

@@ -1,7 +1,7 @@
-"""Makes of decoded columns what the target takes: COPY streams of whole rows, array parameters of single columns.
+"""Makes input for the target from decoded columns: COPY streams of whole rows, and array parameters of single columns.
 
-Nothing is decoded again: pgoutput's tuples, COPY's rows and the elements of an array hold the same bytes of a value
-behind different headers. Values are copied a column at a time, those of one length in one step. Mirrors
+Nothing is decoded again: pgoutput's tuples, COPY's rows and array elements have the same bytes for a value, with
+different headers. Values are copied column by column, and values of the same length in one step. Mirrors
 ``CopyOneRowTo``, ``CopyAttributeOutText`` (copyto.c) and ``array_send``.
 """
 
@@ -20,23 +20,23 @@ _ARRAY = struct.Struct(">iiIii")
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _NULL = b"\\N"  #: in a text stream
-#: Not copied to bytes: that would double them.
+#: A view, because conversion to bytes would copy it.
 Stream: TypeAlias = memoryview
 
 _VALUED = np.zeros(256, np.bool_)
 _VALUED[[TEXT, BINARY]] = True
 
-#: What stands for a byte of a text value behind a backslash; 0: it stands for itself.
+#: The letter after the backslash for each byte to be escaped in a text value; 0 for other bytes.
 _ESCAPED = np.zeros(256, np.uint8)
 for _plain, _letter in zip(b"\\\n\r\t", b"\\nrt", strict=True):
     _ESCAPED[_plain] = _letter
 
-#: Values of one length from which one step for all of them is cheaper than one for each.
+#: Minimum number of values of one length for which a common step is cheaper.
 _MANY = 16
 
 
 def formats(rows: Rows) -> str:
-    """Return the form of all values: ``binary``, ``text`` or ``mixed``. Without values it is ``text``."""
+    """Return the form of all values: ``binary``, ``text`` or ``mixed``; ``text`` if there are none."""
     binary = bool((rows.kinds == BINARY).any())
     if not binary:
         return "text"
@@ -44,14 +44,14 @@ def formats(rows: Rows) -> str:
 
 
 def copy_stream(changes: Changes, *, binary: bool) -> Stream:
-    """Make the whole stream for COPY FROM STDIN of the new rows, all columns in their order.
+    """Make the complete stream for COPY FROM STDIN of the new rows, with all columns in their order.
 
-    What was not sent (unchanged TOAST, legitimate where an update begins to match a row filter) becomes NULL, as in
-    the server's own subscriber.
+    Values that were not sent (unchanged TOAST, possible where an update begins to match a row filter) become NULL, as
+    in the server's own subscriber.
 
-    :param changes: with new rows that have a column at least.
-    :param binary: for WITH (FORMAT binary). Text values in such a stream suit columns of type text only, and a
-        text stream takes no binary values.
+    :param changes: must have new rows with at least one column.
+    :param binary: for WITH (FORMAT binary). There, text values are valid only for columns of type text. A text stream
+        cannot have binary values.
     :raises ValueError: binary values for a text stream, or rows without columns, which COPY cannot express.
     """
     rows = changes.new
@@ -79,7 +79,7 @@ def _binary_stream(buffer: bytes, rows: Rows) -> Stream:
 
 
 def _text_stream(buffer: bytes, rows: Rows) -> Stream:
-    """Make the text stream: a row begins with the line end of the row before it, a column with its tab."""
+    """Make the text stream: each row begins with the previous row's line end, each column with its tab."""
     valued = _VALUED[rows.kinds]
     sizes = np.where(valued, rows.lengths, len(_NULL)).astype(np.int64) + 1
     marks, size = _row_by_row(sizes)
@@ -87,7 +87,7 @@ def _text_stream(buffer: bytes, rows: Rows) -> Stream:
     lines = np.frombuffer(whole, np.uint8)
     lines[size] = ord("\n")
     for column, (has, places) in enumerate(zip(valued, marks, strict=True)):
-        if has.all():  # each with the byte before it, which becomes its mark
+        if has.all():  # each with the byte before it, which becomes its delimiter
             _put(whole, places, buffer, rows.offsets[column] - 1, sizes[column])
         else:
             _put(whole, places[has], buffer, rows.offsets[column][has] - 1, sizes[column][has])
@@ -99,7 +99,7 @@ def _text_stream(buffer: bytes, rows: Rows) -> Stream:
 
 
 def _as_it_is(text: bytearray, valued: Flags) -> bool:
-    """Return whether no value has a byte to escape: all line ends, tabs and backslashes are those of columns."""
+    """Return whether no value needs escaping: all line ends, tabs and backslashes are delimiters or NULLs."""
     columns, rows = valued.shape
     if b"\r" in text or text.count(b"\\") != valued.size - int(valued.sum()):
         return False
@@ -107,9 +107,9 @@ def _as_it_is(text: bytearray, valued: Flags) -> bool:
 
 
 def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
-    """Put a backslash before what needs one.
+    """Put a backslash before each byte that needs it.
 
-    :param marks: where columns begin, and in ``nulls`` those that are NULL.
+    :param marks: positions of the delimiters; ``nulls`` are those of NULL columns.
     """
     special = _ESCAPED[lines].astype(np.bool_)
     special[-1] = False
@@ -123,10 +123,10 @@ def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
 
 
 def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -> bytearray:
-    """Make a one-dimensional array in binary form of a column, for unnest. Null and unchanged values are NULLs in it.
+    """Make a one-dimensional binary array from a column, for unnest. Null and unchanged values become NULLs.
 
-    :param buffer: what the rows' offsets point into; ends in ``PAD``.
-    :param rows: old or new rows of a group, any of them.
+    :param buffer: buffer for the rows' offsets; ends in ``PAD``.
+    :param rows: any old or new rows of a group.
     :param element_type: oid. Text values make an array of text, binary ones an array of their own type.
     """
     has = _VALUED[rows.kinds[column]]
@@ -139,9 +139,9 @@ def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -
 
 
 def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Offsets]:
-    """Copy pieces of a buffer, one behind the other.
+    """Copy pieces of a buffer one after another.
 
-    :return: them, and where each begins and the last one ends.
+    :return: the new buffer, and the start of each piece followed by the end of the last.
     """
     places = _starts(sizes)
     whole = bytearray(int(places[-1]))
@@ -150,15 +150,15 @@ def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Of
 
 
 def _elements(buffer: bytes, offsets: Offsets, lengths: Lengths, has: Flags) -> tuple[Offsets, Offsets]:
-    """Find values together with their lengths, as binary rows and arrays have them, and in how many bytes.
+    """Find the offsets and sizes of values together with their lengths, as in binary rows and arrays.
 
-    A value's length stands before it already; that of a NULL is in ``PAD``.
+    A value is preceded by its length; the length of a NULL is in ``PAD``.
     """
     return np.where(has, offsets - 4, len(buffer) - len(PAD)), lengths.astype(np.int64) + 4
 
 
 def _put(whole: bytearray, places: Offsets, buffer: bytes, sources: Offsets, sizes: Offsets) -> None:
-    """Copy pieces of a buffer to their places: those of one length in one step."""
+    """Copy pieces of a buffer to their places, those of the same length in one step."""
     if not len(sizes):
         return
     least, most = int(sizes.min()), int(sizes.max())
@@ -179,21 +179,21 @@ def _put(whole: bytearray, places: Offsets, buffer: bytes, sources: Offsets, siz
 
 
 def _windows(buffer: bytes | bytearray, size: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """View the ``size`` bytes from every offset on as one element each."""
+    """View the ``size`` bytes at every offset as one element each."""
     return np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
 
 
 def _starts(sizes: Offsets) -> Offsets:
-    """Return where pieces begin that stand one behind the other, and where the last one ends."""
+    """Return the starts of consecutive pieces, followed by the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
 
 
 def _row_by_row(sizes: Offsets) -> tuple[Offsets, int]:
-    """Return where the columns of rows begin, one row behind the other, and where the last one ends.
+    """Return the starts of the columns of consecutive rows, and the end of the last row.
 
-    :param sizes: of shape (columns, rows), and so are the places.
+    :param sizes: in the shape (columns, rows), like the result.
     """
     starts = _starts(sizes.T.reshape(-1))
     return np.ascontiguousarray(starts[:-1].reshape(sizes.shape[::-1]).T), int(starts[-1])

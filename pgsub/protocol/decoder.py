@@ -1,16 +1,15 @@
-"""Decoding of pgoutput messages, one by one, and the check of their order over a connection.
+"""Decodes single pgoutput messages, and checks their order over a connection.
 
 Mirrors ``apply_dispatch`` and the "sent out of order" checks of ``worker.c``.
 
-NOTES
-The publisher is not trusted: whatever the bytes are, the outcome is a message or ProtocolViolation. A length is read
-unsigned and compared with what the message has left before anything of that size is built. Strings, columns, relations
-and messages have upper bounds, those of the server where it has one (:mod:`~pgsub.protocol.reader`, MAX_* here). A
+NOTES The publisher is not trusted: any bytes give a message or ProtocolViolation. A length is read as unsigned and
+compared with the rest of the message before anything of that size is allocated. Strings, columns, relations and
+messages have upper limits, which are the server's where it has one (:mod:`~pgsub.protocol.reader`, MAX_* here). A
 message must be consumed to its last byte. A field that reaches beyond the end raises IndexError or struct.error, which
-:func:`decode_change` translates: parsers need no checks of their own, and may not catch either.
+:func:`decode_change` translates. So parsers need no checks of their own, and must not catch either.
 
-State is bounded, too: of relations the number of columns is kept, of streamed transactions the xid. Where the server's
-own publisher is known to deviate the decoder is lenient: COMMIT PREPARED and ROLLBACK PREPARED without a PREPARE,
+State is bounded, too: the number of columns per relation, and the xid per streamed transaction. The decoder is lenient
+where the server's own publisher is known to deviate: COMMIT PREPARED and ROLLBACK PREPARED without a PREPARE, and
 Stream Abort with streaming off or for a transaction that was never streamed.
 """
 
@@ -25,18 +24,18 @@ from pgsub.protocol import messages, parse_changes, parse_transactions
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.reader import INT32
 
-#: MaxAllocSize of memutils.h: no publisher can build a longer message, so no value in one is longer.
+#: MaxAllocSize of memutils.h, which limits the messages of a publisher and so every value in them.
 MAX_MESSAGE_BYTES = 0x3FFFFFFF
 
-#: Relations must be remembered as long as the connection lasts; this bounds what a publisher can make us keep.
+#: Maximum number of relations that a publisher can make us remember; they last as long as the connection.
 MAX_RELATIONS = 100_000
 
-#: Where the xid of a change in a stream block ends.
+#: End of the xid of a change in a stream block.
 XID_END = 5
 
 _STREAM_ABORT = ord("A")
 
-#: Legal inside a stream block although they carry no xid.
+#: Allowed inside a stream block although they carry no xid.
 _IN_STREAM_CONTROL = b"OES"
 
 _change_parser = parse_changes.PARSERS.get
@@ -45,10 +44,10 @@ _unpack_int32 = INT32.unpack_from
 
 
 def message_xid(payload: bytes) -> int:
-    """Read the xid of a message from inside a stream block without decoding the rest.
+    """Read the xid of a message in a stream block without decoding the rest.
 
     :param payload: one of :data:`~pgsub.protocol.parse_changes.CHANGES`.
-    :return: the (sub)transaction that made the change.
+    :return: xid of the (sub)transaction that made the change.
     :raises ProtocolViolation: another type, too short, or xid 0.
     """
     if len(payload) < XID_END or payload[0] not in parse_changes.CHANGES:
@@ -60,12 +59,12 @@ def message_xid(payload: bytes) -> int:
 
 
 def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = False) -> messages.Message:
-    """Decode one message by itself, without regard to order.
+    """Decode one message without checking the order.
 
-    :param payload: a pgoutput message, for example out of a spool file.
-    :param in_stream: it came inside a stream block, where R Y I U D T M carry an xid and only O E S are legal besides.
+    :param payload: a pgoutput message, for example from a spool file.
+    :param in_stream: it is from a stream block, where R Y I U D T M carry an xid, and only O E S are allowed besides.
     :param parallel_streaming: Stream Abort carries LSN and time.
-    :raises ProtocolViolation: it is malformed in any way.
+    :raises ProtocolViolation: it is malformed.
     """
     try:
         kind = payload[0]
@@ -88,12 +87,12 @@ def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = Fa
 
 
 class Decoder:
-    """A decoder of the messages of one connection, all of them, in the order received.
+    """A decoder of all messages of one connection, in the order received.
 
-    After a violation nothing more is decoded: what follows cannot be trusted to be understood.
+    After a violation nothing more is decoded, because later messages could be misunderstood.
 
     :param parallel_streaming: streaming = parallel was negotiated (protocol version 4).
-    :ivar stream_xid: top transaction of the open stream block, else None.
+    :ivar stream_xid: top-level transaction of the open stream block, else None.
     """
 
     def __init__(self, parallel_streaming: bool = False) -> None:
@@ -107,10 +106,10 @@ class Decoder:
         self._refused: str | None = None
 
     def decode(self, payload: bytes) -> messages.Message:
-        """Decode the next message and check that it may come now.
+        """Decode the next message and check that it is allowed now.
 
         :param payload: content of one XLogData.
-        :raises ProtocolViolation: malformed, out of order, or an earlier message was.
+        :raises ProtocolViolation: it is malformed or out of order, or an earlier message was.
         """
         if self._refused is not None:
             raise ProtocolViolation(
@@ -127,11 +126,11 @@ class Decoder:
             raise
 
     def passes(self, first_end_lsn: int, last_end_lsn: int) -> bool:
-        """Note that whole plain transactions came, whose messages the caller has checked, if they may come now.
+        """Accept whole plain transactions, whose messages the caller has checked, if they are allowed now.
 
-        :param first_end_lsn: end LSN of the first; those of the others grow.
-        :param last_end_lsn: of the last.
-        :return: whether they may; where not, they are to be decoded one by one.
+        :param first_end_lsn: end LSN of the first transaction; the end LSNs increase.
+        :param last_end_lsn: end LSN of the last.
+        :return: whether they are allowed; if not, they must be decoded one by one.
         """
         legal = self._open is None and self.stream_xid is None and self._refused is None
         if not legal or first_end_lsn <= self._last_end_lsn:
@@ -144,7 +143,7 @@ class Decoder:
             raise ProtocolViolation(f"{what} message outside of a transaction")
 
     def _check_outside(self, what: str) -> None:
-        # Inside a stream block decode_change() has refused it already.
+        # inside a stream block, decode_change() has already refused it
         if self._open is not None:
             raise ProtocolViolation(f"{what} message inside a transaction")
 
@@ -192,7 +191,7 @@ class Decoder:
             )
         if (message.end_lsn, message.xid, message.gid) != (begin.end_lsn, begin.xid, begin.gid):
             raise ProtocolViolation("PREPARE message differs from its BEGIN PREPARE")
-        # A transaction prepared before the slot's two_phase_at is sent late, with its old LSNs: no progress to check.
+        # a transaction prepared before the slot's two_phase_at is sent late with its old LSNs: progress is not checked
         self._open = None
 
     def _finish_prepared(self, message: messages.CommitPrepared | messages.RollbackPrepared) -> None:

@@ -1,7 +1,7 @@
-"""Messages as pgoutput writes them: the other direction of :mod:`pgsub.protocol.parse_changes`.
+"""Encodes messages as pgoutput does: the reverse of :mod:`pgsub.protocol.parse_changes`.
 
-Mirrors ``logicalrep_write_insert`` and its like (proto.c). For changes that are stored, to be applied later by what
-applies those of a stream.
+Mirrors ``logicalrep_write_insert`` and similar functions (proto.c). It serves changes that are stored to be applied
+later like those of a stream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message: RowMessage) -> bytes:
-    """Write a row message as :func:`~pgsub.protocol.decoder.decode_change` reads it outside of a stream block.
+    """Encode a row message as :func:`~pgsub.protocol.decoder.decode_change` reads it outside a stream block.
 
-    :param message: its rows have as many kinds as values.
+    :param message: its rows must have as many kinds as values.
     """
     match message:
         case Insert():
@@ -50,7 +50,7 @@ def _tuple(row: Tuple) -> bytes:
 
 
 def relation(message: Relation) -> bytes:
-    """Write a Relation message, outside of a stream block."""
+    """Encode a Relation message, as outside a stream block."""
     head = b"R" + _LENGTH.pack(message.relid) + _string(message.namespace) + _string(message.name)
     parts = [head, message.replica_identity.encode("ascii"), _COUNT.pack(len(message.columns))]
     for column in message.columns:
@@ -63,19 +63,19 @@ def _string(text: str) -> bytes:
 
 
 def outside_stream(payload: bytes, *, in_stream: bool) -> bytes:
-    """Return a row message without the xid that it carries inside a stream block."""
+    """Return a row message without the xid that it carries in a stream block."""
     return payload[:1] + payload[5:] if in_stream else payload
 
 
 def joined(payloads: Iterable[bytes]) -> bytes:
-    """Join messages, each behind its length."""
+    """Join messages, each preceded by its length."""
     return b"".join(part for payload in payloads for part in (_LENGTH.pack(len(payload)), payload))
 
 
 def split(messages: bytes) -> list[bytes]:
-    """Undo :func:`joined`.
+    """Reverse :func:`joined`.
 
-    :raises ProtocolViolation: the last message is cut short.
+    :raises ProtocolViolation: the last message is truncated.
     """
     found, at = [], 0
     while at + _LENGTH.size <= len(messages):

@@ -1,8 +1,8 @@
-"""CopyData messages as they came over the wire, many in one buffer; ranges of them stand for messages until used.
+"""CopyData messages as received, many in one buffer; ranges of them represent messages until they are used.
 
-A message costs one number here and no object of its own: bytes are cut out on demand. The same bytes go
-into spool files as they are. Protocol section "Message Formats": CopyData is ``d``, a length that counts itself, and
-the content, which is an envelope (:mod:`pgsub.protocol.walsender_messages`) around one pgoutput message.
+A message costs one number here, without an object of its own: bytes are extracted on demand, and go unchanged into
+spool files. Protocol section "Message Formats": CopyData is ``d``, a length that includes itself, and the content,
+which is an envelope (:mod:`pgsub.protocol.walsender_messages`) with one pgoutput message.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from numpy.typing import NDArray
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.decoder import MAX_MESSAGE_BYTES
 
-#: Bytes of a CopyData header, and of that with the envelope of WAL data: there the pgoutput message begins.
+#: Bytes of a CopyData header, and of header and envelope of WAL data, after which the pgoutput message begins.
 HEADER, ENVELOPE = 5, 30
-#: Kinds that a server may send whatever is under way: NoticeResponse, ParameterStatus, NotificationResponse.
+#: Message types that a server may send at any time: NoticeResponse, ParameterStatus, NotificationResponse.
 ANY_TIME = b"NSA"
 _COPY_DATA, _WAL_DATA, _KEEPALIVE, _NEWLINE = b"dwk\n"
 _LENGTH = struct.Struct(">xI")
 _HEADER_BYTES = f"V{HEADER}"
-_SMALL = 200  #: bytes a message
-_LENGTH_BYTES = 4  #: a length counts itself
+_SMALL = 200  #: average bytes per message up to which joining is faster
+_LENGTH_BYTES = 4  #: a length includes itself
 _UNSET = bytes(24)
 
-#: Codes that are no type byte of pgoutput: a keepalive; anything that the envelope's own parser is to judge.
+#: Codes that are not type bytes of pgoutput: a keepalive, and anything that the envelope's parser must judge.
 KEEPALIVE, OTHER = 0, 1
 
 
 def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> array[int]:
-    """Find where whole CopyData messages begin, one behind the other in a buffer, and where the last of them ends.
+    """Find the starts of consecutive whole CopyData messages in a buffer, and the end of the last.
 
-    :param end: bytes in the buffer.
-    :param limit: of messages.
-    :param start: where the first begins.
+    :param end: number of bytes in the buffer.
+    :param limit: maximum number of messages.
+    :param start: start of the first message.
     :return: edges, at least ``[start]``.
-    :raises ProtocolViolation: a length that cannot be.
+    :raises ProtocolViolation: an impossible length.
     """
     edges = array("q", [start])
     append, length, position, last = edges.append, _LENGTH.unpack_from, start, end - HEADER
@@ -59,19 +59,19 @@ def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> arr
 
 
 def walk_lines(buffer: bytearray, end: int, start: int) -> array[int]:
-    """Do as :func:`walk` where each message is a row of COPY in text format, which ends with its only newline.
+    """Do as :func:`walk` for messages that are rows of COPY in text format, each with its only newline at the end.
 
-    What follows a newline is taken for a header, and counts only if its length leads to the next one. So messages that
-    are no such rows are found as well, only not as fast.
+    The bytes after a newline are tried as a header, which counts only if its length leads to the next newline. So other
+    messages are found too, but not as fast.
 
-    :param end: bytes in the buffer.
-    :param start: where the first begins.
+    :param end: number of bytes in the buffer.
+    :param start: start of the first message.
     :return: edges, at least ``[start]``.
-    :raises ProtocolViolation: a length that cannot be.
+    :raises ProtocolViolation: an impossible length.
     """
     data = np.frombuffer(buffer, np.uint8, end - start, start)
     begins = np.concatenate(([0], np.flatnonzero(data == _NEWLINE) + 1))
-    begins = begins[np.diff(begins, prepend=-HEADER - 1) > HEADER]  # a header may have that byte, too
+    begins = begins[np.diff(begins, prepend=-HEADER - 1) > HEADER]  # a header may contain that byte, too
     heads = begins[:-1]
     lengths = np.ndarray((max(len(data) - HEADER + 1, 0),), ">u4", buffer, start + 1, (1,))[heads]
     rows = (data[heads] == _COPY_DATA) & (heads + lengths + 1 == begins[1:])
@@ -82,7 +82,7 @@ def walk_lines(buffer: bytearray, end: int, start: int) -> array[int]:
 
 
 def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
-    """Return the contents of whole CopyData messages, in order. Many small ones come joined, which is faster.
+    """Return the contents of whole CopyData messages in order. Many small ones are joined, which is faster.
 
     :param edges: from :func:`walk`.
     :return: valid until the buffer changes.
@@ -98,7 +98,7 @@ def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
 
 
 def size_of(buffer: bytes | bytearray, at: int) -> int:
-    """Return the bytes of the message whose header is at an offset; those that are still to come included.
+    """Return the size of the message whose header is at an offset, including bytes not yet received.
 
     :raises ProtocolViolation: a length that no server sends.
     """
@@ -113,15 +113,15 @@ def _impossible(length: int) -> ProtocolViolation:
 
 
 def size_of_first(buffer: bytes | bytearray, at: int) -> int:
-    """Return the bytes of the message that begins at an offset, those to come included; 0 if that is not known."""
+    """Return the size of the message at an offset, including bytes not yet received; 0 if it is unknown."""
     return 1 + int(_LENGTH.unpack_from(buffer, at)[0]) if len(buffer) - at >= HEADER else 0
 
 
 class Frames:
-    """Whole CopyData messages. By index and iterated: their contents.
+    """Whole CopyData messages; indexing and iteration return their contents.
 
-    :param buffer: the messages, nothing else.
-    :param edges: where each begins, and the end of the last.
+    :param buffer: the messages and nothing else.
+    :param edges: the start of each message, and the end of the last.
     """
 
     def __init__(self, buffer: bytes, edges: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ class Frames:
 
     @classmethod
     def of(cls, contents: Iterable[bytes]) -> Frames:
-        """Make frames of contents of CopyData messages."""
+        """Make frames from the contents of CopyData messages."""
         parts, edges = [], [0]
         for content in contents:
             parts.append(struct.pack(">cI", b"d", len(content) + 4) + content)
@@ -139,7 +139,7 @@ class Frames:
 
     @classmethod
     def around(cls, payloads: Iterable[bytes]) -> Frames:
-        """Make frames of pgoutput messages, in empty envelopes."""
+        """Make frames from pgoutput messages, with empty envelopes."""
         return cls.of(b"w" + _UNSET + payload for payload in payloads)
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class Frames:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """The edges as numpy has them."""
+        """The edges as a numpy array."""
         return np.asarray(self.edges, np.int64)
 
     @cached_property
@@ -173,19 +173,19 @@ class Frames:
         return codes.tobytes()
 
     def head(self, number: int) -> bytes:
-        """Return the envelope of one, without the message in it."""
+        """Return the envelope of a frame, without its message."""
         return self.buffer[self.edges[number] + HEADER : min(self.edges[number] + ENVELOPE, self.edges[number + 1])]
 
     def payload(self, number: int) -> bytes:
-        """Return the pgoutput message of one."""
+        """Return the pgoutput message of a frame."""
         return self.buffer[self.edges[number] + ENVELOPE : self.edges[number + 1]]
 
     def range(self, start: int, end: int) -> Segment:
-        """Return some messages, one behind the other."""
+        """Return consecutive messages."""
         return Segment(self, start, end)
 
     def all(self) -> Segment:
-        """Return all of them."""
+        """Return all messages."""
         return Segment(self, 0, len(self))
 
 
@@ -198,30 +198,30 @@ class Segment(NamedTuple):
 
     @property
     def codes(self) -> bytes:
-        """Their types."""
+        """The types of the messages."""
         return self.frames.codes[self.start : self.end]
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, headers included."""
+        """Size on the wire in bytes, including headers."""
         return self.frames.edges[self.end] - self.frames.edges[self.start]
 
     @property
     def shortest(self) -> int:
-        """Bytes of the shortest pgoutput message; there is at least one."""
+        """Size of the shortest pgoutput message in bytes; there must be a message."""
         return int(np.diff(self.frames.places[self.start : self.end + 1]).min()) - ENVELOPE
 
     @property
     def wire(self) -> memoryview:
-        """The bytes as they came."""
+        """The bytes as received."""
         edges = self.frames.edges
         return memoryview(self.frames.buffer)[edges[self.start] : edges[self.end]]
 
     def payloads(self) -> list[bytes]:
-        """Return their pgoutput messages."""
+        """Return the pgoutput messages."""
         buffer, edges = self.frames.buffer, self.frames.edges[self.start : self.end + 1]
         return [buffer[a + ENVELOPE : b] for a, b in pairwise(edges)]
 
     def numbered(self) -> Iterator[tuple[int, int]]:
-        """Yield number in the frames and type of each."""
+        """Yield the frame number and type of each message."""
         return enumerate(self.codes, self.start)

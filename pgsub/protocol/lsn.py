@@ -1,24 +1,24 @@
 """Log sequence numbers: text form, parsing, and the one predicate that compares a transaction with a position.
 
 Mirrors ``src/backend/utils/adt/pg_lsn.c``. In memory an LSN is a plain ``int`` (0 is the server's InvalidXLogRecPtr).
-Text is never compared: servers write one LSN in two forms, ``0/50`` up to 18 and ``0/00000050`` from 19 on. Both are
-read, and pgsub writes the first one, whatever server it comes from.
+Texts are never compared, because servers write an LSN in two forms: ``0/50`` up to 18, ``0/00000050`` from 19 on. pgsub
+reads both, and writes the former for any server.
 """
 
 from __future__ import annotations
 
 import re
 
-MAX_LSN = 2**64 - 1  #: no record begins here: what "finishes" at it is covered by no position
+MAX_LSN = 2**64 - 1  #: no record begins here, so no position covers a transaction that finishes here
 
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 
 
 def parse_lsn(text: str) -> int:
-    """Read ``X/X`` as ``pg_lsn_in`` does: one to eight hexadecimal digits on each side, nothing around them.
+    """Parse ``X/X`` like ``pg_lsn_in``: one to eight hexadecimal digits on each side and nothing else.
 
     :return: byte position in the WAL, 0 to 2**64 - 1.
-    :raises ValueError: anything else, with a text fit for a user.
+    :raises ValueError: invalid text; the message is suitable for users.
     """
     match = _TEXT.fullmatch(text)
     if match is None:
@@ -27,27 +27,23 @@ def parse_lsn(text: str) -> int:
 
 
 def lsn_or_none(text: str | None) -> int | None:
-    """Read the text of a pg_lsn column that may be NULL."""
+    """Parse the text of a pg_lsn column that may be NULL."""
     return None if text is None else parse_lsn(text)
 
 
 def format_lsn(lsn: int) -> str:
-    """Write an LSN as ``pg_lsn_out`` of 18 does: ``%X/%X``, no padding.
-
-    :return: for example ``16/B374D848``.
-    """
+    """Format an LSN like ``pg_lsn_out`` of 18: ``%X/%X`` without padding, for example ``16/B374D848``."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def covered(finish_lsn: int, position: int) -> bool:
-    """Return whether a position already contains a transaction.
+    """Return whether a position includes a transaction, which then must not be applied again.
 
-    Strictly less: a position may be "last byte + 1" of the record before, which is the start of this transaction's
-    own commit record. ``should_apply_changes_for_rel`` compares with ``<=`` the other way round for that reason.
+    The comparison is strict. A position may be "last byte + 1" of the previous record, which is the start of this
+    transaction's own commit record. That is why ``should_apply_changes_for_rel`` uses ``<=`` in the reverse comparison.
 
-    :param finish_lsn: the transaction's commit_lsn, for a prepared one its prepare_lsn.
+    :param finish_lsn: the transaction's commit_lsn, or the prepare_lsn of a prepared one.
     :param position: an end position: progress of an origin, srsublsn, a claim.
-    :return: True if the transaction must not be applied again.
     """
     # guard: a position does not cover a transaction that finishes at it
     return finish_lsn < position

@@ -1,14 +1,14 @@
 """The messages of pgoutput, protocol versions 1 to 4, as named tuples.
 
-Mirrors ``src/include/replication/logicalproto.h``. LSNs are ints, timestamps int microseconds since
-2000-01-01 UTC, names str, column values the bytes as they came.
+Mirrors ``src/include/replication/logicalproto.h``. LSNs are ints, timestamps are microseconds since 2000-01-01 UTC as
+ints, names are str, and column values are the received bytes.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-#: Flag of a column that is part of the replica identity; with FULL all of them are.
+#: Flag of a column in the replica identity; with FULL all columns have it.
 KEY_COLUMN = 1
 
 
@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """``R``: the publisher's table from here on; ``replica_identity`` is one of d n f i."""
+    """``R``: the publisher's table from now on; ``replica_identity`` is one of d n f i."""
 
     relid: int
     namespace: str
@@ -45,14 +45,14 @@ class TypeName(NamedTuple):
 
 
 class Tuple(NamedTuple):
-    """A row: one byte of ``kinds`` a column; values that are NULL or unchanged are None."""
+    """A row: ``kinds`` has one byte per column; the values of NULL and unchanged columns are None."""
 
     kinds: bytes
     values: tuple[bytes | None, ...]
 
 
 class Begin(NamedTuple):
-    """``B``: final_lsn is the commit_lsn of the Commit to come."""
+    """``B``: final_lsn is the commit_lsn of the Commit that follows."""
 
     final_lsn: int
     commit_ts: int
@@ -68,7 +68,7 @@ class Commit(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """``O``: where the transaction was first committed; lsn is 0 while that is not known (streaming)."""
+    """``O``: the origin of the transaction; lsn is 0 while it is unknown (streaming)."""
 
     lsn: int
     name: str
@@ -107,7 +107,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """``M``: pg_logical_emit_message(); one that is not transactional comes outside of transactions."""
+    """``M``: pg_logical_emit_message(); a non-transactional one is sent outside transactions."""
 
     transactional: bool
     lsn: int
@@ -116,7 +116,7 @@ class LogicalMessage(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """``S``: a block of changes of a transaction in progress; ``first`` on its first block."""
+    """``S``: the start of a block of changes of a transaction in progress; ``first`` is set for its first block."""
 
     xid: int
     first: bool
@@ -136,9 +136,9 @@ class StreamCommit(NamedTuple):
 
 
 class StreamAbort(NamedTuple):
-    """``A``: subxid equals xid for the whole transaction; LSN and time only with streaming = parallel.
+    """``A``: subxid equals xid for the whole transaction; LSN and time are sent only with streaming = parallel.
 
-    The LSN is 0 where the publisher noticed the abort late, by a running-xacts record.
+    The LSN is 0 if the publisher noticed the abort late, by a running-xacts record.
     """
 
     xid: int
@@ -198,10 +198,10 @@ class StreamPrepare(NamedTuple):
     gid: str
 
 
-#: What carries an Int32 xid after its type byte inside a stream block.
+#: Messages that carry an Int32 xid after the type byte in a stream block.
 Change: TypeAlias = Relation | TypeName | Insert | Update | Delete | Truncate | LogicalMessage
 
-#: What stands outside of transactions or delimits them.
+#: Messages that are outside transactions or delimit them.
 Control: TypeAlias = (
     Begin
     | Commit

@@ -1,4 +1,4 @@
-"""Parsing of the messages that describe and change relations: R Y I U D T M.
+"""Parses the messages that describe and change relations: R Y I U D T M.
 
 Mirrors ``logicalrep_read_rel``, ``_typ``, ``_insert``, ``_update``, ``_delete``, ``_truncate`` of ``proto.c``. Inside a
 stream block each carries an xid between type byte and fields, so a parser takes the offset of the fields.
@@ -29,14 +29,14 @@ _NEW, _KEY, _OLD = b"NKO"
 
 _unpack_int32 = INT32.unpack_from
 
-#: Where the relation's oid stands in a message: behind the type byte, in a stream block also behind an xid.
+#: Offset of the relation's oid in a message: after the type byte, and in a stream block also after an xid.
 RELID_AT = {False: 1, True: 5}
 
 
 def relid_of(payload: bytes, *, in_stream: bool) -> int:
-    """Read the relation's oid of a row message or a Relation message.
+    """Read the relation's oid from a row message or a Relation message.
 
-    :raises ProtocolViolation: the message ends before.
+    :raises ProtocolViolation: the message is too short.
     """
     start = RELID_AT[in_stream]
     if len(payload) < start + 4:
@@ -70,8 +70,8 @@ def _insert(data: bytes, pos: int) -> Insert:
     if data[pos + 4] != _NEW:
         raise ProtocolViolation(f"expected new tuple but got 0x{data[pos + 4]:02X} in insert message")
     new, pos = read_tuple(data, pos + 5)
-    # An unchanged TOAST value is legitimate here: an UPDATE whose row starts to match a row filter arrives as an
-    # insert. The server's own subscriber takes it as NULL (slot_store_data), and so does apply.
+    # An unchanged TOAST value is possible here: an UPDATE whose row begins to match a row filter is sent as an insert.
+    # The server's own subscriber treats it as NULL (slot_store_data), and so does apply.
     expect_end(data, pos)
     return Insert(relid, new)
 
@@ -114,7 +114,7 @@ def _truncate(data: bytes, pos: int) -> Truncate:
     if options > 3:
         raise ProtocolViolation(f"unrecognized options 0x{options:02X} in truncate message")
     pos += 5
-    # Compared before anything of that size is built.
+    # compare before anything of that size is allocated
     expect_end(data, pos + 4 * count)
     relids = struct.unpack_from(f">{count}I", data, pos)
     return Truncate(relids, bool(options & 1), bool(options & 2))
@@ -131,7 +131,7 @@ def _message(data: bytes, pos: int) -> LogicalMessage:
     return LogicalMessage(flags == 1, lsn, prefix, data[pos:])
 
 
-#: Type byte to parser(message, offset of its fields).
+#: Maps type bytes to parser(message, offset of its fields).
 PARSERS: dict[int, Callable[[bytes, int], Change]] = {
     ord("R"): _relation,
     ord("Y"): _type,
@@ -142,8 +142,8 @@ PARSERS: dict[int, Callable[[bytes, int], Change]] = {
     ord("M"): _message,
 }
 
-#: Types of the messages that a transaction consists of: changes of rows, and what stands between them. Whatever looks
-#: at types takes them from here: a type that one place did not know would be left out there without a word.
+#: Types of the messages of a transaction: row changes, and messages between them. All code that compares types uses
+#: these, so that no place silently ignores a new type.
 CHANGES = bytes(PARSERS)
 ROW_CHANGES = b"IUD"
 BETWEEN_ROWS = CHANGES.translate(None, ROW_CHANGES)

@@ -1,4 +1,4 @@
-"""Parsing of the messages that delimit transactions and stream blocks: B C O S E c A b P K r p.
+"""Parses the messages that delimit transactions and stream blocks: B C O S E c A b P K r p.
 
 Mirrors ``logicalrep_read_begin`` to ``logicalrep_read_stream_prepare`` of ``proto.c`` with their checks of LSNs, flags
 and transaction IDs.
@@ -28,7 +28,7 @@ _ROLLBACK_PREPARED = struct.Struct(">BQQqqI")
 
 
 def _check(what: str, *, flags: int = 0, xid: int = 1, lsns: tuple[int, int] = (1, 1)) -> None:
-    """Refuse flags, a transaction ID or LSN that is not set, and an end LSN that precedes the finish LSN."""
+    """Refuse any flags, an unset transaction ID or LSN, and an end LSN before the finish LSN."""
     if flags != 0:
         raise ProtocolViolation(f"unrecognized flags {flags} in {what} message")
     if xid == 0:
@@ -86,8 +86,8 @@ def _stream_commit(data: bytes) -> messages.StreamCommit:
 def parse_stream_abort(data: bytes, with_info: bool) -> messages.StreamAbort:
     """Parse a Stream Abort message (``logicalrep_read_stream_abort``).
 
-    :param with_info: whether LSN and time follow: exactly when streaming = parallel was negotiated.
-    :return: the message; LSN and time are None where they do not follow.
+    :param with_info: it has LSN and time, which are sent exactly if streaming = parallel was negotiated; else they are
+        None.
     :raises ProtocolViolation: a zero xid, or another length.
     """
     layout = _STREAM_ABORT_INFO if with_info else _STREAM_ABORT
@@ -105,7 +105,7 @@ def _begin_prepare(data: bytes) -> messages.BeginPrepare:
 
 
 def _gid(data: bytes, before: struct.Struct) -> str:
-    """Read the last field."""
+    """Read the GID, which is the last field."""
     gid, pos = read_string(data, 1 + before.size, MAX_GID_BYTES)
     expect_end(data, pos)
     return gid
@@ -124,7 +124,7 @@ def _rollback_prepared(data: bytes) -> messages.RollbackPrepared:
     return messages.RollbackPrepared(prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid, gid)
 
 
-#: Type byte to parser; Stream Abort, whose layout depends on the negotiation, is :func:`parse_stream_abort`.
+#: Maps type bytes to parsers. The layout of Stream Abort depends on the negotiation: see :func:`parse_stream_abort`.
 PARSERS: dict[int, Callable[[bytes], Control]] = {
     ord("B"): _begin,
     ord("C"): _commit,

@@ -1,8 +1,8 @@
-"""Reading fields out of a message: strings, rows, columns, and the proof that nothing is left over.
+"""Reads the fields of a message: strings, rows, columns; and checks that nothing is left over.
 
 Mirrors ``pqformat.c`` and ``logicalrep_read_tuple``/``logicalrep_read_attrs`` of ``proto.c``. Every function takes the
-whole message and the offset of what it reads, and returns the value and the next offset. Lengths are read unsigned, so
-that a negative one is merely too long; reading past the end by ``struct`` or by index raises what
+whole message and an offset, and returns the value and the next offset. Lengths are read as unsigned, so a negative one
+is merely too long. Reading past the end, by ``struct`` or by index, raises an exception that
 :mod:`pgsub.protocol.decoder` translates.
 """
 
@@ -29,7 +29,7 @@ MAX_GID_BYTES = 199 * 4
 #: MAX_RONAME_LEN of origin.h, likewise.
 MAX_ORIGIN_BYTES = 512 * 4
 
-#: Kinds of a tuple's columns; of an unchanged one the publisher did not read the TOAST value.
+#: Kinds of a tuple's columns; for UNCHANGED the publisher did not read the TOAST value.
 NULL, UNCHANGED, TEXT, BINARY = b"nutb"
 
 _WITH_VALUE = frozenset(b"tb")
@@ -42,8 +42,7 @@ _unpack_int16 = INT16.unpack_from
 def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, int]:
     """Read a string that ends with a NUL inside the message (``pq_getmsgstring``).
 
-    :param limit: longest allowed, in bytes without the NUL.
-    :return: the text and the offset behind the NUL.
+    :param limit: maximum length in bytes, without the NUL.
     :raises ProtocolViolation: no NUL, too long, or not UTF-8.
     """
     end = data.find(b"\0", pos)
@@ -58,9 +57,8 @@ def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, i
 
 
 def read_name(data: bytes, pos: int) -> tuple[str, int]:
-    """Read an identifier; there are no empty ones.
+    """Read an identifier, which must not be empty.
 
-    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`, or empty.
     """
     name, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -70,9 +68,8 @@ def read_name(data: bytes, pos: int) -> tuple[str, int]:
 
 
 def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
-    """Read a schema name, sent empty for pg_catalog (``logicalrep_read_namespace``).
+    """Read a schema name, which is sent empty for pg_catalog (``logicalrep_read_namespace``).
 
-    :return: the name and the offset behind it.
     :raises ProtocolViolation: as :func:`read_string`.
     """
     namespace, pos = read_string(data, pos, MAX_NAME_BYTES)
@@ -82,7 +79,6 @@ def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
 def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
     """Read TupleData; the values are slices of the message.
 
-    :return: the row and the offset behind it.
     :raises ProtocolViolation: too many columns, an unknown kind, a length beyond the message.
     """
     (count,) = _unpack_int16(data, pos)
@@ -112,8 +108,7 @@ def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
 def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
     """Read the columns of a Relation message (``logicalrep_read_attrs``).
 
-    :return: the columns and the offset behind them.
-    :raises ProtocolViolation: too many, unknown flags, or two of one name.
+    :raises ProtocolViolation: too many columns, unknown flags, or two columns with the same name.
     """
     (count,) = _unpack_int16(data, pos)
     pos += 2
@@ -134,9 +129,9 @@ def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
 
 
 def expect_end(data: bytes, pos: int) -> None:
-    """Prove that a message was read whole.
+    """Check that a message was read completely.
 
-    :raises ProtocolViolation: bytes are left over, or fields reached beyond it.
+    :raises ProtocolViolation: bytes are left over, or fields reached beyond the end.
     """
     if pos != len(data):
         raise ProtocolViolation(f"{len(data) - pos} bytes left over at the end of the message")

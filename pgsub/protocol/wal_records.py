@@ -1,12 +1,11 @@
-"""Records of the write-ahead log: which one ends at a position, and whether a transaction ended with it.
+"""Records of the write-ahead log: finds the one that ends at a position, and whether a transaction ended with it.
 
-Mirrors the reading half of ``xlogreader.c``. ``xlog_internal.h`` has the headers of pages, ``xlogrecord.h`` those of
-records. The bytes are as the publisher's memory has them, in the order of its machine.
+Mirrors the reading half of ``xlogreader.c``. ``xlog_internal.h`` defines page headers, ``xlogrecord.h`` record headers.
+The bytes are as in the publisher's memory, in the byte order of its machine.
 
-NOTES
-A record says how long it is, and where the one before it begins. So a stretch of WAL is read forward, from the first
-record that begins in it, and each record confirms the one before. That, and the address that each page bears, tells WAL
-from anything else: what does not fit together is :class:`Unreadable`, and proves nothing.
+NOTES A record has its length and the start of the previous record. So a stretch of WAL is read forward, from the first
+record that begins in it, and each record confirms the previous one. That, and the address on each page, distinguishes
+WAL from anything else. Bytes that do not fit together are :class:`Unreadable` and prove nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-#: xlp_info: the page begins with the rest of a record; has the long header; comes instead of the rest of a record.
+#: xlp_info: the page begins with the rest of a record; it has the long header; it replaces the rest of a record.
 _CONTINUED, _LONG, _OVERWRITTEN = 0x0001, 0x0002, 0x0008
-_MAGIC = 0xD1  #: the upper byte of XLOG_PAGE_MAGIC in every version
+_MAGIC = 0xD1  #: upper byte of XLOG_PAGE_MAGIC in every version
 _PAGE = "HHIQI"  #: xlp_magic, xlp_info, xlp_tli, xlp_pageaddr, xlp_rem_len
 _SHORT_SIZE, _LONG_SIZE = 24, 40
 _RECORD = "IIQBB"  #: xl_tot_len, xl_xid, xl_prev, xl_info, xl_rmid
@@ -26,20 +25,20 @@ _TRANSACTIONS = 1  #: RM_XACT_ID
 
 
 class Unreadable(Exception):
-    """WAL of another format, or too little of it."""
+    """A fault of the WAL: another format, or too little of it."""
 
 
 class Unused(Unreadable):
-    """Zeros where the position is: what XLOG_SWITCH leaves of a segment, if it is that.
+    """Zeros at the position, which may be the rest of a segment after XLOG_SWITCH.
 
-    The first record of the next segment shows it: see :meth:`Wal.last_record_before`.
+    The first record of the next segment tells: see :meth:`Wal.last_record_before`.
     """
 
 
 class Record(NamedTuple):
-    """A record, without the headers of the pages that it lies on.
+    """A record, without the page headers inside it.
 
-    :ivar confirmed: whether it names the one before it rightly.
+    :ivar confirmed: its link to the previous record is correct.
     """
 
     start: int
@@ -51,21 +50,21 @@ class Record(NamedTuple):
 
 class _Page(NamedTuple):
     flags: int
-    size: int  #: of its header
-    rest: int  #: bytes that are still to come of a record that began before it
+    size: int  #: size of its header
+    rest: int  #: remaining bytes of a record that began before the page
 
 
 class _Head(NamedTuple):
     start: int
     size: int
-    before: int  #: where the record before it begins
+    before: int  #: start of the previous record
     resource_manager: int
 
 
 class Wal:
     """A stretch of WAL.
 
-    :param begin: position of its first byte, where a page begins.
+    :param begin: position of its first byte, at the start of a page.
     :param page_size: ``wal_block_size`` of the server.
     """
 
@@ -77,18 +76,18 @@ class Wal:
 
     @property
     def end(self) -> int:
-        """The position behind its last byte."""
+        """The position after its last byte."""
         return self.begin + len(self._content)
 
     def ended_transaction(self, lsn: int, time: int) -> bool:
-        """Return whether a transaction that ended at this time has its end here.
+        """Return whether a transaction that ended at the given time ends at the given LSN.
 
-        Its record may be of any kind (COMMIT, PREPARE, the end of what was prepared), and the time its own or, where
-        the transaction came from elsewhere, the origin's. So the time is looked for in all of it.
+        Its record may be of any kind (COMMIT, PREPARE, the end of a prepared one). The time is its own, or the origin's
+        if the transaction came from elsewhere. So the whole record is searched for the time.
 
-        :param lsn: the end of the record, as logical decoding tells it.
-        :param time: microseconds since 2000-01-01 UTC, as logical decoding tells it.
-        :raises Unreadable: that cannot be said.
+        :param lsn: end of the record, as reported by logical decoding.
+        :param time: microseconds since 2000-01-01 UTC, as reported by logical decoding.
+        :raises Unreadable: this cannot be determined.
         """
         record = self.record_before(lsn)
         if record is None:
@@ -100,9 +99,9 @@ class Wal:
         return False
 
     def last_record_before(self) -> int:
-        """Return where the last record begins that ends before this stretch, by what the first one in it says.
+        """Return the start of the last record that ends before this stretch, as linked from the first record in it.
 
-        :raises Unreadable: it goes on in this stretch, or that cannot be said.
+        :raises Unreadable: it continues in this stretch, or this cannot be determined.
         """
         page = self._page(self.begin)
         before = self._head(self.begin + page.size).before
@@ -111,9 +110,9 @@ class Wal:
         return before
 
     def record_before(self, lsn: int) -> Record | None:
-        """Return the record that ends at a position; None where certainly none does.
+        """Return the record that ends at a position; None if certainly none does.
 
-        :raises Unreadable: that cannot be said.
+        :raises Unreadable: this cannot be determined.
         """
         if not self.begin < lsn <= self.end:
             raise Unreadable("the position was not read")
@@ -136,9 +135,9 @@ class Wal:
         return None
 
     def _first_boundary(self, lsn: int) -> int:
-        """Return where the first record begins, or where the one ends that began before.
+        """Return the start of the first record, or the end of the one that began before.
 
-        Where that is not on the page of ``lsn`` or an earlier one, only that it is later is returned.
+        If that is after the page of ``lsn``, return a position after ``lsn`` instead.
         """
         at, expected = self._beyond_unused(self.begin, lsn), None
         while True:
@@ -157,7 +156,7 @@ class Wal:
             at, expected = at + self._page_size, page.rest - room
 
     def _beyond_header(self, position: int) -> int:
-        """Return where a record begins, or goes on, if what lies before it ends here."""
+        """Return where a record begins or continues if the previous bytes end here."""
         return position if position % self._page_size else position + self._page(position).size
 
     def _page_end(self, position: int) -> int:
@@ -169,9 +168,9 @@ class Wal:
         return _Head(start, size, before, manager)
 
     def _is_confirmed(self, head: _Head, previous: int | None) -> bool:
-        """Return whether a record names the one before it; False where that was not read.
+        """Return whether a record links to the previous one; False if that was not read.
 
-        :raises Unreadable: it is no record.
+        :raises Unreadable: it is not a record.
         """
         if (
             not _RECORD_SIZE <= head.size <= _LARGEST
@@ -182,9 +181,9 @@ class Wal:
         return previous is not None
 
     def _end(self, head: _Head, lsn: int, confirmed: bool) -> tuple[int, bool]:
-        """Return where a record ends, and whether it was completed.
+        """Return the end of a record, and whether it was completed.
 
-        Of a confirmed one that goes on behind the page of ``lsn`` only that is returned.
+        For a confirmed record that continues after the page of ``lsn``, the end is any position after ``lsn``.
         """
         page_end = self._page_end(head.start)
         rest = head.size - (page_end - head.start)
@@ -203,9 +202,9 @@ class Wal:
         return lsn + 1, True
 
     def _beyond_unused(self, position: int, lsn: int) -> int:
-        """Return the beginning of the first page that is used, if nothing but zeros is from here to there.
+        """Return the start of the first used page if there are only zeros before it, else the given position.
 
-        :raises Unused: nothing is used as far as ``lsn``.
+        :raises Unused: nothing is used up to ``lsn``.
         """
         end = self._page_end(position)
         if any(self._bytes(position, min(8, end - position))):
@@ -219,7 +218,7 @@ class Wal:
         return position
 
     def _check_confirmed(self, start: int, end: int) -> None:
-        """Check that the record behind this one names it as the one before."""
+        """Check that the next record links to this one."""
         if self._head(self._beyond_header(end)).before != start:
             raise Unreadable(f"nothing confirms the record at {start:X}")
 
@@ -231,7 +230,7 @@ class Wal:
         return _Page(flags, _LONG_SIZE if flags & _LONG else _SHORT_SIZE, rest)
 
     def _read(self, start: int, size: int) -> bytes:
-        """Return bytes of a record, which may go on on further pages."""
+        """Return bytes of a record, which may continue on further pages."""
         parts = []
         while size:
             parts.append(self._bytes(start, min(size, self._page_end(start) - start)))
@@ -250,5 +249,5 @@ class Wal:
 
 
 def _aligned(size: int) -> int:
-    """Round up as MAXALIGN does."""
+    """Round up like MAXALIGN."""
     return (size + 7) & ~7

@@ -1,4 +1,4 @@
-"""CopyData envelopes of streaming replication: WAL data and keepalives in, standby status updates out.
+"""The CopyData envelopes of streaming replication: WAL data and keepalives in, standby status updates out.
 
 Mirrors ``src/backend/replication/walsender.c`` (``XLogSendLogical``, ``WalSndKeepalive``,
 ``ProcessStandbyReplyMessage``); protocol section "Streaming Replication Protocol".
@@ -29,7 +29,7 @@ class XLogData(NamedTuple):
 
 
 class Keepalive(NamedTuple):
-    """``k``: how far the publisher has sent, and whether it wants an answer at once."""
+    """``k``: the position that the publisher has sent, and whether it requests an immediate reply."""
 
     wal_end: int
     send_ts: int
@@ -37,10 +37,10 @@ class Keepalive(NamedTuple):
 
 
 def parse(copydata: bytes | memoryview) -> XLogData | Keepalive:
-    """Open one CopyData message of a walsender.
+    """Parse one CopyData message of a walsender.
 
-    :param copydata: its bytes without the CopyData header.
-    :return: the envelope; a payload is always a copy of its own.
+    :param copydata: its content without the CopyData header.
+    :return: the envelope; its payload is always a copy.
     :raises ProtocolViolation: any other kind or length.
     """
     size = len(copydata)
@@ -67,7 +67,6 @@ def standby_status(write: int, flush: int, apply: int, now_ts: int, reply_reques
     :param flush: last byte durable on the target + 1.
     :param apply: last byte visible on the target + 1.
     :param now_ts: microseconds since 2000-01-01 UTC.
-    :param reply_requested: ask the publisher for a keepalive at once.
-    :return: 34 bytes for CopyData.
+    :param reply_requested: request an immediate keepalive from the publisher.
     """
     return _STATUS.pack(b"r", write, flush, apply, now_ts, reply_requested)

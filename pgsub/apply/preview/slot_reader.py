@@ -1,10 +1,10 @@
-"""Reads what the publisher will send without moving the slot, whether the subscription runs, is disabled or stuck.
+"""Reads what the publisher will send without moving the slot, whether the subscription runs, is disabled or is stuck.
 
-A temporary copy of the subscription's slot is streamed, which ends with the connection; the slot itself is never
-touched. Streaming of transactions in progress is off, so whole transactions come one after the other, in the order of
-their ends and message by message: memory does not grow with them. A two-phase slot's copy is asked for two_phase, so a
-prepared transaction is found under its prepare_lsn, as apply meets it. Mirrors pg_logical_slot_peek_binary_changes
-(logicalfuncs.c), which needs a slot that nobody streams, and memory.
+It streams a temporary copy of the subscription's slot, which ends with the connection. The slot itself is never used.
+Transactions in progress are not streamed, so whole transactions are received in the order of their ends, message by
+message, and memory stays bounded. The copy of a two-phase slot requests two_phase, so a prepared transaction has its
+prepare_lsn as in apply. Mirrors pg_logical_slot_peek_binary_changes (logicalfuncs.c), which needs memory, and a slot
+that nobody streams.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pgsub.publisher import identity, slots
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger.subscriptions import Identity
 
-#: Seconds between requests for the position, and between answers that keep the walsender patient.
+#: Seconds between requests for the position, and between the replies that keep the walsender from timing out.
 _ASK, _ANSWER = 0.2, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One message of a transaction: a relation, a type, a row, a TRUNCATE.
+    """One message of a transaction: a relation, a type, a row change or a TRUNCATE.
 
-    :ivar transaction: bytes of its messages so far are its ``size``.
+    :ivar transaction: its ``size`` is the number of bytes received so far.
     """
 
     transaction: RemoteTransaction
@@ -45,14 +45,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A transaction is complete, or a prepared one was decided."""
+    """The end of a transaction, or the decision of a prepared one."""
 
     transaction: RemoteTransaction
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A position before which no transaction ends but those already read."""
+    """A position before which every transaction that ends has been read."""
 
     position: int
 
@@ -63,8 +63,8 @@ Step = RemoteTransaction | Change | Ended | Reached
 class SlotReader:
     """The stream of a slot's copy.
 
-    :param start: where to begin; a transaction that is covered by it is not sent.
-    :ivar flush_lsn: where the publisher's WAL ended when the reading began; reading goes no further.
+    :param start: start position; transactions that it covers are not sent.
+    :ivar flush_lsn: end of the publisher's WAL when reading began; reading stops there.
     """
 
     def __init__(self, sender: walsender.WalSender, start: int, flush_lsn: int) -> None:
@@ -73,10 +73,10 @@ class SlotReader:
         self.flush_lsn = flush_lsn
 
     def steps(self) -> Iterator[Step]:
-        """Yield all up to :attr:`flush_lsn`: a transaction without messages, its changes, its end; then the next.
+        """Yield everything up to :attr:`flush_lsn`: a transaction without its messages, its changes, its end; then the
+        next.
 
-        The caller may leave at any time.
-
+        The caller may stop at any time.
         :raises PgsubError: the connection is lost, or the publisher cannot decode.
         """
         decoder, transaction, position = Decoder(), None, self._start
@@ -96,7 +96,7 @@ class SlotReader:
                 if transaction.kind in (Kind.COMMIT, Kind.PREPARE):
                     continue
             if transaction is None:
-                continue  # a message of no transaction
+                continue  # a non-transactional message
             transaction.size += len(payload)
             if isinstance(message, Commit | Prepare):
                 transaction.end_lsn = message.end_lsn
@@ -107,7 +107,7 @@ class SlotReader:
                 yield Change(transaction, message)
 
     def _messages(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield LSN and message; without one it is a position that the publisher has sent everything before."""
+        """Yield LSNs and messages; without a message, the LSN is a position before which everything was sent."""
         answer = ask = time.monotonic() + _ASK
         received = self._start
         while True:
@@ -121,7 +121,7 @@ class SlotReader:
                     yield parsed.start, parsed.payload
             clock = time.monotonic()
             if (not frames and clock >= ask) or clock >= answer:
-                # confirmed as well, for a publisher that shuts down waits for that; the copy of the slot ends with us
+                # also confirmed, because a publisher that is shutting down waits for that; the slot's copy is temporary
                 self._sender.send(walsender_messages.standby_status(received, received, received, now(), not frames))
                 ask, answer = clock + _ASK, clock + _ANSWER
             if not frames:
@@ -132,12 +132,12 @@ class SlotReader:
 def reading(
     sub: Subscription, known: Identity, start: int, *, two_phase: bool, must_use_password: bool = False
 ) -> Iterator[SlotReader]:
-    """Read what the subscription's slot has from a position on.
+    """Read the subscription's slot from a position on.
 
-    :param known: what the ledger knows of the publisher.
-    :param start: apply's ``remote_lsn``; the slot's own position where that lies behind.
-    :param two_phase: the subscription's slot sends prepared transactions as such.
-    :raises PgsubError: unreachable, another system, slot lost, or no slot free on the publisher for a moment.
+    :param known: the publisher as recorded in the ledger.
+    :param start: apply's ``remote_lsn``; reading starts at the slot's own position if that is later.
+    :param two_phase: the subscription's slot sends prepared transactions.
+    :raises PgsubError: unreachable, another system, slot lost, or no free slot on the publisher at the moment.
     """
     assert sub.slot_name is not None
     with contextlib.closing(

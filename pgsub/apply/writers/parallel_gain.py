@@ -1,7 +1,7 @@
-"""The gain of several sessions over one: what a change takes with each, and how much of that is waiting for the target.
+"""Measures the gain of several sessions over one: the time per change, and how much of it is waiting for the target.
 
-Several sessions only help where apply waits for the target, and where the target does more at once. The first is known
-from what one session measures; the second shows when several have been tried.
+Several sessions help only if apply waits for the target and the target can do more concurrently. One session shows the
+former by its own times. The latter is known once several have been tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connection strings: what they say, what is wrong with them, and which role their sessions have.
+"""Connection strings: parsing, checks, and the role of their sessions.
 
 Mirrors ``fe-connect.c`` as far as it reads parameters. Nothing here opens a connection. Entry point:
 :mod:`~pgsub.common.connections.conninfo`.

@@ -1,8 +1,8 @@
 """Connection strings: environment, passwords, redaction. No connection is opened here.
 
-libpq fills what a conninfo leaves out from PGHOST and its like. With two servers that is a trap: the publisher
-would silently become the target. So the process's own PG* variables are taken out of the environment at start
-and only ever complete the *target*.
+libpq completes a conninfo from PGHOST and similar variables. With two servers that is a trap: the publisher would
+silently become the target. So the process's own PG* variables are removed from the environment at the start, and only
+complete the *target*.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ENVIRONMENT = {
     "PGAPPNAME": "application_name",
 }
 
-#: a field of a line of a passfile, whose colons and backslashes are escaped
+#: Matches a field in a line of a passfile, where colons and backslashes are escaped.
 _FIELD = re.compile(r"(?:^|:)((?:[^:\\]|\\.)*)")
 
-#: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
-#: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
+#: A peer that vanished without a FIN is noticed within a minute, whether it owes a reply (keepalives) or an
+#: acknowledgement (tcp_user_timeout; without it the system retransmits for a quarter of an hour).
 KEEPALIVES = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -48,34 +48,34 @@ KEEPALIVES = {
     "tcp_user_timeout": "60000",
 }
 
-#: of libpq's words only the name of an option is shown: anything else may be a part of a password
+#: Only the name of an option is shown from libpq's message, because anything else may be part of a password.
 _UNKNOWN_KEYWORD = re.compile(r'invalid (?:connection option|URI query parameter:?) ("[a-z_]{1,30}")')
-#: Settings of every session, whatever a role's or a database's defaults are: text values, the meaning of statements and
-#: long waits rely on them. A row security policy must fail and not filter.
+#: Settings of every session, whatever a role's or a database's defaults are. Text values, the meaning of statements and
+#: long waits depend on them. A row security policy must fail instead of filtering.
 PINNED = {
     "search_path": "",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    "datestyle": "ISO",  # and in which order text of a text column names day and month stays the server's own
+    "datestyle": "ISO",  # the order of day and month in a text column remains the server's own
     "extra_float_digits": "3",
     "row_security": "off",
     "array_nulls": "on",
     "transform_null_equals": "off",
-    "lc_monetary": "C",  # money is written by the one server as the other reads it
-    "gin_fuzzy_search_limit": "0",  # an index gives all rows that it has
+    "lc_monetary": "C",  # money is written by one server as the other reads it
+    "gin_fuzzy_search_limit": "0",  # an index returns all of its rows
     "standard_conforming_strings": "on",
     "quote_all_identifiers": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    # the servers, too, are to notice a launcher that vanished: its sessions hold locks, a snapshot, a temporary slot.
-    # No tcp_user_timeout: a peer that takes nothing for so long would count as vanished, and apply may wait for a lock
+    # the servers must notice a vanished launcher too: its sessions hold locks, a snapshot, a temporary slot. No
+    # tcp_user_timeout: a peer that reads nothing for so long would count as vanished, and apply may wait for a lock
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-#: Minor versions that came with restrict_nonsystem_relation_kind; from 17 on it is always there.
+#: Minor versions that introduced restrict_nonsystem_relation_kind; from 17 on it always exists.
 _RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 _PINNED_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 _DATABASE = """
@@ -90,7 +90,7 @@ def take_environment() -> dict[str, str]:
 
 
 def in_environment() -> bool:
-    """Return whether there are variables that :func:`take_environment` would take: they can name a target."""
+    """Return whether :func:`take_environment` would find variables, which can name a target."""
     return any(os.environ.get(name) for name in _ENVIRONMENT)
 
 
@@ -98,7 +98,7 @@ def parse(conninfo: str, side: str) -> dict[str, str]:
     """Parse a conninfo or URI with libpq's own parser.
 
     :param side: ``publisher`` or ``target``, for the error.
-    :raises UsageError: where libpq refuses it; the text never repeats the conninfo.
+    :raises UsageError: libpq refuses it; the text never repeats the conninfo.
     """
     try:
         parsed = conninfo_to_dict(conninfo)
@@ -113,7 +113,7 @@ def parse(conninfo: str, side: str) -> dict[str, str]:
 
 
 def usable(params: Mapping[str, str]) -> dict[str, str]:
-    """Leave out a passfile that is not there, where PGPASSFILE names one: on an executor the launcher's files are not.
+    """Remove an unreadable passfile if PGPASSFILE is set, because an executor does not have the launcher's files.
 
     libpq ignores a passfile that it cannot read, but prefers it to the variable.
     """
@@ -124,9 +124,9 @@ def usable(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Fill the target's gaps from the PG* variables taken by :func:`take_environment`.
+    """Complete the target's parameters from the PG* variables that :func:`take_environment` returned.
 
-    A service named in the conninfo is not mixed with variables, as libpq gives the service precedence.
+    If the conninfo names a service, variables are not used, because in libpq the service takes precedence.
     """
     if "service" in params:
         return dict(params)
@@ -134,7 +134,7 @@ def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults that neither the conninfo nor the service it names overrides.
+    """Return the defaults that neither the conninfo nor its service overrides.
 
     :param given: from :func:`parse`.
     """
@@ -143,7 +143,7 @@ def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> d
 
 
 def _said_by_service(service: str) -> set[str]:
-    """Read the keywords of a service by libpq: it completes a conninfo before it finds that this one leads nowhere."""
+    """Read the keywords of a service by libpq, which completes a conninfo before it finds that it leads nowhere."""
     nowhere = pq.PGconn.connect_start(make_conninfo("", service=service, host="/", hostaddr="").encode())
     try:
         return {option.keyword.decode() for option in nowhere.info if option.val is not None}
@@ -152,28 +152,28 @@ def _said_by_service(service: str) -> set[str]:
 
 
 def only_tables(version: int) -> dict[str, str]:
-    """Return the setting that refuses views and foreign tables of users, where the server has it.
+    """Return the setting that refuses users' views and foreign tables, if the server has it.
 
-    A relation that is read by name and was exchanged for one of them, or got a foreign child or partition, would be
-    code (as in pg_dump, CVE-2024-7348): a foreign server may run what it likes as the role that a user mapping names.
+    A relation that was replaced by one of them, or has got a foreign child or partition, would run code when it is read
+    by name (as in pg_dump, CVE-2024-7348). A foreign server may run anything as the role of a user mapping.
     """
     since = _RESTRICTS_SINCE.get(version // 10000, 170000)
     return {"restrict_nonsystem_relation_kind": "view, foreign-table"} if version >= since else {}
 
 
 def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> int:
-    """Set :data:`PINNED`, more settings and the session's role, in one statement.
+    """Set :data:`PINNED`, more settings and the session's role in one statement.
 
-    It sets nothing behind a pooler: settings would stay there.
+    Nothing is set behind a pooler, where settings would remain.
 
     :param side: ``publisher`` or ``target``, for the error.
     :return: oid of the session's database.
-    :raises StateForbids: behind a pooler, whose keys do not name the backend that answers.
-    :raises ProtocolViolation: the answer is none that a server gives.
+    :raises StateForbids: the session is behind a pooler: its keys do not name the backend that answers.
+    :raises ProtocolViolation: no server gives such an answer.
     """
     version = connection.info.server_version
     settings = {**PINNED, **{name: "0" for name, since in _PINNED_SINCE.items() if version >= since}, **more}
-    # qualified: until then the search path is what the database's owner wants (CVE-2018-1058)
+    # names are qualified: before this, the database's owner chooses the search path (CVE-2018-1058)
     calls = sql.SQL(", ").join(
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
@@ -181,7 +181,7 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
     role, pid = session_role.pinned(connection.info.options), sql.Literal(connection.pgconn.backend_pid)
     statement = sql.SQL("SELECT {}, {}, ({}) WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
     found = _answer(connection, statement.format(calls, role, sql.SQL(_DATABASE), pid), side)
-    # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
+    # an old pgbouncer refuses replication; a newer one forwards it and can be detected only in this way
     if found is None:
         raise StateForbids(
             f"the {side}'s connection goes through a connection pooler",
@@ -194,9 +194,9 @@ def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str])
 
 
 def _answer(connection: psycopg.Connection[Any], statement: sql.Composed, side: str) -> tuple[Any, ...] | None:
-    """Return the row that a query gives, None where it gives none.
+    """Return the row of a query, None if there is none.
 
-    :raises ProtocolViolation: the answer is none that a query has.
+    :raises ProtocolViolation: no query has such an answer.
     """
     try:
         return query.row(connection, statement)
@@ -217,7 +217,7 @@ def _no_server(side: str) -> ProtocolViolation:
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """Split conninfo parameters into those that are no secrets, and the password or None."""
+    """Split conninfo parameters into those that are not secrets, and the password or None."""
     public = {key: value for key, value in params.items() if key not in SECRETS}
     return public, params.get("password")
 
@@ -228,9 +228,9 @@ def join(params: Mapping[str, str], **more: str) -> str:
 
 
 def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
-    """Move a password into a 0600 passfile; the returned parameters name the file instead.
+    """Move the password into a 0600 passfile; the returned parameters name the file instead.
 
-    :param passfile: written whole or not at all, whatever ends first, process or power; its folder is 0700.
+    :param passfile: written completely or not at all, even after a crash or power loss; its folder has mode 0700.
     """
     public, password = split_password(params)
     if password is None:
@@ -241,7 +241,7 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
     with os.fdopen(descriptor, "w") as file:
         file.writelines(f"{entry}:{_escaped(password)}\n" for entry in _servers(public))
         file.flush()
-        os.fsync(descriptor)  # the state store, which will name it, outlives a loss of power
+        os.fsync(descriptor)  # the state store, which will name it, survives a power loss
     draft.replace(passfile)
     return {**public, "passfile": str(passfile)}
 
@@ -249,7 +249,7 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
 def stored_password(passfile: Path) -> str:
     """Return the password that :func:`store_password` wrote.
 
-    :raises StateForbids: the file is not there, or not as it was written.
+    :raises StateForbids: the file is missing or was changed.
     """
     try:
         line = passfile.read_text().partition("\n")[0]
@@ -262,21 +262,21 @@ def stored_password(passfile: Path) -> str:
 
 
 def _servers(params: Mapping[str, str]) -> list[str]:
-    """Return what each line of a passfile says before the password: whose it is (``passwordFromFile``, fe-connect.c).
+    """Return the part before the password for each line of a passfile (``passwordFromFile``, fe-connect.c).
 
-    Files may be put together, as one for executors; with wildcards the first password would go to every server.
+    Files may be merged, for example for executors. With wildcards the first password would be sent to every server.
     """
     hosts = (params.get("host") or params.get("hostaddr") or "").split(",")
     ports = (params.get("port") or "").split(",")
     user = _escaped(params["user"]) if params.get("user") else "*"
-    if "service" in params:  # which may name what is missing here
+    if "service" in params:  # which may define what is missing here
         hosts, ports = ((hosts if hosts != [""] else ["*"]), (ports if ports != [""] else ["*"]))
     elif len(hosts) > 1 and len(ports) == 1:
         ports *= len(hosts)
     found = []
     for number, host in enumerate(hosts):
         port = ports[number] if number < len(ports) else ""
-        # libpq compares a socket's folder that is the default of its build as localhost
+        # libpq looks up its default socket directory as localhost
         names = ["localhost", host] if host.startswith("/") else [host or "localhost"]
         found += [f"{name if name == '*' else _escaped(name)}:{port or '*'}:*:{user}" for name in names]
     return found
@@ -287,6 +287,6 @@ def _escaped(text: str) -> str:
 
 
 def endpoint(params: Mapping[str, str]) -> str:
-    """Format the parameters that may be shown: host, port, database, user."""
+    """Format the parameters that may be shown: service, host, port, database, user."""
     shown = {k: params[k] for k in ("service", "host", "port", "dbname", "user") if k in params}
     return " ".join(f"{key}={value}" for key, value in shown.items())

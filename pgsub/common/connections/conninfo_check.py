@@ -1,6 +1,6 @@
-"""What is wrong with a connection string, said before a server is asked: values that libpq refuses, services it lacks.
+"""Finds errors in a connection string without a server: values that libpq refuses, and missing services.
 
-libpq checks values when it connects, and there a mistyped port looks like a server that is down.
+libpq checks values only when it connects, where a mistyped port looks like a server that is down.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pgsub.common.subscription import SECRETS
 #: parseServiceInfo and parseServiceFile, fe-connect.c
 _NO_SERVICE = re.compile(r'definition of service "|service file "[^"]*" not found')
 _SECTION = re.compile(r"^\[([^]\n]+)\]", re.MULTILINE)
-_NAMED = 10  #: services that are listed
-#: The name of a socket: libpq says it where it tried to connect, in whatever language.
+_NAMED = 10  #: maximum number of services in a message
+#: The name of a socket, which is in libpq's message in any language if it tried to connect.
 _TRIED = ".s.PGSQL."
 
 
 def check(params: Mapping[str, str], side: str, *, uri: bool = False) -> None:
-    """Refuse values that libpq would refuse, whatever server they lead to. No connection is opened.
+    """Refuse values that libpq would refuse for any server. No connection is opened.
 
-    :param params: as of :func:`conninfo.parse`; of a service only the name is looked at, if at all.
+    :param params: from :func:`conninfo.parse`; at most the name of a service is checked.
     :param side: ``publisher`` or ``target``, for the error.
-    :param uri: whether they stood in a URI, where an unescaped ``/`` makes the rest of a password the port.
-    :raises UsageError: without that value then.
+    :param uri: they are from a URI, where an unescaped ``/`` makes the rest of a password the port.
+    :raises UsageError: a value is invalid; with ``uri`` the text does not repeat the port.
     """
     reason = _port_of_uri(params.get("port", "")) if uri else None
     reason = reason or _no_number(params) or _refused(params)
@@ -40,7 +40,7 @@ def check(params: Mapping[str, str], side: str, *, uri: bool = False) -> None:
 
 
 _Reason = tuple[str, str]
-#: Secrets are not repeated by whoever refuses them, and a service is looked for when its server is connected to.
+#: Secrets are not repeated in an error, and a service is looked up when its server is connected to.
 _LEFT_OUT = {*SECRETS, "service", "servicefile"}
 
 
@@ -54,7 +54,7 @@ def _port_of_uri(port: str) -> _Reason | None:
 
 
 def _no_number(params: Mapping[str, str]) -> _Reason | None:
-    """Find an option that libpq reads as a number when it has connected, or psycopg before."""
+    """Find an invalid option that libpq or psycopg reads as a number, libpq only after connecting."""
     for key in ci.KEEPALIVES.keys() & params.keys():
         try:
             int(params[key])
@@ -64,19 +64,19 @@ def _no_number(params: Mapping[str, str]) -> _Reason | None:
 
 
 def _refused(params: Mapping[str, str]) -> _Reason | None:
-    """Let libpq begin to connect to nowhere: it checks all values before (connectOptions2, PQconnectPoll).
+    """Start a connection that leads nowhere: libpq checks all values first (connectOptions2, PQconnectPoll).
 
-    What a service says is not known here, and values are checked against each other: with one, nothing is said.
+    With a service nothing is checked: its values are unknown here, and values are checked against each other.
     """
     if "service" in params:
         return None
     hosts, addresses = (params.get(key, "").split(",") for key in ("host", "hostaddr"))
-    differ = params.get("host") and params.get("hostaddr") and len(hosts) != len(addresses)  # it begins nothing then
+    differ = params.get("host") and params.get("hostaddr") and len(hosts) != len(addresses)  # then libpq does not start
     many = max(len(hosts), len(addresses))
     where = {} if differ else {"host": ",".join("/" * many), "hostaddr": ""}
     given = {key: value for key, value in params.items() if key not in _LEFT_OUT}
-    where["password"] = "-"  # else a passfile is read, and warned of
-    if params.get("gssencmode", "require") == "require":  # refused for a socket, which only this attempt has
+    where["password"] = "-"  # otherwise a passfile is read, with a warning
+    if params.get("gssencmode", "require") == "require":  # refused for a socket, which only this attempt uses
         where["gssencmode"] = "disable"
     nowhere = pq.PGconn.connect_start(make_conninfo("", **{**given, **where}).encode())
     try:
@@ -88,9 +88,9 @@ def _refused(params: Mapping[str, str]) -> _Reason | None:
 
 
 def missing_service(message: str) -> str | None:
-    """Say where services are looked for, where an error of libpq is that there is none of that name.
+    """Return where services are searched for, if libpq's error is that a service is not defined.
 
-    :param message: of libpq.
+    :param message: libpq's message.
     :return: whole sentences (``parseServiceInfo``, fe-connect.c); None for any other error.
     """
     if not _NO_SERVICE.search(message):

@@ -1,11 +1,11 @@
-"""The role of a session that is the session's own: the user, or the role that the user's settings name.
+"""Determines a session's own role: the user, or the role in the user's settings.
 
-``ALTER DATABASE SET role``, and ALTER ROLE for all users of a database, are the database owner's. Sessions would create
-objects that belong to a role of that owner's choice. So only these settings count: what the conninfo's ``options``
-say, and those of the user that connects. Who may set the latter is the user itself or may give it another password.
+``ALTER DATABASE SET role``, and ALTER ROLE for all users of a database, belong to the database's owner. They would make
+sessions create objects for a role of the owner's choice. So only the conninfo's ``options`` and the settings of the
+connecting user count. Only the user, or someone who may change its password, can set the latter.
 
-``RESET ROLE`` goes back to the role of the connection's start, which the owner of the database can name. So the
-session remembers its own role in a setting.
+``RESET ROLE`` returns to the role at the start of the connection, which the database's owner can choose. So the session
+remembers its own role in a setting.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import re
 from psycopg import sql
 
 _OWN = "pgsub.role"
-#: Words of ``options``, as pg_split_opts (postinit.c) splits them: a backslash takes what follows as it is.
+#: Words of ``options``, split like pg_split_opts (postinit.c): a backslash escapes the next character.
 _WORD = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
 #: process_postgres_switches (postgres.c): ``-c role=x``, ``-crole=x``, ``--role=x``
 _ROLE = re.compile(r"(?:-c\s*|--)role=(.*)", re.DOTALL | re.IGNORECASE)
-#: The role that the server began with, if it is from a setting of the user and not of the database. Where the server
-#: could not set the user's, it went on to the database's: so they are compared. Nothing is found by search_path.
+#: The role that the server started with, if it is from a setting of the user and not of the database. They are compared
+#: because a server that cannot set the user's role continues with the database's. No name depends on search_path.
 _USERS = """
 CASE WHEN EXISTS (
      SELECT FROM pg_catalog.pg_db_role_setting s
@@ -33,7 +33,7 @@ CASE WHEN EXISTS (
 
 
 def named(options: str) -> str | None:
-    """Return the role that command-line options name, the last one that they do; None where they name none."""
+    """Return the last role in command-line options, None if there is none."""
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in _WORD.findall(options)]
     joined = [f"{before} {word}" if before == "-c" else word for before, word in zip(["", *words], words, strict=False)]
     found = [match[1] for match in map(_ROLE.fullmatch, joined) if match is not None]
@@ -41,9 +41,9 @@ def named(options: str) -> str | None:
 
 
 def pinned(options: str) -> sql.Composable:
-    """Compose the call that gives a session its own role, and lets it remember that.
+    """Compose the call that sets a session's own role and remembers it.
 
-    :param options: that the session was opened with; the server prefers them to all other settings.
+    :param options: options of the connection, which the server prefers to all other settings.
     """
     role = named(options)
     own = sql.SQL(_USERS) if role is None else sql.Literal(role)
@@ -51,12 +51,12 @@ def pinned(options: str) -> sql.Composable:
 
 
 def set_role(role: str | None) -> sql.Composed:
-    """Compose the statement that changes the role until the transaction ends; None for the session's own.
+    """Compose the statement that sets the role until the end of the transaction; None for the session's own.
 
-    Inside a subtransaction its end by ROLLBACK TO brings back the role from before.
+    Inside a subtransaction, ROLLBACK TO restores the previous role.
     """
     if role is None:
-        # NULL, where the session was opened by somebody else, is RESET ROLE
+        # NULL, if someone else opened the session, acts as RESET ROLE
         own = "SELECT pg_catalog.set_config('role', pg_catalog.current_setting({}, true), true)"
         return sql.SQL(own).format(_OWN)
     return sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role))

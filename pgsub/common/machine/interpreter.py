@@ -1,4 +1,4 @@
-"""The environment in which another process of this interpreter imports the same pgsub, and nothing else."""
+"""The environment in which another process of this interpreter imports the same pgsub and nothing else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def importing_environment() -> dict[str, str]:
-    """Return variables with which another process of this interpreter imports the same pgsub.
+    """Return the variables with which another process of this interpreter imports the same pgsub.
 
-    PYTHONSAFEPATH keeps modules of the current folder, where others may write, from being imported instead.
+    PYTHONSAFEPATH prevents imports from the current folder, where others may write.
     """
     package = str(Path(__file__).resolve().parents[3])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

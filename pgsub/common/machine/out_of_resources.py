@@ -1,6 +1,6 @@
-"""Errors that say that this machine, or a limit of the process, has no more of something: descriptors, memory, room.
+"""Errors that show a lack of resources on this machine or by a limit of the process: descriptors, memory, disk space.
 
-They are no bugs, whoever meets them: what failed is tried again. Mirrors the server's ERRCODE_INSUFFICIENT_RESOURCES.
+They are not bugs, and the failed operation is retried. Mirrors the server's ERRCODE_INSUFFICIENT_RESOURCES.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pgsub.common.errors import OutOfResources
 _FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _MEMORY = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-NO_THREAD = "can't start new thread"  #: of the interpreter, whatever the system said
+NO_THREAD = "can't start new thread"  #: the interpreter's message, whatever the system's error
 
 
 def out_of_resources(error: BaseException) -> OutOfResources | None:
-    """Return what the machine lacks by an unexpected exception, in the server's words; None for any other one."""
+    """Return the lack of resources that an exception shows, in the server's words; None for any other exception."""
     if isinstance(error, MemoryError):
         return _memory()
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
@@ -43,7 +43,7 @@ def out_of_resources(error: BaseException) -> OutOfResources | None:
 
 
 def no_descriptor() -> OutOfResources | None:
-    """Return the error of a process that can open nothing more; libpq does not say so of a connection that failed."""
+    """Return an error if the process has no descriptor left; libpq does not report that for a failed connection."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:

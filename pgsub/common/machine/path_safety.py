@@ -1,4 +1,4 @@
-"""Whether another user could have a path lead to something else, however far above it."""
+"""Checks whether another user could make a path lead to something else, at any of its levels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_LINKS = 40  #: as many as Linux follows
-#: Whom folders belong to whose owner a container does not know; that is root outside it, of /home for example.
+#: Owner of folders whose owner is unknown in a container; outside it that is root, for example for /home.
 _UNKNOWN_USER = 65534
 
 
 def exchangeable(path: Path) -> tuple[str | None, str | None]:
-    """Return how another user could have a path lead elsewhere, and what keeps it from that; None if nobody could.
+    """Return how another user could make a path lead elsewhere, and a command against it; None if nobody could.
 
-    :param path: of what is there.
+    :param path: an existing path.
     """
     for name in _names(path):
         problem, hint = _exchangeable(name)
@@ -28,7 +28,7 @@ def exchangeable(path: Path) -> tuple[str | None, str | None]:
 
 
 def _names(path: Path) -> Iterator[Path]:
-    """Yield each symbolic link on the way of a path, and what the last one leads to."""
+    """Yield each symbolic link on a path, and what the last one leads to."""
     name = path.absolute()
     for _ in range(_MOST_LINKS):
         link = next((part for part in reversed((name, *name.parents)) if part.is_symlink()), None)
@@ -40,7 +40,7 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def _exchangeable(name: Path) -> tuple[str | None, str | None]:
-    """Return how another user could have a name lead to another file, and what keeps it from that."""
+    """Return how another user could make a name lead to another file, and a command against it."""
     link = name.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
         return f'Symbolic link "{name}" belongs to user id {link.st_uid}, who could exchange it.', None
@@ -59,7 +59,7 @@ def _exchangeable(name: Path) -> tuple[str | None, str | None]:
 
 
 def _is_private(gid: int) -> bool:
-    """Return whether a group is the user's own, as systems make one for each user: of that name, without others."""
+    """Return whether a group is the user's private group: of the same name and without other members."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
