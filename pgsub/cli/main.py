@@ -58,12 +58,13 @@ def run(args: Sequence[str]) -> int:
 
 
 def _invoke(args: Sequence[str]) -> int:
-    from pgsub.cli.app import app, program
+    from pgsub.cli.app import program
     from pgsub.cli.configuration import load
 
     try:
-        defaults = load(program().commands).commands
-        code = app(args=list(args), prog_name="pgsub", standalone_mode=False, default_map=defaults)
+        tree = program()
+        defaults = load(tree.commands).commands
+        code = tree(args=list(args), prog_name="pgsub", standalone_mode=False, default_map=defaults)
     except typer.TyperException as error:
         raise _usage(error) from None
     except typer.Abort:
