@@ -1,8 +1,7 @@
-"""Conversions between row types and columns: how each kind of value is stored, and which values are accepted back.
+"""Conversions between row types and columns: how values are stored, and which stored values are accepted.
 
-The file may have been edited by hand or damaged, so nothing is believed: a value of the wrong type or outside its
-domain is a :class:`~pgsub.common.errors.StateStoreError` and never travels on. Statements are built here and only from
-names that the row types declare.
+The file may have been edited or damaged, so nothing is trusted. A value of the wrong type or outside its domain raises
+:class:`~pgsub.common.errors.StateStoreError`. Statements are built here, only from names that the row types declare.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Row = TypeVar("Row")
 
 
 class Kind(NamedTuple):
-    """The two directions of a conversion: into the stored form, and back (ValueError for an invalid value)."""
+    """The two directions of a conversion: to the stored form, and back (ValueError for an invalid value)."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -45,7 +44,7 @@ def _decode_bool(value: Any) -> bool:
 
 
 def _encode_text(value: str) -> str:
-    # data of a server with a broken encoding may hold lone surrogates, which SQLite cannot store
+    # Data of a server with a broken encoding may contain lone surrogates, which SQLite cannot store.
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
@@ -65,8 +64,8 @@ def optional(kind: Kind) -> Kind:
 def choice(*words: str, **letters: str) -> Kind:
     """Return the kind of a closed set of words.
 
-    :param words: stored as they are.
-    :param letters: word in pgsub to the server's letter, which is stored.
+    :param words: words that are stored unchanged.
+    :param letters: words that are stored as the server's letter, with that letter.
     """
     stored = {**dict(zip(words, words)), **letters}
     back = {letter: word for word, letter in stored.items()}
@@ -80,7 +79,7 @@ def choice(*words: str, **letters: str) -> Kind:
 
 
 INT = Kind(int, lambda value: _typed(value, int))
-#: A number of sessions; 0 is stored as the word for as many as pay.
+#: A number of sessions. 0 stands for an automatic number, and is stored as that word.
 SESSIONS = Kind(lambda number: int(number) or "auto", lambda value: 0 if value == "auto" else _positive(value))
 TEXT = Kind(_encode_text, lambda value: _typed(value, str))
 BOOL = Kind(int, _decode_bool)
@@ -97,7 +96,7 @@ _KINDS = {"int": INT, "str": TEXT, "bool": BOOL, "Lsn": LSN, "Time": TEXT, "Json
 def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
     """Decode one value.
 
-    :raises StateStoreError: if it is not what pgsub would have written.
+    :raises StateStoreError: pgsub would not have written it.
     """
     try:
         return kind.decode(value)
@@ -109,10 +108,10 @@ def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Table(Generic[Row]):
-    """A table of the state store whose rows are values of one dataclass.
+    """A table of the state store whose rows are values of a dataclass.
 
-    :param row: the dataclass; its fields are the columns (``class_`` is column ``class``).
-    :param owner: the column with the subscription's id where it is no field of ``row``.
+    :param row: the dataclass, whose fields are the columns (``class_`` is column ``class``).
+    :param owner: the column with the subscription's ID if that is not a field of ``row``.
     """
 
     name: str
@@ -121,7 +120,7 @@ class Table(Generic[Row]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Columns in the order of the fields."""
+        """The columns in the order of the fields."""
         found = {}
         for field in fields(self.row):  # type: ignore[arg-type]
             word, _, null = str(field.type).partition(" | ")
@@ -135,12 +134,12 @@ class Table(Generic[Row]):
 
     @cached_property
     def select(self) -> str:
-        """SELECT of the rows of one subscription; the parameter is its id."""
+        """A SELECT of one subscription's rows, with its ID as the parameter."""
         return f'SELECT {self.columns} FROM "{self.name}" WHERE "{self.owner or "subid"}" = ?'
 
     @cached_property
     def insert(self) -> str:
-        """INSERT OR REPLACE of one row: the owner first, then the fields."""
+        """An INSERT OR REPLACE of one row: the owner, then the fields."""
         names = f'"{self.owner}", {self.columns}' if self.owner else self.columns
         marks = ", ".join("?" * (len(self.kinds) + bool(self.owner)))
         return f'INSERT OR REPLACE INTO "{self.name}" ({names}) VALUES ({marks})'
@@ -150,15 +149,15 @@ class Table(Generic[Row]):
         return list(zip((field.name for field in fields(self.row)), self.kinds.values()))  # type: ignore[arg-type]
 
     def encode(self, row: Row) -> tuple[Any, ...]:
-        """Return the values of a row as stored."""
+        """Return the stored values of a row."""
         return tuple([kind.encode(getattr(row, name)) for name, kind in self._fields])
 
     def decode(self, values: Sequence[Any]) -> Row:
         """Return the row of stored values.
 
-        :raises StateStoreError: if one of them is not what pgsub would have written.
+        :raises StateStoreError: pgsub would not have written one of them.
         """
-        try:  # a subscription may have thousands of tables: which value is wrong is only asked if one is
+        try:  # finding the wrong value is slow, and there may be thousands of rows
             return self.row(*[kind.decode(value) for (_, kind), value in zip(self._fields, values, strict=True)])
         except (ValueError, TypeError):
             pairs = zip(self.kinds.items(), values, strict=True)

@@ -1,7 +1,7 @@
-"""The record of conflicts, which the server only writes to its log (``replication/logical/conflict.c``).
+"""The record of conflicts, which the server only logs (``replication/logical/conflict.c``).
 
-One row a conflict. One that stops apply stays one row however often it is tried again, until apply gets past it.
-The record outlives its subscription and is bounded: what the bound takes is counted.
+There is one row per conflict. A conflict that stops apply keeps its row, however often it is retried, until apply gets
+past it. The record outlives its subscription. Its size is limited, and removed rows are counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pgsub.catalog.times import utc_now
 from pgsub.catalog.views import ViewsCatalog
 from pgsub.protocol.lsn import covered, format_lsn
 
-#: Rows kept of each subscription, and of all that are dropped together.
+#: Maximum number of rows for each subscription, and for all dropped ones together.
 KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
 STOPPED, APPLIED, SKIPPED, KEPT, REPLAYED = "stopped", "applied", "skipped", "kept", "replayed"
 
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
-#: what makes two stops of one worker the same: the same change of the same transaction (its diagnosis may differ)
+#: Columns that identify a repeated stop of a worker by the same change. Its diagnosis may differ.
 _SAME_CHANGE = ("finish_lsn", "schemaname", "relname", "key")
-#: what makes a conflict that a rule decides the same as a stop: a change may meet several
+#: Columns that identify a stop which a rule decides. One change may have several conflicts.
 _SAME_CONFLICT = (*_SAME_CHANGE, "conflict_type")
 _EXCESS = (
     "DELETE FROM pgsub_conflict WHERE id IN (SELECT id FROM pgsub_conflict"
@@ -34,7 +34,7 @@ _OF_DROPPED = "subid NOT IN (SELECT oid FROM pg_subscription)"
 
 
 class Added(NamedTuple):
-    """The outcome of recording a row: its id, and whether it is a new one."""
+    """The outcome of recording a row: its ID, and whether it is new."""
 
     id: int
     new: bool
@@ -44,17 +44,17 @@ class ConflictCatalog(ViewsCatalog):
     """The part of the state store with the record of conflicts."""
 
     def add_conflict(self, row: ConflictRow) -> int:
-        """Record a conflict; the same stop once more raises ``attempts`` and replaces texts and rows by the newer ones.
+        """Record a conflict. A repeated stop raises ``attempts`` and replaces texts and rows by the newer ones.
 
-        :param row: ``id``, ``attempts`` and times are the store's unless it is imported with a time.
-        :return: its id, rising.
+        :param row: ``id``, ``attempts`` and times are set by the store, unless it is imported with a time.
+        :return: its ID. IDs increase.
         """
         return self.add_conflicts([row])[0].id
 
     def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[Added]:
-        """Record several, as :meth:`add_conflict`; an event of the ledger that is recorded already stays as it is.
+        """Record several conflicts like :meth:`add_conflict`. An already recorded event of the ledger is not changed.
 
-        :return: what became of each, in order.
+        :return: the outcome for each, in order.
         """
         with self._database.transaction():
             added = [self._add(row) for row in rows]
@@ -72,12 +72,12 @@ class ConflictCatalog(ViewsCatalog):
         since: str | None = None,
         action: str | None = None,
     ) -> list[ConflictRow]:
-        """Return the newest conflicts first; a condition that is None holds for all.
+        """Return conflicts, newest first. A condition that is None is not applied.
 
-        :param subid: dropped subscriptions included.
-        :param limit: rows, None for all.
+        :param subid: may belong to a dropped subscription.
+        :param limit: maximum number of rows, None for all.
         :param table: schema.name.
-        :param since: last seen at this time or later, as text of :mod:`pgsub.catalog.times`.
+        :param since: minimum time of the last occurrence, as text of :mod:`pgsub.catalog.times`.
         """
         conditions = {
             "subid = ?": subid,
@@ -94,25 +94,22 @@ class ConflictCatalog(ViewsCatalog):
         return [_CONFLICT.decode(values) for values in self._database.rows(sql, (*parameters, limit))]
 
     def conflict(self, conflict_id: int) -> ConflictRow | None:
-        """Return one conflict.
-
-        :return: None if there is none, or no longer.
-        """
+        """Return one conflict, None if there is none, or no longer."""
         found = self._select("id = ?", conflict_id) if 0 < conflict_id < 2**63 else []
         return found[0] if found else None
 
     def conflicts_of(self, subname: str) -> int | None:
-        """Return the id of the newest subscription of a name that a conflict is recorded for; it may be dropped."""
+        """Return the ID of the newest subscription of this name with a conflict. It may be dropped."""
         sql = "SELECT subid FROM pgsub_conflict WHERE subname = ? ORDER BY id DESC LIMIT 1"
         found = self._database.rows(sql, (TEXT.encode(subname),))
         return found[0][0] if found else None
 
     def conflicts_passed(self, subid: int, worker: str, position: int, action: str = APPLIED) -> int:
-        """Record what became of the conflicts that a worker has got past.
+        """Record the outcome of the conflicts that a worker has got past.
 
-        :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`.
-        :param position: where it is; what that covers is meant.
-        :return: how many there were.
+        :param worker: see :class:`~pgsub.catalog.rows.ErrorRow`.
+        :param position: the worker's position, which covers these conflicts.
+        :return: their number.
         """
         with self._database.transaction():
             own = [row for row in self.conflicts(subid, action=STOPPED) if row.worker == worker]
@@ -124,7 +121,7 @@ class ConflictCatalog(ViewsCatalog):
         self._database.run_many("UPDATE pgsub_conflict SET action = ? WHERE id = ?", [(action, one) for one in ids])
 
     def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
-        """Record that a transaction that had stopped a worker was skipped; this may be learnt late."""
+        """Record that a transaction which had stopped a worker was skipped, even if that is known late."""
         with self._database.transaction():
             sql = (
                 "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
@@ -133,7 +130,7 @@ class ConflictCatalog(ViewsCatalog):
             self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
 
     def conflicts_left_out(self, subid: int, start: int, position: int) -> None:
-        """Record that apply's position was moved past what had stopped it; this may be learnt late."""
+        """Record that apply's position was moved past stopping conflicts, even if that is known late."""
         with self._database.transaction():
             found = [row for row in self.conflicts(subid) if row.action in (STOPPED, APPLIED)]
             lsns = {row.id: row.finish_lsn for row in found if row.worker is not None and row.event is None}
@@ -143,10 +140,10 @@ class ConflictCatalog(ViewsCatalog):
     def conflicts_replayed(
         self, subid: int, finish_lsn: int, conflict_id: int | None = None, table: str | None = None
     ) -> None:
-        """Record that skipped changes of one transaction were applied after all; again does nothing.
+        """Record that skipped changes of a transaction were applied later. A repetition does nothing.
 
-        :param conflict_id: this conflict's change only; otherwise all that is kept of the transaction.
-        :param table: of this one only, schema.name.
+        :param conflict_id: only the change of this conflict, None for all kept changes of the transaction.
+        :param table: only changes of this schema.name.
         """
         with self._database.transaction():
             sql = (
@@ -158,19 +155,19 @@ class ConflictCatalog(ViewsCatalog):
             self._database.run(sql, REPLAYED, utc_now(), *place, conflict_id, conflict_id, table, table)
 
     def conflicts_dropped(self, subid: int) -> int:
-        """Return how many rows of a subscription the bound has removed."""
+        """Return the number of a subscription's rows that were removed because of the limit."""
         found = self._database.rows("SELECT dropped FROM pgsub_conflict_dropped WHERE subid = ?", (subid,))
         return int(found[0][0]) if found else 0
 
     def _add(self, row: ConflictRow) -> Added:
         known = self._recorded(row)
         if known is not None and row.event is not None:
-            return Added(known.id, new=False)  # the ledger's row was not removed in time
+            return Added(known.id, new=False)  # the ledger's row had not been removed yet
         at = row.at or utc_now()
         stop = None if row.event is None else self._stop(row, _SAME_CHANGE if _stops(row) else _SAME_CONFLICT)
         if known is not None:
             row = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
-        elif stop is not None:  # the conflict that stopped apply occurs once more, and a skip or a rule decides it
+        elif stop is not None:  # the stopping conflict recurs, and a skip or a rule decides it
             same = {"id": stop.id, "attempts": stop.attempts, "worker": stop.worker}
             row = replace(row, at=stop.at, last_at=at, **same)  # type: ignore[arg-type]
         else:
@@ -181,15 +178,15 @@ class ConflictCatalog(ViewsCatalog):
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
         """Return the row of the same event, or of the same stop.
 
-        The number alone says nothing: a target that lost its last commits gives numbers of events again.
+        The event's number is not sufficient, because a target that lost its last commits assigns numbers again.
         """
         if row.event is None:
             return self._stop(row, (*_SAME_CHANGE, "worker"))
         return self._same("event = ?", row, _SAME_CONFLICT, row.event)
 
     def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
-        """Return the stop that is the same in these columns."""
-        # few are found by an index; a transaction may have a million conflicts, all of one row
+        """Return the stop that is equal in these columns."""
+        # The index finds few rows, although a transaction may have a million conflicts of one row.
         return self._same("event IS NULL AND action = 'stopped'", row, columns)
 
     def _same(self, where: str, row: ConflictRow, columns: Sequence[str], *params: object) -> ConflictRow | None:
@@ -211,5 +208,5 @@ class ConflictCatalog(ViewsCatalog):
 
 
 def _stops(row: ConflictRow) -> bool:
-    """Return whether a conflict that was skipped would otherwise have stopped a worker."""
+    """Return whether a skipped conflict would otherwise have stopped a worker."""
     return row.action == SKIPPED and (row.skipped_ref is not None or row.identical)

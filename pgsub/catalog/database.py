@@ -1,7 +1,7 @@
-"""One SQLite connection to ``state.db``: opening, transactions, threads, and errors in pgsub's words.
+"""A SQLite connection to ``state.db``: opening, transactions, threads, and pgsub's errors.
 
 Takes the place of the server's catalog access (``access/table/table.c``, ``xact.c``). Writes are short BEGIN IMMEDIATE
-transactions, so that two writers wait for each other (up to 5 s) instead of failing in the middle.
+transactions, so that two writers wait for each other (up to 5 s) instead of failing halfway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
 _PRAGMAS = ("PRAGMA trusted_schema = OFF", "PRAGMA foreign_keys = ON", "PRAGMA synchronous = FULL")
 _NEWEST = MIGRATIONS[-1][0]
-# history may be 10,000 wide rows: a command that only opens the store does not wait for them to be read
+# The history may have 10,000 wide rows. Opening the store does not wait for reading them.
 _CHECK_STATE = """
     SELECT quick_check FROM sqlite_master JOIN pragma_quick_check(name)
      WHERE type = 'table' AND name NOT IN ('pgsub_conflict', 'pgsub_journal')
@@ -33,14 +33,14 @@ _INNER = ("SAVEPOINT inner_write", "RELEASE inner_write", ("ROLLBACK TO inner_wr
 
 
 class Database:
-    """A connection that the threads of one process share; every call holds the lock for its time.
+    """A connection that the threads of one process share. Every call holds its lock.
 
     :param path: the file, in a folder that passed :func:`~pgsub.catalog.state_folder.prepare_folder`.
-    :param create: create the file where it is missing; without it an empty store in memory takes its place.
-    :param readable: be content with a copy in memory, to which nothing can be written, where there is no room, or no
-        right, for the files that those who share a write-ahead log need.
-    :ivar copied: why it is such a copy, None where it is the file.
-    :raises StateStoreError: not private, damaged, not a state store, or written by a newer pgsub.
+    :param create: create a missing file. Otherwise an empty store in memory takes its place.
+    :param readable: accept a read-only copy in memory if there is no space or no privilege for the files that sharing a
+        write-ahead log requires.
+    :ivar copied: why it is such a copy, None if it is the file.
+    :raises StateStoreError: it is not private, damaged, not a state store, or written by a newer pgsub.
     """
 
     def __init__(self, path: Path, *, create: bool = True, readable: bool = False) -> None:
@@ -82,9 +82,9 @@ class Database:
         return self._connection
 
     def reopen(self) -> None:
-        """Open the file anew, after any failure of it; a new one where it was removed.
+        """Reopen the file after a failure. Create a new one if it was removed.
 
-        :raises StateStoreError: as the constructor.
+        :raises StateStoreError: like the constructor.
         """
         with self._lock:
             with contextlib.suppress(sqlite3.Error):
@@ -94,14 +94,14 @@ class Database:
             self.copied = None
 
     def replaced(self) -> bool:
-        """Return whether the name no longer leads to the file that is open: writes to that are lost."""
+        """Return whether the name no longer leads to the open file, so that writes to it would be lost."""
         try:
             return self.copied is None and store_file.identity(self.path) != self._file
         except OSError:
             return True
 
     def close(self) -> None:
-        """Close the connection; again does nothing."""
+        """Close the connection. A repetition does nothing."""
         with self._lock, self._errors():
             self._connection.close()
 
@@ -117,23 +117,23 @@ class Database:
             return tuple(column[0] for column in cursor.description), cursor.fetchall()
 
     def run(self, sql: str, *parameters: Any) -> int:
-        """Run a statement that changes one row; inside :meth:`transaction`.
+        """Run a statement that changes one row. Call it inside :meth:`transaction`.
 
-        :return: the row id of what an INSERT wrote last.
+        :return: the row ID of the last INSERT.
         """
         with self._lock, self._errors():
             return self._connection.execute(sql, parameters).lastrowid or 0
 
     def run_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """Run a statement once for each row of parameters; inside :meth:`transaction`."""
+        """Run a statement once for each row of parameters. Call it inside :meth:`transaction`."""
         with self._lock, self._errors():
             self._connection.executemany(sql, parameters)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write everything inside together or not at all; inside another one it is a savepoint.
+        """Write everything inside the block atomically. A nested transaction is a savepoint.
 
-        :raises StateStoreError: locked for more than 5 s, disk full, not writable.
+        :raises StateStoreError: the file is locked for more than 5 s or not writable, or the disk is full.
         """
         with self._lock:
             begin, commit, undo = _INNER if self._depth else _OUTER
@@ -143,7 +143,7 @@ class Database:
                 yield
                 self.rows(commit)
             except BaseException:
-                # a full disk makes SQLite roll back by itself
+                # If the disk is full, SQLite itself rolls back.
                 if self._connection.in_transaction:
                     for statement in undo:
                         self.rows(statement)
@@ -153,7 +153,7 @@ class Database:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read one state of the file inside. Nothing is written inside."""
+        """Read one state of the file inside the block, which must not write."""
         with self._lock:
             inside = self._connection.in_transaction
             if not inside:
@@ -167,8 +167,8 @@ class Database:
     def check(self, sql: str = "PRAGMA quick_check(1)") -> None:
         """Look for damage, in the whole file unless a narrower query is given.
 
-        :param sql: yields ``ok`` or what is wrong.
-        :raises StateStoreError: with the first problem found.
+        :param sql: returns ``ok`` or the problems.
+        :raises StateStoreError: the first problem.
         """
         for (found,) in self.rows(sql):
             if found != "ok":
@@ -179,7 +179,7 @@ class Database:
             self.rows(pragma)
         version = self._check_version()
         # guard: an emptied state store is not mistaken for a new one
-        if not version:  # a new one appears with its tables
+        if not version:  # new files appear with their tables
             raise _damaged(self.path, "file is empty")
         if version < _NEWEST:
             with store_file.changing_alone(self.path, "upgraded"):
@@ -212,7 +212,7 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise _translated(self.path, error) from None
-        except UnicodeDecodeError:  # Python cannot even read what SQLite says of a damaged schema
+        except UnicodeDecodeError:  # Python cannot decode SQLite's message about a damaged schema
             raise _damaged(self.path, "malformed database schema") from None
         except OverflowError:
             raise InternalError("number is out of range for the state store") from None

@@ -1,4 +1,4 @@
-"""The journal of operator actions. It outlives its subscriptions and is bounded."""
+"""The journal of operator actions. It outlives its subscriptions, and its size is limited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgsub.catalog.times import utc_now
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
 
-#: rows kept of pgsub_journal
+#: Maximum number of rows of pgsub_journal.
 KEEP = 10_000
 
 _JOURNAL = Table("pgsub_journal", JournalRow)
@@ -25,25 +25,25 @@ class JournalCatalog(ConflictCatalog):
     """The part of the state store with the actions of operators."""
 
     def journal(self, action: str, subid: int | None, subname: str | None, detail: dict[str, Any]) -> int:
-        """Record one operator action.
+        """Record an operator action.
 
         :param action: the command's name.
-        :param detail: what it did; becomes a JSON object, so it holds no secret.
-        :return: the row's id.
+        :param detail: what it did. This becomes a JSON object, and must not contain secrets.
+        :return: the row's ID.
         """
         sql = "INSERT INTO pgsub_journal (at, subid, subname, action, actor, detail) VALUES (?, ?, ?, ?, ?, ?)"
         values = (utc_now(), subid, optional(TEXT).encode(subname), action, _actor(), JSON.encode(detail))
         with self._database.transaction():
             number = self._database.run(sql, *values)
-            # ids rise by one and only the oldest are removed
+            # IDs increase by one, and only the oldest rows are removed.
             self._database.run("DELETE FROM pgsub_journal WHERE id <= ?", number - KEEP)
             return number
 
     @contextlib.contextmanager
     def journal_attempt(self, action: str, sub: Subscription, detail: dict[str, Any]) -> Iterator[int]:
-        """Record an action before it is done, and its failure. A crash leaves a row whose outcome is ``begun``.
+        """Record an action before it is done, and its failure. After a crash the outcome stays ``begun``.
 
-        :return: the row's id, for :meth:`journal_done`.
+        :return: the row's ID for :meth:`journal_done`.
         """
         number = self.journal(action, sub.subid, sub.name, {**detail, "outcome": "begun"})
         try:
@@ -53,11 +53,11 @@ class JournalCatalog(ConflictCatalog):
             raise
 
     def journal_done(self, number: int) -> None:
-        """Record that an action was done; nothing happens where its row is no longer kept."""
+        """Record that an action was done. Does nothing if its row no longer exists."""
         self.journal_more(number, outcome="done")
 
     def journal_more(self, number: int, **more: Any) -> None:
-        """Add to what an action's row tells; nothing happens where it is no longer kept."""
+        """Add to the detail of an action's row. Does nothing if it no longer exists."""
         with self._database.transaction():
             for (text,) in self._database.rows("SELECT detail FROM pgsub_journal WHERE id = ?", (number,)):
                 detail = JSON.encode({**JSON.decode(text), **more})
@@ -66,7 +66,7 @@ class JournalCatalog(ConflictCatalog):
     def journal_rows(self, subid: int | None = None, limit: int = 100) -> list[JournalRow]:
         """Return the newest operator actions first.
 
-        :param subid: None for all, dropped subscriptions included.
+        :param subid: None for all, including dropped subscriptions.
         """
         sql = f"SELECT {_JOURNAL.columns} FROM pgsub_journal WHERE ? IS NULL OR subid = ? ORDER BY id DESC LIMIT ?"
         return [_JOURNAL.decode(values) for values in self._database.rows(sql, (subid, subid, limit))]

@@ -1,7 +1,7 @@
-"""Locks of the state folder: one launcher for a folder, one applier for a subscription.
+"""Locks of the state folder: one launcher per folder, one applying process per subscription.
 
-Mirrors ``CreateLockFile`` in ``utils/init/miscinit.c``, but the lock is ``flock``: the kernel frees it when the holder
-dies, whatever killed it. What stands in the file is only for messages.
+Mirrors ``CreateLockFile`` in ``utils/init/miscinit.c``, but uses ``flock``: the kernel releases it when the holder
+dies, for whatever reason. The contents of the file are only for messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOLDER = re.compile(r"pid (\d+) on host (\S+) ")
 class Lock:
     """An exclusive lock on a file.
 
-    :param path: the lock file, in a state folder: who takes the lock creates that, who only looks does not.
+    :param path: the lock file in a state folder. Taking the lock creates the folder; only checking does not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,9 +36,9 @@ class Lock:
     def acquire(self, timeout: float = 0.05) -> bool:
         """Take the lock if nobody has it.
 
-        :param timeout: seconds to keep trying. The default outlasts a call of :meth:`holder`.
-        :return: False if another holder has it; True if this object has it already.
-        :raises StateStoreError: if the folder or the file is not private or cannot be opened.
+        :param timeout: seconds to keep trying. The default is longer than a call of :meth:`holder`.
+        :return: whether this object has the lock.
+        :raises StateStoreError: the folder or the file is not private or cannot be opened.
         """
         prepare_folder(self.path.parent)
         deadline = time.monotonic() + timeout
@@ -55,7 +55,7 @@ class Lock:
         return True
 
     def release(self, *, unlink: bool = False) -> None:
-        """Free the lock; nothing happens if it is not held.
+        """Release the lock. Does nothing if it is not held.
 
         :param unlink: also remove the file, for a lock that is never needed again.
         """
@@ -64,15 +64,15 @@ class Lock:
         if unlink:
             self.path.unlink(missing_ok=True)
         else:
-            with contextlib.suppress(OSError):  # the room stays ours: a full disk has none to give back
+            with contextlib.suppress(OSError):  # keeps the space, which a full disk would not give again
                 os.pwrite(self._descriptor, b" " * os.fstat(self._descriptor).st_size, 0)
         os.close(self._descriptor)
         self._descriptor = None
 
     def holder(self) -> str | None:
-        """Return the holder, e.g. ``pid 4711 on host db1 since 2026-01-01T00:00:00.000000Z``; None without one.
+        """Return the holder, e.g. ``pid 4711 on host db1 since 2026-01-01T00:00:00.000000Z``, None without one.
 
-        Never creates the file, never takes the lock from anybody.
+        Never creates the file, and never takes the lock from anybody.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,41 +89,41 @@ class Lock:
         return "".join(character for character in text if character.isprintable()) or "an unknown process"
 
     def touch(self) -> None:
-        """Give a sign of life, of which :meth:`silence` tells others; nothing happens if the lock is not held."""
+        """Give a sign of life that :meth:`silence` reports. Does nothing if the lock is not held."""
         if self._descriptor is not None:
-            now = time.time_ns()  # by the clock of this machine, as they ask, not by a file server's
+            now = time.time_ns()  # the clock that :meth:`silence` reads, not a file server's
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor, ns=(now, now))
 
     def silence(self) -> float:
-        """Return the seconds since the holder took the lock or gave its last sign of life; 0 without a file."""
+        """Return the seconds since the holder's last sign of life, or its start; 0 without a file."""
         try:
             return max(time.time() - self.path.stat().st_mtime, 0.0)
         except OSError:
             return 0.0
 
     def _is_current(self, descriptor: int) -> bool:
-        # its last holder may have removed the file between our open and our flock
+        # The last holder may have removed the file between open and flock.
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:
             return False
 
     def _sign(self, descriptor: int) -> None:
-        # in place, without a moment of an empty file: what a full disk has room for is what was there before
+        # Overwritten in place: a full disk has only the space that the file already uses.
         text = f"pid {os.getpid()} on host {socket.gethostname()} since {utc_now()}\n".encode()
         try:
             os.pwrite(descriptor, text, 0)
             os.ftruncate(descriptor, len(text))
         except OSError:
-            return  # the lock is what counts; who has it is for messages only
+            return  # the contents are only for messages
 
 
 class TroubleFlag:
-    """A sign for other processes that something cannot be written: a lock, for which a full disk has room.
+    """A flag that tells other processes about a failure to write. It is a lock, which works on a full disk.
 
-    :param path: the file; its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`. Room for the reason is
-        taken at once.
+    :param path: the file. Its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`. Space for the reason is
+        allocated at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,7 +134,7 @@ class TroubleFlag:
 
     def set(self, text: str) -> None:
         """Raise the flag."""
-        with contextlib.suppress(OSError):  # another process has raised it already
+        with contextlib.suppress(OSError):  # another process has already raised it
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._descriptor, text.replace("\n", " ").encode()[:_MAX_TEXT].ljust(_MAX_TEXT), 0)
 
@@ -144,16 +144,16 @@ class TroubleFlag:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Lower the flag for good."""
+        """Lower the flag permanently."""
         os.close(self._descriptor)
 
 
-#: Signs of a launcher: it cannot write to the state store, or to its log.
+#: Flags of a launcher that cannot write to the state store, or to its log.
 UNRECORDED, UNLOGGED = "unrecorded.lock", "unlogged.lock"
 
 
 def troubles(folder: Path) -> list[str]:
-    """Return what launchers of a state folder cannot write at this moment, and why if that is known."""
+    """Return what launchers of a state folder currently cannot write, with the reason if known."""
     said = {name: Lock(folder / name).holder() for name in (UNRECORDED, UNLOGGED)}
     return [text.strip() for text in said.values() if text is not None]
 
@@ -164,7 +164,7 @@ def launcher_lock(folder: Path) -> Lock:
 
 
 def subscription_lock(folder: Path, subid: int) -> Lock:
-    """Return the lock of the process that applies, or maintains, one subscription."""
+    """Return the lock of the process that applies or maintains one subscription."""
     return Lock(folder / f"subscription-{subid}.lock")
 
 
@@ -182,7 +182,7 @@ def lock_held(lock: Lock, what: str) -> LockHeld:
 
 
 def _ending(holder: str) -> str:
-    """Say what to do about the holder; what can be pasted ends nothing, for it may be the service itself."""
+    """Return what to do about the holder. No command to paste ends it, because it may be the service itself."""
     match = _HOLDER.match(holder)
     if match is None or match[2] != socket.gethostname():
         return "Wait until it ends, or stop it where it runs."

@@ -12,15 +12,15 @@ from pathlib import Path
 from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.state_folder import create_private
 
-#: ``pgsb``: distinguishes a state store from any other SQLite file.
+#: ``pgsb``: distinguishes a state store from other SQLite files.
 APPLICATION_ID = 0x70677362
 
 
 def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[int, str]] = MIGRATIONS) -> None:
-    """Apply the steps a file lacks, all in one transaction; an existing schema is copied to a backup file before.
+    """Apply missing steps in one transaction. An existing schema is first copied to a backup file.
 
-    :param connection: in autocommit mode; nobody else migrates meanwhile.
-    :param path: of the file; the backup is ``<name>.v<version>.bak`` beside it.
+    :param connection: in autocommit mode. Nobody else may migrate meanwhile.
+    :param path: the file. The backup is ``<name>.v<version>.bak`` beside it.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     missing = [(number, sql) for number, sql in steps if number > version]
@@ -31,7 +31,7 @@ def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[in
     body = "".join(sql for _, sql in missing)
     pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {missing[-1][0]};"
     try:
-        # executescript commits first what is open, so the transaction has to be part of the script
+        # executescript first commits an open transaction, so the script contains the transaction.
         connection.executescript(f"BEGIN IMMEDIATE; {body} {pragmas} COMMIT;")
     except BaseException:
         if connection.in_transaction:

@@ -1,9 +1,9 @@
-"""Row types of the state store: plain frozen values, one class for each table that is read or written by rows.
+"""Row types of the state store: frozen values, one class for each table that is read or written by rows.
 
-Fields are named and ordered as the columns of the server's catalogs and views (``system_views.sql``); what is pgsub's
-own follows them. The annotation decides how a field is stored: ``Lsn`` as text ``X/X``, ``Time`` as RFC 3339 UTC text,
-``bool`` as 0/1, ``Json`` as a JSON object, ``Rows`` as a JSON array of them. The subscription's id is no field where
-the call names it.
+Fields have the names and order of columns in the server's catalogs and views (``system_views.sql``), followed by
+pgsub's own. The annotation determines how a field is stored: ``Lsn`` as text ``X/X``, ``Time`` as RFC 3339 UTC text,
+``bool`` as 0/1, ``Json`` as a JSON object, ``Rows`` as a JSON array of objects. The subscription's ID is not a field if
+calls have it as a parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows: TypeAlias = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RelationRow:
-    """pg_subscription_rel without srsubid. Only states the server stores: i, d, f, s, r."""
+    """pg_subscription_rel without srsubid. Only states that the server stores: i, d, f, s, r."""
 
     srrelid: int
     srsubstate: str
@@ -33,13 +33,13 @@ class RelationRow:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRow:
-    """pgsub_sequence: a sequence as the last attempt to synchronize it left it.
+    """pgsub_sequence: a sequence after the last attempt to synchronize it.
 
-    Names are those of the publisher, states those of a sequence in the server's pg_subscription_rel. Values are
-    last_value and is_called; what was not read is None.
+    Names are the publisher's. States are those of sequences in the server's pg_subscription_rel. Values are last_value
+    and is_called, None if not read.
 
-    :ivar srrelid: on the target.
-    :ivar ahead: by how much the target is ahead, in the direction of the sequence; negative where it is behind.
+    :ivar srrelid: OID on the target.
+    :ivar ahead: how much the target is ahead in the sequence's direction, negative if it is behind.
     :ivar problem: why it is not synchronized.
     """
 
@@ -62,13 +62,13 @@ class OriginRow:
 
     remote_lsn: Lsn | None
     local_lsn: Lsn | None
-    #: WAL without a transaction included: what feedback has named
+    #: position in feedback, including WAL without transactions
     reported_lsn: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """pgsub_prepared_pending: a transaction that is prepared on the target and not decided on the publisher yet."""
+    """pgsub_prepared_pending: a transaction that is prepared on the target and undecided on the publisher."""
 
     gid: str
     xid: int  #: on the publisher
@@ -78,34 +78,34 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """pgsub_held_table: a table whose changes are kept, and how much is kept as was seen last."""
+    """pgsub_held_table: a table whose changes are kept, and their amount when last seen."""
 
     srrelid: int
     schemaname: str
     relname: str
     held_at: Time
-    releasing: bool  #: what is kept is being applied
+    releasing: bool  #: its kept changes are being applied
     kept_changes: int
-    kept_bytes: int  #: of their messages
+    kept_bytes: int  #: total size of their messages
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """pgsub_skipped: how much pgsub.skipped_change of the target holds of a subscription, as was seen last."""
+    """pgsub_skipped: the amount of a subscription's rows in pgsub.skipped_change of the target when last seen."""
 
     waiting_changes: int  #: not replayed
     replayed_changes: int
-    bytes: int  #: of all of them, as stored
+    bytes: int  #: of all of them as stored
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """pg_stat_subscription without subid and subname: one worker that runs now.
+    """pg_stat_subscription without subid and subname: a running worker.
 
-    :ivar silent_since: when it was last heard of, where that is not a moment ago: it is inside a statement. Of a table
-        also since when its copy waits for a lock.
-    :ivar waits_for: what is known of why.
-    :ivar sessions: of the target that apply what was committed, and ``sessions_why`` where apply decides how many.
+    :ivar silent_since: time of its last sign of life if that is not recent, because it is inside a statement. For a
+        table, also the time since which its copy waits for a lock.
+    :ivar waits_for: the reason if known.
+    :ivar sessions: number of the target's sessions that apply. ``sessions_why`` is the reason if apply chooses it.
     """
 
     worker_type: str  #: apply, parallel apply, table synchronization
@@ -127,11 +127,11 @@ class WorkerRow:
 class TaskRow:
     """pgsub_task: the task of the apply worker.
 
-    :ivar stage: ``none``; ``submitted`` to Spark; ``claimed`` on the target; ``alive``, a sign of life was seen.
+    :ivar stage: ``none``; ``submitted`` to Spark; ``claimed`` on the target; ``alive``, with a sign of life.
     :ivar since: when that stage began.
-    :ivar host: where it was claimed, by process ``pid``, as far as that was asked.
-    :ivar silent_since: since when there is no sign of life, or no slot for the tables; NULL where nothing is missing.
-    :ivar waits_for: what is missing then; ``next`` is the command of an operator.
+    :ivar host: where process ``pid`` claimed it, if known.
+    :ivar silent_since: since when there is no sign of life, or no slot for the tables; NULL if nothing is missing.
+    :ivar waits_for: what is missing. ``next`` is the operator's command.
     """
 
     stage: str
@@ -141,18 +141,18 @@ class TaskRow:
     silent_since: Time | None = None
     waits_for: str | None = None
     next: str | None = None
-    ui: str | None = None  #: address of the pages of Spark's driver
+    ui: str | None = None  #: address of the Spark driver's web pages
 
 
-#: Seconds after which what the publisher said of the slot tells nothing any more: it is asked every five.
+#: Seconds after which data of the slot are outdated. The publisher is asked every five seconds.
 SLOT_SECONDS = 60.0
-#: command of a CopyRow; COMPARE, which the server does not have, is the adoption of a table.
+#: Commands of a CopyRow. COMPARE, the adoption of a table, does not exist in the server.
 COPY, COMPARE = "COPY FROM", "COMPARE"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """pg_stat_progress_copy: one table that is being copied. Sizes in bytes; totals are 0 where unknown."""
+    """pg_stat_progress_copy: a table that is being copied. Sizes are bytes, totals 0 if unknown."""
 
     relid: int
     schemaname: str
@@ -175,7 +175,7 @@ class CopyRow:
 
     @property
     def seconds_left(self) -> int | None:
-        """Seconds until the end at the present rate; None where that or the total is not known."""
+        """The seconds until the end at the present rate, None if the rate or the total is unknown."""
         if not self.bytes_per_second or not self.bytes_total:
             return None
         return -(-max(self.bytes_total - self.bytes_processed, 0) // self.bytes_per_second)
@@ -185,9 +185,9 @@ class CopyRow:
 class StatsRow:
     """pg_stat_subscription_stats without subid and subname.
 
-    The last four are pgsub's own: changes executed as sets; of them those that a later change of the same row took
-    along; relations of a piece that went row by row although they were many; batches that were rolled back and replayed
-    row by row.
+    The last four are pgsub's own: changes executed as sets; those of them that were merged with a later change of the
+    same row; relations with many changes that were applied row by row; batches that were rolled back and repeated row
+    by row.
     """
 
     apply_error_count: int = 0
@@ -210,9 +210,9 @@ class StatsRow:
 
 @dataclass(frozen=True, slots=True)
 class ConflictRow:
-    """pgsub_conflict: one conflict. ``id`` 0, ``at`` and ``last_at`` None and ``attempts`` are filled in by the store.
+    """pgsub_conflict: a conflict. The store sets ``id`` 0, ``attempts``, and ``at`` and ``last_at`` if None.
 
-    Rows are JSON objects by column name, values as the server's text; a column that did not come is not in them.
+    Rows are JSON objects by column name with the server's text of values, without columns that were not sent.
     """
 
     subid: int
@@ -220,13 +220,13 @@ class ConflictRow:
     conflict_type: str
     schemaname: str | None
     relname: str | None
-    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it; replayed
+    #: stopped while apply cannot get past it, then applied or skipped; these also without a stop; replayed
     action: str
     index_name: str | None = None
-    key: str | None = None  #: what the row is searched by, as the server shows it: (a)=(1)
+    key: str | None = None  #: search key of the row as the server shows it: (a)=(1)
     remote_tuple: Json | None = None
     local_tuple: Json | None = None  #: of the first of local_conflicts
-    origin: str | None = None  #: that wrote the local row; NULL for a local client, or where nobody knows
+    origin: str | None = None  #: origin that wrote the local row; NULL for a local client or if unknown
     remote_xid: int | None = None
     finish_lsn: Lsn | None = None
     remote_commit_ts: Time | None = None
@@ -234,23 +234,23 @@ class ConflictRow:
     detail: str | None = None
     identical: bool = False
     attempts: int = 1
-    at: Time | None = None  #: first seen
+    at: Time | None = None  #: time of the first occurrence
     last_at: Time | None = None
     context: str | None = None
     replica_identity: Json | None = None
-    local_conflicts: Rows | None = None  #: one an index: index, key, key_columns, row, xid, commit_ts, …
-    worker: str | None = None  #: that it stopped, as in ErrorRow
-    event: int | None = None  #: its id in the ledger, where it came from there
-    skipped_ref: str | None = None  #: ref of the row of pgsub.skipped_change, where it was kept by itself
+    local_conflicts: Rows | None = None  #: one per index: index, key, key_columns, row, xid, commit_ts, …
+    worker: str | None = None  #: worker that it stopped, as in ErrorRow
+    event: int | None = None  #: ID of its event in the ledger, if it was one
+    skipped_ref: str | None = None  #: ref of its row of pgsub.skipped_change, if kept by itself
     replayed_at: Time | None = None
     id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """pgsub_error: the last error of one worker. ``at`` None, ``attempts`` and ``first_at`` are the store's."""
+    """pgsub_error: the last error of a worker. The store sets ``attempts``, ``first_at``, and ``at`` if None."""
 
-    worker: str  #: whose error: a later success of the same worker clears it
+    worker: str  #: the worker, whose next success clears the error
     class_: str
     message: str
     sqlstate: str | None = None
@@ -266,18 +266,18 @@ class ErrorRow:
     first_at: Time | None = None
     column: str | None = None
     position: Lsn | None = None  #: of apply when it ended
-    restarts: int = 0  #: ends at that very position before this one, whatever their errors
-    stuck_since: Time | None = None  #: the first of them; restarts and this are the store's
+    restarts: int = 0  #: number of previous ends at the same position, with whatever error
+    stuck_since: Time | None = None  #: time of the first of them; the store sets this and restarts
 
     @classmethod
     def of(cls, error: PgsubError, worker: str, position: int | None = None) -> ErrorRow:
         """Return the row of an exception.
 
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
-        :param position: of apply.
+        :param position: the position of apply.
         """
         names = ("message", "sqlstate", "detail", "hint", "context", "relation", "conflict", "xid", "column")
-        fields = {name: getattr(error, name, None) for name in names}  # some are of an ApplyError
+        fields = {name: getattr(error, name, None) for name in names}  # some exist only in an ApplyError
         lsn = error.finish_lsn
         place: dict[str, Any] = {**fields, "finish_lsn": parse_lsn(lsn) if lsn else None, "position": position}
         return cls(worker, type(error).__name__, **place)
@@ -285,7 +285,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """The subscription's slot as pg_replication_slots on the publisher showed it, and when."""
+    """The subscription's slot in the publisher's pg_replication_slots, and when it was read."""
 
     slot_name: str
     plugin: str | None = None
@@ -304,17 +304,17 @@ class SlotRow:
     invalidation_reason: str | None = None
     failover: bool | None = None
     synced: bool | None = None
-    retained_bytes: int | None = None  #: WAL kept on the publisher for this slot
+    retained_bytes: int | None = None  #: WAL that the publisher keeps for this slot
     taken_at: Time | None = None
-    current_lsn: Lsn | None = None  #: where the publisher's WAL ended
-    wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be measured
-    waiting_transactions: int | None = None  #: behind the one that apply is stuck at, None where it is not
-    waiting_at_least: bool | None = None  #: there may be more of them
+    current_lsn: Lsn | None = None  #: end of the publisher's WAL
+    wal_bytes_per_second: int | None = None  #: growth over the last minutes, None before it can be measured
+    waiting_transactions: int | None = None  #: behind the transaction that blocks apply, None if none does
+    waiting_at_least: bool | None = None  #: whether there may be more
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """pgsub_journal: one operator action."""
+    """pgsub_journal: an operator action."""
 
     id: int
     at: Time
@@ -327,11 +327,11 @@ class JournalRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRow:
-    """pgsub_verified: what a verify that has not ended has found equal of one table.
+    """pgsub_verified: what an unfinished verify has found equal in a table.
 
-    :ivar compared: a mark of what was compared, and how: with another one the row says nothing.
-    :ivar lsn: where all of it was equal; None where ranges of it are known.
-    :ivar ranges: bounds, and which ranges between them were equal, and where.
+    :ivar compared: identifies what was compared and how. The row is valid only for the same.
+    :ivar lsn: the position at which the whole table was equal, None if only ranges are known.
+    :ivar ranges: bounds, and the equal ranges between them with their positions.
     """
 
     schemaname: str
@@ -343,7 +343,7 @@ class VerifiedRow:
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """pgsub_server: the launcher that serves a subscription. Only a held lock proves that it still lives."""
+    """pgsub_server: the launcher that serves a subscription. Only a held lock proves that it is alive."""
 
     pid: int
     host: str

@@ -1,7 +1,7 @@
-"""The tables and views of ``state.db``, by version. A released version is never edited; a change is a new one.
+"""The tables and views of ``state.db`` by version. A released version is never edited; a change is a new one.
 
-Those that bear a server's name have the columns of the newest server (``pg_subscription.h``,
-``pg_subscription_rel.h``, ``system_views.sql``) in its order; pgsub's own columns follow.
+Those with a server's name have the columns of the newest server (``pg_subscription.h``, ``pg_subscription_rel.h``,
+``system_views.sql``) in its order, followed by pgsub's own.
 """
 
 _SUBSCRIPTION = """
@@ -77,7 +77,7 @@ CREATE TABLE pgsub_sequence (
 );
 """
 
-# external_id: queries written for the server find an origin by this name (ReplicationOriginNameForLogicalRep)
+# external_id: queries for the server find an origin by this name (ReplicationOriginNameForLogicalRep).
 _PROGRESS = """
 CREATE TABLE pgsub_origin (
     subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
@@ -301,5 +301,5 @@ CREATE TABLE pgsub_journal (
 );
 """
 
-#: (schema version, SQL that leads to it from the one before); kept in ``user_version`` of the file
+#: Schema version, and the SQL that upgrades the previous version. ``user_version`` of the file contains the version.
 MIGRATIONS: tuple[tuple[int, str], ...] = ((1, _SUBSCRIPTION + _PROGRESS + _HISTORY),)

@@ -1,4 +1,4 @@
-"""The state folder: where it is, who may enter it, and which files may be opened there.
+"""The state folder: its place, its permissions, and which files in it may be opened.
 
 Mirrors ``checkDataDir`` in ``utils/init/miscinit.c``, and ``initdb``, which corrects the mode of an empty folder.
 """
@@ -15,7 +15,7 @@ from pgsub.common.errors import StateStoreError
 from pgsub.common.machine.path_safety import exchangeable
 
 _MOUNTS = Path("/proc/self/mounts")
-#: Beginnings of the types of file systems that several machines may share; ``fuse.`` is what mount(8) shows of FUSE.
+#: Prefixes of types of file systems that several machines may share. ``fuse.`` is mount(8)'s prefix for FUSE.
 _NETWORKS = (
     *("nfs", "cifs", "smb", "9p", "afs", "ceph", "coda", "glusterfs", "lustre", "beegfs", "gpfs", "ocfs2", "gfs"),
     *("fuse.sshfs", "fuse.ceph", "fuse.gluster", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "fuse.mount.davfs"),
@@ -26,13 +26,13 @@ _NETWORKS = (
 def state_dir(option: str | None) -> Path:
     """Return the state folder: the option, ``PGSUB_STATE_DIR``, ``$XDG_STATE_HOME/pgsub``, or one below the home.
 
-    :return: absolute, not resolved: a symbolic link in its place has to be seen.
+    :return: an absolute path with symbolic links, which must be detected.
     """
     chosen = option or os.environ.get("PGSUB_STATE_DIR")
     if chosen:
         return Path(os.path.abspath(Path(chosen).expanduser()))
     base = os.environ.get("XDG_STATE_HOME", "")
-    # the XDG specification: a relative path is to be ignored
+    # The XDG specification says to ignore a relative path.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "pgsub"
 
 
@@ -40,8 +40,8 @@ def prepare_folder(folder: Path) -> None:
     """Create the state folder, or refuse one that others could read or exchange.
 
     :param folder: absolute path.
-    :raises StateStoreError: symbolic link, foreign owner, group or others may enter it or replace it, on
-        a network file system.
+    :raises StateStoreError: it is a symbolic link, has a foreign owner, is accessible or replaceable by group or
+        others, or is on a network file system.
     """
     try:
         if not os.path.lexists(folder):
@@ -62,12 +62,12 @@ def prepare_folder(folder: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Make sure that a file exists and that only its owner may read it, without opening it if it exists.
+    """Create a private file, or check that an existing one is private, without opening it.
 
-    Closing any descriptor of a file drops all POSIX locks that this process has on it, those of SQLite included.
+    Closing any descriptor of a file releases all POSIX locks of this process on it, including those of SQLite.
 
     :param path: inside a folder that passed :func:`prepare_folder`.
-    :raises StateStoreError: as :func:`open_private`.
+    :raises StateStoreError: see :func:`open_private`.
     """
     if os.path.lexists(path):
         try:
@@ -79,11 +79,11 @@ def create_private(path: Path) -> None:
 
 
 def open_private(path: Path) -> int:
-    """Open a file of the state folder for reading and writing, create it with mode 0600 if it is missing.
+    """Open a file of the state folder for reading and writing. Create a missing one with mode 0600.
 
     :param path: inside a folder that passed :func:`prepare_folder`.
     :return: file descriptor, not inherited by children.
-    :raises StateStoreError: symbolic link, hard link, foreign owner, mode wider than 0600, or refused by the system.
+    :raises StateStoreError: symbolic link, hard link, foreign owner, mode wider than 0600, or system error.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
@@ -98,11 +98,11 @@ def open_private(path: Path) -> int:
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """Return the type of the network file system that a path is on.
+    """Return the type of the network file system of a path.
 
     :param path: resolved path.
     :param mounts: text of ``/proc/self/mounts``.
-    :return: e.g. ``nfs4``; None for any other file system.
+    :return: e.g. ``nfs4``, None for any other file system.
     """
     best, kind = -1, ""
     for line in mounts.splitlines():
@@ -116,7 +116,7 @@ def network_file_system(path: Path, mounts: str) -> str | None:
 
 
 def _create(folder: Path) -> None:
-    # mkdir(parents=True) would give the parents the mode of the umask
+    # mkdir(parents=True) would create parents with the mode of the umask.
     for part in (*reversed(folder.parents), folder):
         if not os.path.lexists(part):
             part.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The local state store: one SQLite file that the CLI and the launcher share; executors never open it.
+"""The local state store: a SQLite file that the CLI and the launcher share. Executors never open it.
 
-It plays the part of the server's subscription catalogs and statistics views; the authority on progress is the ledger
-in the target database. Any SQLite tool may read the file while workers run.
+It takes the part of the server's subscription catalogs and statistics views. The ledger in the target database is the
+authority on progress. Any SQLite tool may read the file while workers run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
 
 FILE_NAME = "state.db"
 
-#: tables and views that may be shown by name, with the column that says whose a row is where it is not subid
+#: Tables and views that users may read, with the column of the subscription's ID if it is not subid.
 _OWNERS = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
 VIEWS = (
     *_OWNERS,
@@ -31,28 +31,28 @@ VIEWS = (
 
 
 class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
-    """An open state store; several threads of a process may share it."""
+    """An open state store. Several threads of a process may share it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.path = database.path  #: the SQLite file
         self.replaced = database.replaced
-        self.reopen = database.reopen  #: the folder is not made anew
+        self.reopen = database.reopen  #: does not recreate the folder
         self.close = database.close
-        #: Write several things in one transaction; keep it short, other threads and processes wait meanwhile.
+        #: Write in one transaction. Keep it short, because other threads and processes wait.
         self.batch = database.transaction
         self.snapshot = database.snapshot
-        #: Look for damage in the whole file; :meth:`open` leaves out the history, which may be large.
+        #: Look for damage in the whole file. :meth:`open` leaves out the history, which may be large.
         self.check = database.check
 
     @classmethod
     def open(cls, folder: Path, *, create: bool = True, readable: bool = False) -> StateStore:
         """Open the store of a state folder.
 
-        :param create: create folder, file and tables where they are missing. Without it a store that is missing is
-            an empty one in memory, and nothing is created: a mistyped folder leaves no trace.
-        :param readable: where it cannot be written, be content with what can be read of it; see :attr:`copied`.
-        :raises StateStoreError: not private, damaged, written by a newer pgsub, or not writable.
+        :param create: create missing folder, file and tables. Otherwise a missing store is an empty one in memory, and
+            nothing is created, so that a mistyped folder leaves no trace.
+        :param readable: accept a read-only copy if the file cannot be written; see :attr:`copied`.
+        :raises StateStoreError: it is not private, damaged, written by a newer pgsub, or not writable.
         """
         if create or os.path.lexists(folder):
             prepare_folder(folder)
@@ -60,7 +60,7 @@ class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
 
     @property
     def copied(self) -> PgsubError | None:
-        """The reason why this is a copy in memory: the file cannot be written. None if this is the file itself."""
+        """Why this is a copy in memory: the file cannot be written. None if this is the file itself."""
         return self._database.copied
 
     def __exit__(self, *exception: object) -> None:
@@ -70,7 +70,7 @@ class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
         """Return columns and rows of a table or view as stored.
 
         :param name: one of :data:`VIEWS`.
-        :param subid: only the rows of this subscription; None for all.
+        :param subid: only rows of this subscription, None for all.
         :raises UsageError: for any other name.
         """
         if name not in VIEWS:

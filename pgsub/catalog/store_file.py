@@ -1,4 +1,4 @@
-"""The file of the state store: it appears with all its tables, is upgraded by one process alone, and may be copied."""
+"""The file of the state store: it appears with all its tables, and one process at a time upgrades it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ BUSY_SECONDS = 5.0
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Return what tells the file from another one of the same name."""
+    """Return what distinguishes the file from another one of the same name."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def in_memory() -> sqlite3.Connection:
-    """Open an empty store that is no file."""
+    """Open an empty store without a file."""
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
 def copy_in_memory(path: Path) -> sqlite3.Connection | None:
-    """Copy a state store into memory; None where it cannot be read at all.
+    """Copy a state store into memory. Return None if it cannot be read at all.
 
-    Who has it alone needs no file to share, and where nothing is in the write-ahead log the file is all there is.
+    Exclusive access needs no shared-memory file. Without a write-ahead log the file is complete.
     """
     quoted, log = urllib.parse.quote(str(path)), path.with_name(f"{path.name}-wal")
     ways = [("rw", "PRAGMA locking_mode = EXCLUSIVE")]
@@ -53,7 +53,7 @@ def copy_in_memory(path: Path) -> sqlite3.Connection | None:
 
 @contextlib.contextmanager
 def changing_alone(path: Path, work: str) -> Iterator[None]:
-    """Let one process at a time do it: the change to WAL does not wait, and the backup must precede the steps."""
+    """Admit one process at a time: the change to WAL does not wait, and the backup must precede the steps."""
     lock = Lock(path.with_name("upgrade.lock"))
     if not lock.acquire(BUSY_SECONDS):
         raise StateStoreError(f'state store "{path}" is being {work} by another process')
@@ -64,7 +64,7 @@ def changing_alone(path: Path, work: str) -> Iterator[None]:
 
 
 def create(path: Path) -> None:
-    """Create a new file, which appears with all its tables: it can be read as soon as it is seen."""
+    """Create a new file that appears with all its tables, and so is readable as soon as it is visible."""
     if os.path.lexists(path):
         return
     draft = path.with_name(f"{path.name}.new")

@@ -16,7 +16,7 @@ from pgsub.catalog.times import utc_now
 from pgsub.common.errors import InternalError, SubscriptionExists, SubscriptionNotFound
 from pgsub.common.subscription import SECRETS, Subscription
 
-#: field of Subscription: column of pg_subscription and how it is stored
+#: For each field of Subscription: the column of pg_subscription and how it is stored.
 _COLUMNS: dict[str, tuple[str, Kind]] = {
     "subid": ("oid", INT),
     "name": ("subname", TEXT),
@@ -55,13 +55,13 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "apply_workers": ("pgsub_apply_workers", SESSIONS),
     "way_back_of": ("pgsub_way_back_of", optional(INT)),
 }
-#: what the ledger's copy of a definition leaves out: secrets may be near it, or the ledger has it elsewhere, or it is
-#: learnt from the target
+#: Fields that the ledger's copy of a definition leaves out: they may contain secrets, or the ledger has them elsewhere,
+#: or they are read from the target.
 _NOT_COPIED = {
     *("subid", "name", "connection", "target", "slot_name", "two_phase", "skip_lsn", "skips"),
     *("owner", "dboid", "unavailable", "moves"),
 }
-#: what maybe_reread_subscription() does not restart a worker for
+#: Changes of these fields restart no worker, as in maybe_reread_subscription().
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed"}
 _SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
@@ -69,7 +69,7 @@ _URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|
 
 
 class SubscriptionCatalog:
-    """The part of the state store that knows subscriptions."""
+    """The part of the state store with subscriptions."""
 
     _database: Database
 
@@ -88,7 +88,7 @@ class SubscriptionCatalog:
         return _decode(found[0])
 
     def _others(self, name: str) -> str:
-        """Suggest the subscription that may be meant where there is none of a name."""
+        """Suggest the subscription that may be meant by an unknown name."""
         rows = self._database.rows("SELECT subname FROM pg_subscription ORDER BY subname")
         names = [str(subname) for (subname,) in rows]
         if not names:
@@ -109,7 +109,7 @@ class SubscriptionCatalog:
     def add_subscription(self, subscription: Subscription) -> None:
         """Register a subscription with counters at 0.
 
-        :param subscription: its conninfos name no password.
+        :param subscription: its connection strings must not contain passwords.
         :raises SubscriptionExists: the name is taken.
         """
         values = _encode({field: getattr(subscription, field) for field in _COLUMNS})
@@ -121,16 +121,16 @@ class SubscriptionCatalog:
             self._database.run("INSERT INTO pgsub_stats (subid) VALUES (?)", subscription.subid)
 
     def remove_subscription(self, subid: int) -> None:
-        """Remove a subscription and what belongs to it; its conflicts and its journal stay. Again does nothing."""
+        """Remove a subscription and its rows, except conflicts and journal. A repetition does nothing."""
         with self._database.transaction():
             self._database.run("DELETE FROM pg_subscription WHERE oid = ?", subid)
 
     def alter(self, subid: int, **fields: Any) -> None:
-        """Change a subscription; where nothing differs nothing is written.
+        """Change a subscription. Writes nothing if no value differs.
 
         :param fields: fields of :class:`~pgsub.common.subscription.Subscription` with their new values.
-        :raises SubscriptionNotFound: if it is gone.
-        :raises SubscriptionExists: if a new name is taken.
+        :raises SubscriptionNotFound: it was dropped.
+        :raises SubscriptionExists: a new name is taken.
         """
         if not fields.keys() <= _COLUMNS.keys():
             raise InternalError(f"no such fields of a subscription: {sorted(fields.keys() - _COLUMNS.keys())}")
@@ -149,9 +149,9 @@ class SubscriptionCatalog:
             self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
 
     def require(self, subid: int) -> None:
-        """Raise if a subscription was dropped; inside a transaction it stays until the end.
+        """Raise an error if a subscription was dropped. Inside a transaction it then stays until the end.
 
-        :raises SubscriptionNotFound: in the server's words.
+        :raises SubscriptionNotFound: the server's error.
         """
         if not self._database.rows("SELECT 1 FROM pg_subscription WHERE oid = ?", (subid,)):
             raise SubscriptionNotFound(f"subscription with OID {subid} does not exist")
@@ -162,14 +162,14 @@ class SubscriptionCatalog:
 
 
 def options(subscription: Subscription) -> dict[str, Any]:
-    """Return the options of a definition for the ledger, by field: no connection string is among them."""
+    """Return the options of a definition for the ledger, by field, without connection strings."""
     return {field: getattr(subscription, field) for field in _COLUMNS if field not in _NOT_COPIED}
 
 
 def restored(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a definition from what :func:`options` gave; a field that is missing has its default.
+    """Return fields of a definition from the result of :func:`options`. Missing fields have defaults.
 
-    :raises ValueError: the value of a field is none that it may have, or no publication is named.
+    :raises ValueError: a value is invalid, or there is no publication.
     """
     if not isinstance(found, Mapping):
         raise ValueError("no object")
@@ -202,7 +202,7 @@ def _encode(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_secret(conninfo: str) -> bool:
-    """Return whether a connection string itself holds a password: the last guard before it is stored."""
+    """Return whether a connection string contains a password. This is the last check before it is stored."""
     if "://" in conninfo.partition("=")[0]:
         return _URI_SECRET.match(conninfo) is not None
     return any(keyword in SECRETS for keyword in _KEYWORD.findall(conninfo))

@@ -1,6 +1,6 @@
-"""Times as the state store writes them: RFC 3339 text in UTC with microseconds, so that text order is time order.
+"""Times in the state store: RFC 3339 text in UTC with microseconds, so that text order is time order.
 
-Mirrors what ``timestamptz_out`` is to the server; the wire's epoch is that of ``datatype/timestamp.h``.
+Mirrors ``timestamptz_out`` of the server. The protocol's epoch is from ``datatype/timestamp.h``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def utc_text(moment: datetime) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return the time so many seconds before now as RFC 3339 text, or the earliest there is."""
+    """Return a time in the past as RFC 3339 text, or the earliest possible time."""
     try:
         return _text(datetime.now(UTC) - timedelta(seconds=seconds))
     except OverflowError:
@@ -31,12 +31,12 @@ def ago(seconds: float) -> str:
 
 
 def seconds_since(moment: str | None) -> float:
-    """Return how long ago a stored time was; 0 for none, and for one that is still to come."""
+    """Return the seconds since a stored time, 0 for None or a future time."""
     return max((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
 
 
 def seconds_between(moment: str, later: str) -> float:
-    """Return how long after a stored time another one is; negative where it is before."""
+    """Return the seconds from one stored time to another, negative if that is earlier."""
     return (datetime.fromisoformat(later) - datetime.fromisoformat(moment)).total_seconds()
 
 
@@ -44,7 +44,7 @@ def wire_time(microseconds: int | None) -> str | None:
     """Return a timestamp of the replication protocol as RFC 3339 text.
 
     :param microseconds: since 2000-01-01 UTC; None and 0 mean "never".
-    :return: None also for a time that no calendar holds: the publisher's clock is not ours to trust.
+    :return: None also for times outside of the calendar, because the publisher's clock is not trusted.
     """
     if not microseconds:
         return None
@@ -55,7 +55,7 @@ def wire_time(microseconds: int | None) -> str | None:
 
 
 def readable(text: str | None) -> str:
-    """Return a text with such times as people read them in a sentence, to the second: ``2026-11-25 13:37:42 UTC``."""
+    """Return a text in which such times are readable, to the second: ``2026-11-25 13:37:42 UTC``."""
     return _STORED.sub(r"\1 \2 UTC", text or "an unknown time")
 
 

@@ -1,4 +1,4 @@
-"""What a ``verify`` that broke off had found equal. It ends with its subscription, and has one row a table."""
+"""What an interrupted ``verify`` had found equal: one row per table, removed with the subscription."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _OF_TABLE = "DELETE FROM pgsub_verified WHERE subid = ? AND schemaname = ? AND r
 
 
 class VerifiedCatalog(JournalCatalog):
-    """The part of the state store with what was verified."""
+    """The part of the state store with results of ``verify``."""
 
     def verified(self, subid: int) -> list[VerifiedRow]:
-        """Return what is known of a subscription's tables."""
+        """Return what is known about a subscription's tables."""
         return [_VERIFIED.decode(values) for values in self._database.rows(_VERIFIED.select, (subid,))]
 
     def put_verified(self, subid: int, rows: Sequence[VerifiedRow]) -> None:
-        """Set what is known of some tables.
+        """Set what is known about some tables.
 
-        :raises SubscriptionNotFound: if the subscription is gone.
+        :raises SubscriptionNotFound: the subscription was dropped.
         """
         with self._database.transaction():
             self.require(subid)
             self._database.run_many(_VERIFIED.insert, [(subid, *_VERIFIED.encode(row)) for row in rows])
 
     def forget_verified(self, subid: int, names: Sequence[tuple[str, str]]) -> None:
-        """Forget what is known of some tables.
+        """Forget what is known about some tables.
 
         :param names: schema and name of each.
         """

@@ -2,7 +2,7 @@
 
 Mirrors the readers of ``pg_subscription.c`` (relations), ``origin.c`` (progress), ``launcher.c``
 (``pg_stat_get_subscription``), ``backend_progress.c`` (copies) and ``pgstat_subscription.c`` (counters). A ``put``
-writes only what differs: an idle launcher causes no write.
+writes only differences, so an idle launcher writes nothing.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def _rows(table: Table[Row], *order: str) -> Callable[[ViewsCatalog, int], list[
 
 
 def _put(table: Table[Row]) -> Callable[[ViewsCatalog, int, Sequence[Row]], None]:
-    """Make the method after which a table holds exactly these rows of a subscription.
+    """Make the method that replaces the rows of a subscription in a table.
 
-    It raises SubscriptionNotFound where the subscription is gone, as every method that writes for one.
+    Like every method that writes for a subscription, it raises SubscriptionNotFound if that was dropped.
     """
 
     def put(self: ViewsCatalog, subid: int, rows: Sequence[Row]) -> None:
@@ -84,19 +84,19 @@ def _put(table: Table[Row]) -> Callable[[ViewsCatalog, int, Sequence[Row]], None
 
 
 def _one(table: Table[Row]) -> Callable[[ViewsCatalog, int], Row | None]:
-    """Make the method that reads the only row of a subscription; None where there is none."""
+    """Make the method that reads the only row of a subscription, None if there is none."""
     read = _rows(table)
     return lambda self, subid: next(iter(read(self, subid)), None)
 
 
 def _put_one(table: Table[Row]) -> Callable[[ViewsCatalog, int, Row | None], None]:
-    """Make the method that sets the only row of a subscription; None for none."""
+    """Make the method that sets the only row of a subscription, None for no row."""
     put = _put(table)
     return lambda self, subid, row: put(self, subid, [] if row is None else [row])
 
 
 class ViewsCatalog(SubscriptionCatalog):
-    """The part of the state store that the running engine keeps up to date."""
+    """The part of the state store that a running launcher updates."""
 
     put_relations = _put(_RELATION)
     relations = _rows(_RELATION, "schemaname", "relname")
@@ -106,20 +106,20 @@ class ViewsCatalog(SubscriptionCatalog):
     prepared = _rows(_PREPARED, "prepared_at", "gid")
     put_held = _put(_HELD)
     held = _rows(_HELD, "schemaname", "relname")
-    put_workers = _put(_WORKER)  #: without any pg_stat_subscription shows one row of NULLs
+    put_workers = _put(_WORKER)  #: without rows, pg_stat_subscription shows one row of NULLs
     workers = _rows(_WORKER)
     put_copy_progress = _put(_COPY)
     copy_progress = _rows(_COPY)
 
     origin = _one(_ORIGIN)
     _put_origin = _put_one(_ORIGIN)
-    skipped = _one(_SKIPPED)  #: the size of pgsub.skipped_change, None where it is empty
+    skipped = _one(_SKIPPED)  #: the amount of rows in pgsub.skipped_change, None if it is empty
     _put_skipped = _put_one(_SKIPPED)
-    slot = _one(_SLOT)  #: the subscription's slot as it was last seen, None if it has no slot
+    slot = _one(_SLOT)  #: the slot as last seen, None if the subscription has no slot
     put_slot = _put_one(_SLOT)
-    task = _one(_TASK)  #: the task of the apply worker, None where nothing serves the subscription
+    task = _one(_TASK)  #: the task of the apply worker, None if nothing serves the subscription
     put_task = _put_one(_TASK)
-    server = _one(_SERVER)  #: the launcher that serves it; :meth:`Lock.holder` says whether that still lives
+    server = _one(_SERVER)  #: the launcher that serves it; :meth:`Lock.holder` tells whether it is alive
     _put_server = _put_one(_SERVER)
 
     def put_origin(
@@ -129,23 +129,23 @@ class ViewsCatalog(SubscriptionCatalog):
 
         :param remote_lsn: end LSN on the publisher up to which everything is durable on the target.
         :param local_lsn: the target's LSN of that commit.
-        :param reported_lsn: the same with WAL without a transaction: what feedback has named.
+        :param reported_lsn: the position in feedback, including WAL without transactions.
         """
         self._put_origin(subid, OriginRow(remote_lsn, local_lsn, reported_lsn))
 
     def put_skipped(self, subid: int, row: SkippedRow) -> None:
-        """Set the size of pgsub.skipped_change; an empty one is no row."""
+        """Set the amount of rows in pgsub.skipped_change. No rows are stored for an empty one."""
         self._put_skipped(subid, row if row.waiting_changes or row.replayed_changes else None)
 
     def put_server(self, subid: int, pid: int, host: str) -> None:
-        """Set the launcher that serves a subscription from now on; workers of a killed one are not shown any more."""
+        """Set the launcher that now serves a subscription. Workers of the previous one are no longer shown."""
         with self._database.transaction():
             self._put_server(subid, ServerRow(pid, host, utc_now()))
             self.put_workers(subid, [])
             self.put_task(subid, None)
 
     def clear_server(self, subid: int) -> None:
-        """Record that no launcher serves the subscription any more; nothing happens if it is gone."""
+        """Record that no launcher serves the subscription. Does nothing if it was dropped."""
         with self._database.transaction():
             self._database.run("DELETE FROM pgsub_server WHERE subid = ?", subid)
             self._database.run("DELETE FROM pgsub_task WHERE subid = ?", subid)
@@ -154,7 +154,7 @@ class ViewsCatalog(SubscriptionCatalog):
         """Add to counters of pg_stat_subscription_stats.
 
         :param increments: names of counters in :class:`~pgsub.catalog.rows.StatsRow`.
-        :raises SubscriptionNotFound: if it is gone, as every method that writes for a subscription.
+        :raises SubscriptionNotFound: the subscription was dropped, as in every method that writes for one.
         """
         if not increments.keys() <= set(_COUNTERS):
             raise InternalError(f"no such counters: {sorted(increments.keys() - set(_COUNTERS))}")
@@ -182,9 +182,9 @@ class ViewsCatalog(SubscriptionCatalog):
             self._database.run(sql, utc_now(), subid, subid)
 
     def record_error(self, subid: int, row: ErrorRow) -> ErrorRow:
-        """Record the error that ended a worker; the same message at the same finish LSN counts as a further attempt.
+        """Record the error that ended a worker. The same message at the same finish LSN counts as a further attempt.
 
-        :param row: ``at``, ``attempts``, ``first_at``, ``restarts`` and ``stuck_since`` are the store's.
+        :param row: the store sets ``attempts``, ``first_at``, ``restarts``, ``stuck_since``, and ``at`` if None.
         """
         at = row.at or utc_now()
         with self._database.transaction():
@@ -199,9 +199,9 @@ class ViewsCatalog(SubscriptionCatalog):
         return stored
 
     def clear_error(self, subid: int, worker: str | None = None) -> None:
-        """Forget the error of a worker that got further; nothing happens if it has none.
+        """Remove the error of a worker that has recovered. Does nothing if there is none.
 
-        :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`; None for all of the subscription.
+        :param worker: see :class:`~pgsub.catalog.rows.ErrorRow`; None for all of the subscription.
         """
         with self._database.transaction():
             sql = "DELETE FROM pgsub_error WHERE subid = ? AND (? IS NULL OR worker = ?)"

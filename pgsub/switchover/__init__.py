@@ -1,8 +1,8 @@
-"""The switchover: the right to write goes from the publisher to the target, and a subscription leads back.
+"""The switchover: moves the right to write from the publisher to the target, and replicates in the reverse direction.
 
-Nothing of the server corresponds to it. Here is what both servers are told; the order of the steps is the business of
-:mod:`pgsub.commands.switchover`. May not open the state store. Entry points: :mod:`~pgsub.switchover.journal` (who has
-the right), :mod:`~pgsub.switchover.fence` (how clients are kept from writing), :mod:`~pgsub.switchover.drain` (all of
-the publisher is on the target), :mod:`~pgsub.switchover.way_back` (the slot of the way back),
-:mod:`~pgsub.switchover.pause_limit` (how long statements of the pause may take).
+The server has no counterpart. This package makes the changes on both servers; :mod:`pgsub.commands.switchover` orders
+the steps. It may not open the state store. Entry points: :mod:`~pgsub.switchover.journal` (who has the right),
+:mod:`~pgsub.switchover.fence` (preventing clients from writing), :mod:`~pgsub.switchover.drain` (applying everything),
+:mod:`~pgsub.switchover.way_back` (the slot of the reverse subscription), :mod:`~pgsub.switchover.pause_limit`
+(canceling statements).
 """

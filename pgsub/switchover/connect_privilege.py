@@ -1,9 +1,8 @@
-"""The privilege CONNECT of a database, taken from all roles but some, and given back as it was.
+"""The privilege CONNECT of a database: revoked from all but some roles, and restored.
 
-NOTES
-Whoever has a privilege with the grant option may grant it, too, and such a grant can be revoked in the name of that
-role only. But each depends on a grant of the owner, so CASCADE takes them all. They are given back in the same order:
-what the owner granted, then what was granted by those who have it again.
+A role that has a privilege with the grant option may grant it, too. Such a grant can be revoked only in the name of
+that role. But it depends on a grant of the owner, so CASCADE revokes all of them. They are restored in the same order:
+grants of the owner first, then grants of roles that have the privilege again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.query import scalar
 
 _SET_SINCE = 160000
-# PUBLIC has no name. The owner and superusers grant in the name of the owner.
+# PUBLIC has no name. Superusers grant in the name of the owner.
 _GRANTS = """
 SELECT r.rolname::text, a.is_grantable, CASE WHEN a.grantor <> d.datdba THEN g.rolname::text END
   FROM pg_catalog.pg_database d
@@ -33,9 +32,9 @@ SELECT r.rolname::text, a.is_grantable, CASE WHEN a.grantor <> d.datdba THEN g.r
 class Grant(NamedTuple):
     """A grant of CONNECT.
 
-    :ivar role: None is PUBLIC.
-    :ivar grantable: with the grant option.
-    :ivar grantor: None is the owner.
+    :ivar role: None for PUBLIC.
+    :ivar grantable: whether it has the grant option.
+    :ivar grantor: None for the owner.
     """
 
     role: str | None
@@ -44,11 +43,11 @@ class Grant(NamedTuple):
 
 
 def take(session: psycopg.Connection, roles: Collection[str]) -> dict[str, Any]:
-    """Take CONNECT from all roles but some, in the open transaction.
+    """Revoke CONNECT from all roles but some, in the open transaction.
 
-    :param roles: who keep it, or get it.
-    :return: what :func:`give_back` needs.
-    :raises StateForbids: some was granted by a role in whose name it could not be granted again.
+    :param roles: the roles that keep or get the privilege.
+    :return: the argument for :func:`give_back`.
+    :raises StateForbids: a grant could not be restored because its grantor's role cannot be assumed.
     """
     before = [Grant(*row) for row in session.execute(_GRANTS).fetchall()]
     kind = "SET" if session.info.server_version >= _SET_SINCE else "MEMBER"
@@ -75,7 +74,7 @@ def take(session: psycopg.Connection, roles: Collection[str]) -> dict[str, Any]:
 
 
 def give_back(session: psycopg.Connection, saved: Mapping[str, Any]) -> None:
-    """Grant CONNECT as it was granted before, in the open transaction; roles that are gone are left out."""
+    """Restore the grants of CONNECT in the open transaction, except those of dropped roles."""
     known = {*_known(session), None}
     left = [one for one in (Grant(*row) for row in saved.get("before", ())) if {one.role, one.grantor} <= known]
     for role in saved.get("granted", ()):

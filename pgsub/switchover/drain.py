@@ -1,10 +1,9 @@
-"""All that the publisher committed is on the target, and nothing more comes.
+"""Waits until everything that the publisher committed is on the target, and nothing more arrives.
 
-NOTES
-A commit on the publisher with synchronous_commit = on flushes every commit before it, asynchronous ones too. So where
-the WAL is flushed to behind the commit that fences, or behind a later one of this module, covers all that clients were
-told of. The publisher is quiet once apply has covered such a position and has applied no transaction that ended behind
-an earlier one: whoever still wrote in between would be seen.
+A commit on the publisher with synchronous_commit = on flushes every earlier commit, including asynchronous ones. So the
+flush position after the commit of the fence, or after a later one of this module, covers everything that was confirmed
+to clients. The publisher is quiet when apply has covered such a position and has applied no transaction that ended
+after an earlier one: any writer in between would be noticed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from pgsub.publisher.position import flushed_position
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.session.transactions import durable
 
-#: Times that a fence may be found to leak before it is called one.
+#: Number of times that changes may arrive after the fence before this is an error.
 _LEAKS = 5
-#: Bytes of WAL for which :func:`announce` holds, and seconds in which apply reads it, however busy it is.
+#: Bytes of WAL for which :func:`announce` is in effect, and seconds within which even busy apply notices it.
 AHEAD_BYTES, KNOWN_SECONDS = 64 << 20, 1.25
 _POLL = 0.002
 _CHECK = 0.5
@@ -43,26 +42,26 @@ SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING
 
 
 def announce(taking: psycopg.Connection, subid: int, position: int) -> None:
-    """Let apply look often for what is asked, until the publisher has written so much more; wait until it knows."""
+    """Make apply check frequently for requests, until the publisher has written AHEAD_BYTES. Wait until apply knows."""
     worker_takeover.ask_to_record(taking, subid, position + AHEAD_BYTES)
     time.sleep(KNOWN_SECONDS)
 
 
 def withdraw(taking: psycopg.Connection, subid: int) -> None:
-    """Let apply look as seldom as ever."""
+    """Let apply check at its usual rate again."""
     worker_takeover.ask_to_record(taking, subid, 0)
 
 
 def mark(giving: psycopg.Connection, id: str) -> int:
-    """Commit durably on the publisher and return the position that covers this and every commit before it."""
+    """Commit durably on the publisher. Return a position that covers this and every earlier commit."""
     with durable(giving):
-        # not an UPDATE: where all tables are published it would be a transaction that comes
+        # Not an UPDATE, which would be replicated if all tables are published.
         giving.execute("SELECT FROM pgsub.switchover WHERE id = %s FOR UPDATE", (id,))
     return flushed_position(giving)
 
 
 def publishes_ledger(giving: psycopg.Connection, publications: Sequence[str]) -> bool:
-    """Return whether what pgsub itself commits on the publisher comes, too."""
+    """Return whether pgsub's own commits on the publisher are replicated, too."""
     return scalar(giving, _LEDGER_PUBLISHED, (list(publications),)) is True
 
 
@@ -75,13 +74,13 @@ def quiet(
     check: Callable[[], object],
     keep: Collection[int] = (),
 ) -> int:
-    """Wait until all of a fenced publisher is applied, and nothing more came.
+    """Wait until everything from a fenced publisher is applied, and nothing more arrives.
 
-    :param deadline: of ``time.monotonic()``.
-    :param check: called now and then; raises what keeps apply from coming there.
-    :param keep: pids of the publisher's sessions that are this command's.
-    :return: a position behind all.
-    :raises TimeoutExpired: apply did not come there in time, or a prepared transaction stays open.
+    :param deadline: in time of ``time.monotonic()``.
+    :param check: called now and then; raises the error that stops apply.
+    :param keep: PIDs of this command's own sessions on the publisher.
+    :return: a position after all changes.
+    :raises TimeoutExpired: apply did not reach it in time, or a prepared transaction stays undecided.
     :raises StateForbids: clients still write.
     """
     resolved(giving, deadline)
@@ -105,8 +104,8 @@ def quiet(
 def covered(taking: psycopg.Connection, subid: int, position: int, deadline: float, check: Callable[[], object]) -> int:
     """Wait until apply has covered a position.
 
-    :return: where the last transaction ended that it applied.
-    :raises TimeoutExpired: it did not come there in time.
+    :return: the end of the last transaction that it applied.
+    :raises TimeoutExpired: it did not cover it in time.
     """
     asked, next_check = False, time.monotonic() + _CHECK
     while True:
@@ -140,7 +139,7 @@ def _progress(taking: psycopg.Connection, subid: int) -> tuple[int, int]:
 
 
 def _written(giving: psycopg.Connection, keep: Collection[int], deadline: float) -> None:
-    """Wait until no transaction of the publisher's database is open that has written: of what is no client, too."""
+    """Wait until all transactions that have written to the publisher's database have ended, of any process."""
     while found := giving.execute(_WRITING, (list(keep),)).fetchall():
         if time.monotonic() > deadline:
             raise TimeoutExpired(
@@ -153,7 +152,7 @@ def _written(giving: psycopg.Connection, keep: Collection[int], deadline: float)
 
 
 def resolved(giving: psycopg.Connection, deadline: float) -> None:
-    """Wait until no prepared transaction of the publisher is undecided: it could be committed behind the fence."""
+    """Wait until the publisher has no undecided prepared transactions, which could be committed after the fence."""
     while found := giving.execute(_PREPARED).fetchall():
         if time.monotonic() > deadline:
             listed = ", ".join(f'"{gid}" of "{owner}"' for gid, owner in found)

@@ -1,13 +1,14 @@
-"""How clients are kept from writing to a database, and let in again.
+"""How clients are prevented from writing to a database, and allowed again.
 
 NOTES
-*read-only* sets default_transaction_read_only for the database. Sessions take it when they begin, so all that are
-there are ended. A client that sets it off for itself is not kept out. *connect* takes the privilege CONNECT from all
-roles but those of pgsub: superusers and the database's owner are not kept out. *command* leaves it to the user.
-pgsub's own sessions set default_transaction_read_only off.
 
-A fence is put and lifted in the caller's transaction, together with the row of the journal. What it replaced is kept
-there.
+*read-only* sets default_transaction_read_only for the database. Sessions read it when they begin, so existing sessions
+are ended. It does not stop a client that turns the setting off. *connect* revokes the privilege CONNECT from all roles
+except pgsub's. It does not stop superusers and the database's owner. *command* leaves it to the user. pgsub's sessions
+turn the setting off.
+
+A fence is put up and lifted in the caller's transaction, together with the change of the journal, which also stores the
+replaced settings.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SELECT pg_catalog.split_part(c, '=', 2)
  WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND c LIKE 'default\\_transaction\\_read\\_only=%'
 """
-# What a session without pg_read_all_stats may not see of others is NULL.
+# Columns that require pg_read_all_stats are NULL for other roles.
 _SESSIONS = """
 SELECT a.pid FROM pg_catalog.pg_stat_activity a
  WHERE a.datname = current_database() AND a.pid <> pg_catalog.pg_backend_pid() AND a.pid <> ALL(%s::int[])
@@ -52,7 +53,7 @@ SELECT a.pid FROM pg_catalog.pg_stat_activity a
    AND NOT (a.application_name ~ '^pgsub [0-9]+ ' AND coalesce(
         pg_catalog.has_table_privilege(a.usesysid, pg_catalog.to_regclass('pgsub.control'), 'UPDATE'), false))
 """
-# InitPostgres takes this lock before it reads settings and privileges, and holds it until the session is shown.
+# InitPostgres takes this lock before it reads settings and privileges. It holds it until the session is visible.
 _STARTING = """
 SELECT l.pid FROM pg_catalog.pg_locks l
  WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::regclass AND l.granted
@@ -61,9 +62,9 @@ SELECT l.pid FROM pg_catalog.pg_locks l
 """
 _OLD = f"{_SESSIONS} AND (a.backend_start <= %s::timestamptz OR a.pid = ANY(%s::int[]))"
 _POLL = 0.01
-# Runs a command, and kills it with all that it started where standard input ends without a line: this process is gone
-# then, whatever ended it, and the next run may be told to do the opposite. What watches is no child of the command,
-# which may wait for all that it has.
+# Runs a command, and kills it with all of its processes if standard input ends without a line. In that case this
+# process has died, and the next run may do the opposite. The watcher is not a child of the command, because the command
+# may wait for its children.
 _WATCHED = """
 exec 3<&0 </dev/null
 ( { read -r _ <&3 || kill -s KILL 0; } & )
@@ -73,12 +74,12 @@ exec /bin/sh -c "$1"
 
 
 def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[str, Any]:
-    """Keep clients from writing, in the open transaction; sessions that are there are not ended yet.
+    """Prevent clients from writing, in the open transaction. Existing sessions are not ended yet.
 
-    :param way: one of :data:`WAYS`; ``command`` does nothing here.
-    :param roles: who may connect all the same.
-    :return: what was replaced.
-    :raises psycopg.Error: the session's role may not.
+    :param way: one of :data:`WAYS`. ``command`` does nothing here.
+    :param roles: roles that may still connect.
+    :return: the replaced settings.
+    :raises psycopg.Error: the session's role has no permission.
     """
     if way == READ_ONLY:
         before = scalar(session, _PREVIOUS)
@@ -90,7 +91,7 @@ def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[s
 
 
 def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
-    """Lift a fence, in the open transaction: as it was before it was put."""
+    """Lift a fence in the open transaction, and restore the former state."""
     if way == READ_ONLY:
         before = saved.get("setting")
         change = sql.SQL(_RESET)
@@ -102,27 +103,27 @@ def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> 
 
 
 def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
-    """Let clients write, in the open transaction, whatever was set before.
+    """Let clients write, in the open transaction, regardless of the former state.
 
-    :param saved: what the first fence of this database replaced.
+    :param saved: the settings that the first fence of this database replaced.
     """
     if way != READ_ONLY:
         restore(session, way, saved)
-    # said in so many words: the whole server may be read-only, or its owner may have kept clients from writing
+    # Set explicitly, because the whole server may be read-only, or its owner may have prevented writes.
     if way != COMMAND or scalar(session, _PREVIOUS) is not None:
         session.execute(_alter(sql.SQL(_OFF), session))
 
 
 def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: float) -> int:
-    """End the sessions of clients that began before this call, and wait until none of them is left.
+    """End the client sessions that began before this call, and wait until none is left.
 
-    Walsenders and sessions of pgsub's workers stay.
+    Walsenders and sessions of pgsub's workers are not ended.
 
-    :param keep: pids that stay.
-    :param deadline: of ``time.monotonic()``.
-    :return: how many were ended.
-    :raises PermissionMissing: the role may not.
-    :raises TimeoutExpired: some stay.
+    :param keep: PIDs of sessions that are not ended.
+    :param deadline: in time of ``time.monotonic()``.
+    :return: the number of ended sessions.
+    :raises PermissionMissing: the role has no permission.
+    :raises TimeoutExpired: some sessions remain.
     """
     now = str(scalar(session, "SELECT pg_catalog.clock_timestamp()::text"))
     first = set(sessions(session, keep))
@@ -130,8 +131,8 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     first.update(_starting(session, keep))
     ended: set[int] = set()
     while True:
-        # those are waited for: some are no clients, and end or show themselves in a moment; asked for first, as one
-        # that shows itself between the two questions would be in neither answer
+        # Starting sessions are waited for: some are not clients, and end or become visible soon. They are read first,
+        # because one that becomes visible between the two queries would be in neither result.
         starting = [pid for pid in _starting(session, keep) if pid in first]
         shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
         if not shown and not starting:
@@ -151,7 +152,7 @@ def _starting(session: psycopg.Connection, keep: Collection[int]) -> list[int]:
 
 
 def sessions(session: psycopg.Connection, keep: Collection[int]) -> list[int]:
-    """Return the pids of clients' sessions."""
+    """Return the PIDs of client sessions."""
     return [pid for (pid,) in session.execute(_SESSIONS, (list(keep),)).fetchall()]
 
 
@@ -170,13 +171,13 @@ def _terminate(session: psycopg.Connection, pids: Collection[int]) -> None:
 
 
 def run(command: str, action: str, giving: str, taking: str, seconds: float | None) -> None:
-    """Run a command of the user's: ``sh -c``, with what it is for in its environment; its output goes to stderr.
+    """Run a user's command with ``sh -c`` and environment variables. Its output goes to stderr.
 
     :param action: PGSUB_SWITCHOVER: fence, release or promote.
-    :param giving: connection string of PGSUB_GIVING; ``taking`` of PGSUB_TAKING, both without secrets.
-    :param seconds: after which it is killed.
+    :param giving: connection string for PGSUB_GIVING. ``taking`` is for PGSUB_TAKING. Secrets are removed.
+    :param seconds: limit after which the command is killed, None for no limit.
     :raises TimeoutExpired: it took longer.
-    :raises PgsubError: it ended with another status than 0.
+    :raises PgsubError: its exit status is not 0.
     """
     environment = {
         **os.environ,
@@ -200,7 +201,7 @@ def run(command: str, action: str, giving: str, taking: str, seconds: float | No
                 line.write(b"done\n")
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it started: none of it may have an effect later
+                os.killpg(process.pid, signal.SIGKILL)  # all of its processes, because none may take effect later
             process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise TimeoutExpired(f"timeout while running the command to {action}", detail=command) from None

@@ -1,15 +1,15 @@
-"""The journal of a switchover: one row on the server that gives the right to write, one on the one that takes it.
+"""The journal of a switchover: one row on the giving server and one on the taking server.
 
 NOTES
-The right is a token. It is given away by a commit on the giving side, and taken by one on the taking side that follows
-it. The phases of a row are changed by compare-and-set, in the transaction that puts or lifts the fence of that server.
-So whatever dies, and however many runs of the command there are:
 
-* *given* and *releasing* exclude each other: what was given is not released, and the reverse.
-* *taken* follows *given* only. What was given is released only after the taking side has *declined*, which excludes
-  *taken*.
+The right to write is a token. A commit on the giving side gives it away, and a later commit on the taking side takes
+it. The phases of a row are changed by compare-and-set, in the transaction that puts up or lifts the fence of that
+server. This ensures, after any failure and with any number of runs:
 
-tests/models/switchover_model.py walks every order of these steps.
+* *given* and *releasing* exclude each other: a given right is not released, and a released one is not given.
+* *taken* follows only *given*. A given right is released only after *declined*, which excludes *taken*.
+
+tests/models/switchover_model.py checks every order of these steps.
 
 giving: open, fenced, given; or releasing, released. taking: planned, prepared (fenced), taken, promoted, done; or
 declined.
@@ -37,15 +37,15 @@ PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "tak
 
 #: Phases of the taking side in which clients may write there.
 HAS_TAKEN = (TAKEN, PROMOTED, DONE)
-#: Phases in which a side takes part in a switchover that is not over for it, but for one that is being undone.
+#: Phases of an unfinished switchover on each side, except one that is being undone.
 UNFINISHED = {GIVING: (OPEN, FENCED), TAKING: (PLANNED, PREPARED, TAKEN, PROMOTED)}
 
-# A clock that was set back meanwhile must not make a pause longer.
+# A clock that was set back must not make a pause longer.
 _COLUMNS = """id::text, side, subid, subname, back_name, back_subid, phase, fence, saved, definition, position::text,
  CASE WHEN fenced_at IS NOT NULL THEN
  greatest(extract(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8, 0) END"""
-#: When a row changes: later than all that is there, though the clock was set back. Which row is the newest says who has
-#: the right to write.
+#: The time of a change. It is later than all times in the journal, even if the clock was set back, because the newest
+#: row determines who has the right to write.
 _NOW = """
 greatest(pg_catalog.clock_timestamp(),
          (SELECT max(greatest(began_at, changed_at)) + interval '1 microsecond' FROM pgsub.switchover))"""
@@ -55,15 +55,15 @@ greatest(pg_catalog.clock_timestamp(),
 class Entry:
     """A row of the journal.
 
-    :ivar id: of the switchover, the same on both sides.
-    :ivar subid: of the subscription in this ledger: the one that ends, or on the giving side the one that leads back.
-    :ivar subname: the subscription that ends; ``back_name`` the one that leads back, ``back_subid`` its number once
-        it is made.
-    :ivar fence: the way in which clients are kept from writing, see :mod:`pgsub.switchover.fence`.
-    :ivar saved: what the fence replaced.
-    :ivar definition: options of the subscription that ends, on the taking side.
-    :ivar position: on the taking side, where the slot of the way back is to begin.
-    :ivar fenced_for: seconds since the fence was put, by this server's clock; None where it was not.
+    :ivar id: ID of the switchover, the same on both sides.
+    :ivar subid: the subscription in this ledger: the ending one, or on the giving side the reverse one.
+    :ivar subname: name of the ending subscription.
+    :ivar back_name: name of the reverse subscription. ``back_subid`` is its number once it is created.
+    :ivar fence: how clients are prevented from writing, see :mod:`pgsub.switchover.fence`.
+    :ivar saved: the settings that the fence replaced.
+    :ivar definition: options of the ending subscription, on the taking side.
+    :ivar position: start of the reverse subscription's slot, on the taking side.
+    :ivar fenced_for: seconds since the fence was put up, by this server's clock; None without a fence.
     """
 
     id: str
@@ -84,7 +84,7 @@ _FIELDS = [one.name for one in fields(Entry)]
 
 
 def add(connection: psycopg.Connection, entry: Entry) -> None:
-    """Write the first row of a side, unless it is there."""
+    """Write the first row of a side, unless it exists."""
     definition = None if entry.definition is None else json.dumps(dict(entry.definition))
     connection.execute(
         "INSERT INTO pgsub.switchover (id, side, subid, subname, back_name, back_subid, phase, fence, definition,"
@@ -98,24 +98,24 @@ def add(connection: psycopg.Connection, entry: Entry) -> None:
 
 
 def latest(connection: psycopg.Connection, side: str, subname: str) -> Entry | None:
-    """Return the newest row of a side of a subscription's switchovers."""
+    """Return the newest row of a side for a subscription name."""
     return _found(connection, "side = %s AND subname = %s ORDER BY began_at DESC LIMIT 1", side, subname)
 
 
 def of_subscription(connection: psycopg.Connection, side: str, subid: int) -> Entry | None:
-    """Return the newest row of a side that is of a subscription, whatever it was called then."""
+    """Return the newest row of a side for a subscription, whatever its name was."""
     found = "side = %s AND subid = %s::integer ORDER BY began_at DESC LIMIT 1"
     return _found(connection, found, side, str(subid))
 
 
 def others(connection: psycopg.Connection, id: str) -> list[Entry]:
-    """Return the rows of other switchovers of this database, the one that changed last first."""
+    """Return the rows of other switchovers of this database, last changed first."""
     query = f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE id <> %s ORDER BY changed_at DESC"
     return [_entry(found) for found in connection.execute(query.encode(), (id,)).fetchall()]
 
 
 def check_alone(connection: psycopg.Connection, id: str) -> None:
-    """Check that no other switchover of this database is under way: they would share its fence."""
+    """Check that no other switchover of this database is under way, because it would use the same fence."""
     for one in others(connection, id):
         # guard: a database takes part in one switchover at a time
         if one.phase in UNFINISHED[one.side]:
@@ -141,7 +141,7 @@ def check_right(connection: psycopg.Connection, id: str) -> None:
 
 
 def given_away(connection: psycopg.Connection, id: str) -> Entry | None:
-    """Return the row with which this database gave the right away, None where it has it; whatever its names are now."""
+    """Return the row with which this database gave the right away, None if it has it. Names are ignored."""
     moved = [one for one in others(connection, id) if one.phase in (GIVEN, *HAS_TAKEN)]
     return moved[0] if moved and moved[0].phase == GIVEN else None
 
@@ -168,7 +168,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     """Change the phase of this server's row, in the caller's transaction.
 
     :param expected: phases that it may have.
-    :raises StateForbids: it has another one; another run of the command went on.
+    :raises StateForbids: it has another phase, because another run of the command continued.
     """
     assignments = sql.SQL("").join(sql.SQL(", {} = %s").format(sql.Identifier(name)) for name in columns)
     query = sql.SQL(
@@ -182,7 +182,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
 
 
 def hold(connection: psycopg.Connection, id: str, phase: str) -> None:
-    """Hold this server in a phase until the open transaction ends."""
+    """Keep this server in a phase until the open transaction ends."""
     query = "SELECT true FROM pgsub.switchover WHERE id = %s AND phase = %s FOR UPDATE"
     if scalar(connection, query, (id, phase)) is not True:
         raise _moved(connection, id, (phase,))
@@ -198,15 +198,15 @@ def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -
 
 
 def needs(connection: psycopg.Connection, subid: int, *, enabled: bool) -> bool:
-    """Return whether a switchover that is under way needs a subscription.
+    """Return whether a running switchover needs a subscription.
 
-    :param enabled: whether it is: the way back is enabled at the end.
+    :param enabled: whether the subscription is enabled. The reverse one is enabled at the end.
     """
     return needing(connection, subid, enabled=enabled) is not None
 
 
 def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Entry | None:
-    """Return the row of the switchover that is under way and needs a subscription; parameters as of :func:`needs`."""
+    """Return the row of the running switchover that needs a subscription. Parameters: see :func:`needs`."""
     entry = _found(connection, "subid = %s::integer ORDER BY changed_at DESC LIMIT 1", str(subid))
     if entry is None:
         return None
@@ -214,7 +214,7 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
 
 
 def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
-    """Check that no switchover that is under way needs a subscription as it is."""
+    """Check that no running switchover needs a subscription unchanged."""
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
     if needs(connection, subid, enabled=enabled):
         raise StateForbids(
@@ -224,7 +224,7 @@ def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, e
 
 
 def keeps(connection: psycopg.Connection, subid: int) -> bool:
-    """Return whether the row of a subscription that a switchover ends, or gives up, is needed on this server."""
+    """Return whether this server still needs the row of a subscription that a switchover ended or undid."""
     query = "SELECT EXISTS (SELECT FROM pgsub.switchover WHERE subid = %s AND phase IN ('done', 'releasing'))"
     return scalar(connection, query, (subid,)) is True
 

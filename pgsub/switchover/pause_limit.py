@@ -1,9 +1,8 @@
-"""The limit in time of the pause: statements that hang are canceled, and a session that does not answer is cut.
+"""The time limit of the pause: cancels statements, and closes a session that does not answer.
 
-NOTES
-A lock that a session outside the fence holds, a synchronous standby that is gone, a server that vanished: each keeps a
-statement of the pause from ending while no client can write. A COMMIT that waits for a standby is done when it is
-canceled (SyncRepWaitForLSN), so what the journal says decides afterwards, as after any other fault.
+A lock of a session outside of the fence, a missing synchronous standby, or a lost server can block a statement of the
+pause while no client can write. A COMMIT that waits for a standby is done when it is canceled (SyncRepWaitForLSN). So
+the journal decides afterwards, as after any other failure.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pgsub.target.session import cancellation
 
 
 class PauseLimit:
-    """A limit in time for whatever runs on some sessions.
+    """A time limit for statements on some sessions.
 
-    :ivar deadline: of ``time.monotonic()``; it may be changed.
+    :ivar deadline: in time of ``time.monotonic()``; may be changed.
     """
 
     def __init__(self, sessions: Sequence[psycopg.Connection], deadline: float) -> None:
@@ -39,7 +38,7 @@ class PauseLimit:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """End the watch.
 
-        :raises TimeoutExpired: what failed was canceled.
+        :raises TimeoutExpired: the failed statement was canceled.
         """
         self._over.set()
         self._thread.join()
@@ -49,7 +48,7 @@ class PauseLimit:
             ) from None
 
     def check(self) -> None:
-        """Check that there is time left, and that somebody watches it."""
+        """Check that there is time left, and that the watching thread is alive."""
         if (death := self._thread.fatal_error) is not None:
             raise death
         if time.monotonic() > self.deadline:
@@ -60,7 +59,7 @@ class PauseLimit:
             if self._over.wait(min(left, 0.1)):
                 return
         self._canceled = True
-        # a statement that begins behind the deadline is canceled, too
+        # Statements that begin after the deadline are canceled, too.
         while not self._over.is_set():
             for session in self._sessions:
                 cancellation.cancel(session)

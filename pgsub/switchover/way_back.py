@@ -1,9 +1,8 @@
-"""The slot of the way back: it is created before the pause, and begins behind all that came from the publisher.
+"""The slot of the reverse subscription, created before the pause. It starts after all changes from the publisher.
 
-NOTES
-The slot's position is recorded in the journal of the taking side while nobody can write there, and the slot goes to
-what is recorded, whoever does it and however late: no write of a client lies before it. All that was applied does, so
-nothing is sent back.
+The slot's start is recorded in the taking side's journal while nobody can write there. The slot is advanced to the
+recorded position, by whichever run and however late, so no write of a client is before it. All applied changes are
+before it, so nothing is sent back.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pgsub.publisher.position import flushed_position
 from pgsub.switchover import journal
 from pgsub.target.session.transactions import durable
 
-# A partition whose root is published is published with it.
+# A partition is published with its published root.
 _PUBLISHED = """
 SELECT p.schemaname::text, p.tablename::text FROM pg_catalog.pg_publication_tables p WHERE p.pubname = ANY(%s::text[])
  UNION
@@ -34,12 +33,12 @@ SELECT n.nspname::text, c.relname::text
 
 
 def record(taking: psycopg.Connection, id: str) -> int:
-    """Record where the slot is to begin: behind everything that was committed on the taking side.
+    """Record where the slot must start: after everything that was committed on the taking side.
 
     :return: that position.
-    :raises StateForbids: the taking side is not, or not any more, prepared.
+    :raises StateForbids: the taking side is not in phase *prepared*.
     """
-    with durable(taking):  # on disk with all commits before it: a slot goes no further than that
+    with durable(taking):  # flushed with all earlier commits, because slots advance only to flushed WAL
         journal.move(taking, id, (journal.PREPARED,), journal.PREPARED)
     position = flushed_position(taking)
     with durable(taking):
@@ -48,10 +47,10 @@ def record(taking: psycopg.Connection, id: str) -> int:
 
 
 def advance(source: publisher.Connection, slot_name: str, position: int) -> None:
-    """Let a slot begin at a position.
+    """Advance a slot to a position.
 
-    :param source: on the taking side, of a role that may use slots.
-    :raises SlotLost: there is no such slot.
+    :param source: a connection to the taking side, with a role that may use slots.
+    :raises SlotLost: the slot does not exist.
     """
     state = slots.slot_state(source, slot_name)
     if state is None:
@@ -65,9 +64,9 @@ def advance(source: publisher.Connection, slot_name: str, position: int) -> None
 
 
 def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
-    """Let the ledger of the way back begin there, too, in the open transaction; it never goes backward.
+    """Advance the reverse subscription's ledger to a position, in the open transaction. It never goes backwards.
 
-    :param subid: of the subscription that leads back.
+    :param subid: the reverse subscription.
     """
     query = "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE subid = %s AND worker = 0"
     if giving.execute(query, (format_lsn(position), subid)).rowcount != 1:
@@ -75,7 +74,7 @@ def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
 
 
 def published(source: publisher.Connection, publications: Sequence[str], tables: Collection[tuple[str, str]]) -> None:
-    """Check that the taking side publishes tables, so that the way back will bring their changes."""
+    """Check that the taking side publishes tables, so that the reverse subscription gets their changes."""
     with translating(source, "read the publications of the way back"):
         rows = source.execute(_PUBLISHED, (list(publications),) * 2).fetchall()
     missing = sorted(set(tables) - {(schema, name) for schema, name in rows})
