@@ -1,7 +1,7 @@
-"""Everything said to the publisher: sessions, walsender stream, slots, snapshots, publication queries by version.
+"""The publisher: everything that pgsub says to it: sessions, walsender stream, slots, snapshots, publication queries.
 
 Mirrors ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c`` and the publisher queries of ``tablesync.c`` and
-``subscriptioncmds.c``. Nothing here decodes changes, and nothing is written on the publisher but slots. Errors of
+``subscriptioncmds.c``. Nothing here decodes changes, and nothing but slots is written on the publisher. Errors of
 psycopg leave the room as :class:`~pgsub.common.errors.PgsubError`. Entry points: :mod:`~pgsub.publisher.connect` (every
 session), :mod:`~pgsub.publisher.identity` (checked at each), :mod:`~pgsub.publisher.stream.walsender` (changes).
 """

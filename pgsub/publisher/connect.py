@@ -1,4 +1,4 @@
-"""Sessions on the publisher; the only place that opens them. Mirrors libpqrcv_connect (libpqwalreceiver.c)."""
+"""Connections to the publisher; no other module opens any. Mirrors libpqrcv_connect (libpqwalreceiver.c)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgsub.publisher.faults import refused, translating
 
 Connection = psycopg.Connection[TupleRow]
 
-#: The oldest publisher whose publication functions and pgoutput options are known here.
+#: The oldest supported version of the publisher.
 MINIMUM_VERSION = 140000
 
 
@@ -30,17 +30,16 @@ def connect(
     timeout: int = 10,
     must_use_password: bool = False,
 ) -> Connection:
-    """Open a session on the publisher with everything pinned that text values and long waits rely on.
+    """Open a session, in autocommit mode, with all settings that text values and long waits rely on.
 
-    Parameters are interpolated by the client, because a walsender speaks the simple query protocol only.
+    Parameters are interpolated by the client, because a walsender speaks only the simple query protocol.
 
-    :param conninfo: as the user gave it; a passfile or service may be named in it.
-    :param application_name: used unless the conninfo names one, as the server does with the subscription's name.
-    :param replication: whether to become a walsender of the database.
+    :param conninfo: as given by the user; it may name a passfile or service.
+    :param application_name: used unless the conninfo has one, as the server uses the subscription's name.
+    :param replication: make the session a walsender of the database.
     :param encoding: client_encoding: the encoding of the target's database.
-    :param timeout: seconds for one host and address, unless the conninfo says otherwise.
-    :param must_use_password: refuse a publisher that let us in without one, see :func:`password_missing`.
-    :return: an autocommit connection.
+    :param timeout: seconds for each host and address, unless the conninfo has connect_timeout.
+    :param must_use_password: refuse a publisher that asks for no password; see :func:`password_missing`.
     :raises PublisherUnavailable: unreachable, refused, shutting down, wrong password, no such database.
     :raises PermissionMissing: the role may not start a walsender.
     :raises StateForbids: a connection pooler answered, a server older than 14, or one that asked for no password.
@@ -73,7 +72,7 @@ def connect(
 
 
 def password_missing(detail: str) -> StateForbids:
-    """Make the error of libpqrcv_connect and libpqrcv_check_conninfo where password_required holds."""
+    """Make the error of libpqrcv_connect and libpqrcv_check_conninfo for a missing password that is required."""
     return StateForbids(
         "password is required",
         detail=detail,
@@ -84,14 +83,15 @@ def password_missing(detail: str) -> StateForbids:
 
 
 def is_replication(connection: Connection) -> bool:
-    """Return whether the session is a walsender and takes replication commands."""
+    """Return whether the session is a walsender, which takes replication commands."""
     return "replication" in connection.info.get_parameters()
 
 
 def answer(connection: Connection, command: str, fields: int) -> tuple[Any, ...]:
-    """Return the row that a replication command gives, which has so many columns or more, as libpqwalreceiver.c checks.
+    """Return the row of a replication command, after the checks of libpqwalreceiver.c.
 
-    :raises ProtocolViolation: it has not.
+    :param fields: minimum number of columns.
+    :raises ProtocolViolation: there is not exactly one row, or it has fewer columns.
     """
     rows = connection.execute(command.encode()).fetchall()
     if len(rows) != 1 or len(rows[0]) < fields:
@@ -104,7 +104,7 @@ def answer(connection: Connection, command: str, fields: int) -> tuple[Any, ...]
 
 
 def address(connection: Connection) -> str:
-    """Make a conninfo of the server that a session is with, where its own names several; without a password."""
+    """Make a conninfo, without a password, for the server that a session is connected to; its own may name several."""
     info = connection.info
     params = {key: value for key, value in info.get_parameters().items() if key not in ("replication", "options")}
     where = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
@@ -112,9 +112,9 @@ def address(connection: Connection) -> str:
 
 
 def refuses(conninfo: str) -> bool:
-    """Return whether a server answers that it takes no connections now, as one does that shuts down.
+    """Return whether a server answers that it accepts no connections now, for example because it shuts down.
 
-    PQping checks for SQLSTATE 57P03: another user, more room or another language would not help.
+    PQping checks for SQLSTATE 57P03. So other refusals (user, number of connections) do not count, in any language.
     """
     return pq.PGconn.ping(conninfo.encode()) == pq.Ping.REJECT
 

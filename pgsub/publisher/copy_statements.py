@@ -1,4 +1,4 @@
-"""The COPY statements that read a published table, any leaf of it, or any range of a leaf's blocks.
+"""The COPY statements for a published table, a leaf of it, or a range of a leaf's blocks.
 
 Mirrors ``copy_table`` (tablesync.c).
 """
@@ -23,18 +23,18 @@ def copy_statement(
     binary: bool = False,
     times: bool = False,
 ) -> sql.Composed:
-    """Compose COPY … TO STDOUT of a table, of one of its leaves, or of a range of a leaf's blocks.
+    """Compose COPY ... TO STDOUT for a table, one of its leaves, or a range of a leaf's blocks.
 
-    A partitioned root is read by SELECT, which every version can; a plain table with ONLY, for inheritance children
-    are published on their own.
+    A partitioned root is read by SELECT, which every version supports. A plain table is read with ONLY, because
+    inheritance children are published on their own.
 
-    :param columns: names in the order wanted; None: all of ``table.columns``.
+    :param columns: names in the wanted order; None: all of ``table.columns``.
     :param leaf: None: the whole table.
     :param ctid_from: first block.
-    :param ctid_to: block after the last one; None for the last range, which so includes what was added meanwhile.
-    :param ctids: rows.
-    :param times: one more column at the end: when the row was committed, in microseconds since 2000; NULL where the
-        publisher does not know.
+    :param ctid_to: block after the last one; None for the last range, which then includes rows added meanwhile.
+    :param ctids: restricts the copy to these rows.
+    :param times: add a last column with the row's commit time, in microseconds since 2000; NULL if the publisher does
+        not track it.
     """
     names = [column.name for column in table.columns] if columns is None else list(columns)
     listed = sql.SQL(", ").join([*map(sql.Identifier, names), *([_TIME] if times else [])])
@@ -60,9 +60,9 @@ def _array(ctids: Sequence[str]) -> sql.Literal:
 
 
 def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:
-    """Compose the SELECT of what is published of a whole table.
+    """Compose the SELECT of the published rows of a whole table.
 
-    :param columns: names in the order wanted.
+    :param columns: names in the wanted order.
     """
     listed = sql.SQL(", ").join(map(sql.Identifier, columns))
     relation = sql.Identifier(table.schema, table.name)
@@ -77,7 +77,7 @@ def _selection(
     *,
     partitioned: bool,
 ) -> sql.Composed:
-    # The publisher's own text of a row filter, deparsed with an empty search_path, goes back to where it came from.
+    # The publisher itself deparsed the row filter, with an empty search_path, so it can be sent back unchanged.
     everything = [*conditions, *([] if table.row_filter is None else [sql.SQL(table.row_filter)])]
     where = sql.SQL(" WHERE {}" if everything else "").format(sql.SQL(" AND ").join(everything))
     return sql.SQL("SELECT {} FROM {}{}{}").format(listed, sql.SQL("" if partitioned else "ONLY "), relation, where)

@@ -1,7 +1,7 @@
-"""Sessions with one database of one system, and no other: who answers is asked on the very session that is used.
+"""Sessions with one database of one system, and no other. The identity is checked in the session that is then used.
 
-The server asks nobody: whatever answers at the address is its publisher. But a name, a list of hosts or a virtual
-address may lead elsewhere from one connection to the next.
+The server does not check: to it, whatever answers at the address is the publisher. But a name, a list of hosts or a
+virtual address may lead to different servers from one connection to the next.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _DATABASE = """
 SELECT s.system_identifier::text, d.oid::bigint, d.datname::text
   FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
-#: The oid of the session's database.
+#: The OID of the session's database.
 OID = "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
 
 
 class Database(NamedTuple):
-    """A database of a system; the one that a standby or a physical copy of it has is the same."""
+    """A database of a system. Standbys and physical copies have the same one."""
 
     system_identifier: str
     oid: int
@@ -40,8 +40,8 @@ def open_session(
 ) -> Connection:
     """Open a session with the recorded database.
 
-    :param expected: None where no publisher is recorded yet.
-    :raises WrongSystem: another server, or another database, answers.
+    :param expected: None: no publisher is recorded yet.
+    :raises WrongSystem: another server or another database answers.
     """
     with contextlib.ExitStack() as stack:
         connection = connect(
@@ -56,9 +56,9 @@ def open_session(
 
 
 def database(connection: Connection, *, replication: bool = False) -> Database:
-    """Ask whose database a session is with.
+    """Query which database a session is connected to.
 
-    :param replication: whether it is a replication connection, which needs no privilege for that.
+    :param replication: it is a replication connection, where the query needs no privilege.
     """
     with translating(connection, "identify the publisher"):
         if replication:
@@ -70,9 +70,9 @@ def database(connection: Connection, *, replication: bool = False) -> Database:
 
 
 def check_database(expected: Database, actual: Database) -> None:
-    """Compare a database with the one that was recorded; its name may change.
+    """Compare a database with the recorded one. Its name may differ.
 
-    :raises WrongSystem: with what differs and what it means.
+    :raises WrongSystem: another system or OID.
     """
     if actual.system_identifier != expected.system_identifier:
         raise WrongSystem(

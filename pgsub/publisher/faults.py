@@ -1,8 +1,8 @@
-"""Errors of the publisher: psycopg errors and failed results become pgsub's own.
+"""Errors of the publisher: psycopg errors and failed results are converted to pgsub's own.
 
 Mirrors the ``ereport`` calls of ``libpqwalreceiver.c``: the server's error is embedded as ``could not …: %s``.
-Decisions are made from SQLSTATEs. Texts, which a server may translate, only choose between hints: where several faults
-share an SQLSTATE, or where libpq keeps none, as of a refused connection.
+Decisions depend on SQLSTATEs. Message texts, which a server may translate, only choose between hints: if several errors
+share an SQLSTATE, or if libpq has none, as for a refused connection.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _REPLICATION_ROLE = re.compile(
 _POOLER = re.compile(r"unsupported startup parameter|unsupported pkt type|FATAL:\s+no such database: ")
 _DENIED = re.compile(r"permission denied for (table|schema|sequence|function|view|relation) (.+)")
 
-#: A name in a message, as the languages of the server write it.
+#: A quoted name in a message, in the languages of the server.
 _QUOTED = re.compile(r"\"[^\"]*\"|«[^»]*»|»[^«]*«|„[^“]*“|“[^”]*”")
 
-#: First match gives the hint for a refused connection.
+#: Hints for a refused connection. The first match counts.
 _REFUSALS = (
     (r"password authentication failed|no password supplied|authentication failed|empty password",
      "Check the user and the password (passfile, service or --connection)."),
@@ -63,17 +63,17 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """An error report of the server: the fields that matter, whatever object carried it."""
+    """An error report of the server: its relevant fields, whatever object carried it."""
 
     sqlstate: str | None
     message: str
     detail: str | None = None
     hint: str | None = None
-    file: str | None = None  #: of the server's source, where the error was reported
+    file: str | None = None  #: source file of the server that reported the error
 
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
-        """Take the fields of a psycopg error; one of libpq itself has a text only."""
+        """Take the fields of a psycopg error. An error of libpq itself has only a text."""
         words = server_words.fields(error.diag)
         if words.message:
             return cls(error.sqlstate, words.message, words.detail, words.hint, error.diag.source_file)
@@ -96,11 +96,10 @@ class ServerError:
 
 
 def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
-    """Make the error of a connection attempt that failed.
+    """Make the error of a failed connection attempt. It never contains the conninfo or a password.
 
-    :param endpoint: what may be shown of the server.
+    :param endpoint: description of the server that may be shown.
     :param user: role name of the conninfo, if it has one.
-    :return: never contains the conninfo or a password.
     """
     lines = server_words.lines(error) or [type(error).__name__]
     first = (
@@ -132,18 +131,18 @@ POOLER_HINT = (
 def translate(
     error: psycopg.Error, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """Make pgsub's error of an error on an established publisher connection.
+    """Make pgsub's error for an error in an established session with the publisher.
 
     :param doing: completes "could not …".
-    :param table: schema and name, where one table is concerned: named in a missing GRANT.
-    :param user: role on the publisher, named in a missing GRANT.
+    :param table: schema and name of the table concerned, for a GRANT in the hint.
+    :param user: role on the publisher, for a GRANT in the hint.
     """
     return classify(ServerError.from_exception(error), doing, table=table, user=user)
 
 
 @contextlib.contextmanager
 def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str, str] | None = None) -> Iterator[None]:
-    """Raise errors of a session in the block as :func:`translate` has them; the parameters are its own."""
+    """Raise psycopg's errors in the block as translated by :func:`translate`, which explains the parameters."""
     user = connection.info.user
     try:
         yield
@@ -154,7 +153,7 @@ def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str,
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """Make pgsub's error of the fields of a server error, as :func:`translate` does."""
+    """Make pgsub's error of a server error's fields; see :func:`translate` for the parameters."""
     message, state = f"could not {doing}: {said.message}", said.sqlstate
     if state == "42501":
         hint = _grant_hint(said, table, user)
@@ -175,14 +174,14 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
         return PublisherUnavailable, _FULL_HINT if full else None
     if state == "55000" and "synchronized from the primary" in (said.detail or ""):
         return PublisherUnavailable, PROMOTE_HINT
-    own = _QUOTED.sub("", text)  # a publication, or whatever is named, may be called slots
+    own = _QUOTED.sub("", text)  # a publication or another object may have "slot" in its name
     if state in ("42704", "55000", "58P01") and ("slot" in own.lower() or "WAL segment" in own):
         return SlotLost, RECREATE_HINT
     return _of_settings(state, text)
 
 
 def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
-    """Classify errors of a publisher that can be reached and has the slot."""
+    """Classify the errors of a publisher that can be reached and has the slot."""
     if state == "42704" and "publication" in text:
         return ReplicationBroken, (
             "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "

@@ -1,7 +1,7 @@
-"""Is this still the publisher, and the slot, that the subscription was created for? Asked at every connect.
+"""Checks at every connect that the publisher and the slot are still those that the subscription was created for.
 
-Mirrors ``libpqrcv_identify_system``; the server's own subscriber does not ask the rest and so loses changes silently
-after a restore or a fail-over. Nothing is ever re-created or skipped here: a mismatch ends with a diagnosis.
+Mirrors ``libpqrcv_identify_system``. The server's own subscriber does not check the rest, so it loses changes silently
+after a restore or a fail-over. Nothing is re-created or skipped here: a mismatch ends with a diagnosis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pgsub.publisher.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class PublisherIdentity:
-    """The answer of IDENTIFY_SYSTEM, and the database's oid."""
+    """The answer to IDENTIFY_SYSTEM, and the database's OID."""
 
     system_identifier: str
     dbname: str
@@ -33,7 +33,7 @@ class PublisherIdentity:
 
     @property
     def database(self) -> Database:
-        """Whose it is, whatever its history."""
+        """The database, whatever its history."""
         return Database(self.system_identifier, self.database_oid, self.dbname)
 
 
@@ -46,7 +46,7 @@ class TimelineSwitch(NamedTuple):
 
 
 def identify(connection: Connection) -> PublisherIdentity:
-    """Ask the publisher who it is.
+    """Query the publisher's identity.
 
     :param connection: a replication connection.
     """
@@ -58,10 +58,9 @@ def identify(connection: Connection) -> PublisherIdentity:
 
 
 def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwitch]:
-    """Fetch and parse a timeline's history, oldest first.
+    """Fetch and parse a timeline's history, oldest first. The first timeline has none.
 
     :param connection: a replication connection.
-    :param timeline: the first one has no history.
     """
     if timeline <= 1:
         return []
@@ -71,9 +70,9 @@ def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwit
 
 
 def parse_history(content: bytes | str) -> list[TimelineSwitch]:
-    """Read a history file as readTimeLineHistory (timeline.c) does: comments and empty lines are passed over.
+    """Parse a history file as readTimeLineHistory (timeline.c) does. Comments and empty lines are ignored.
 
-    :raises ReplicationBroken: a line of another form.
+    :raises ReplicationBroken: a line has another form.
     """
     text = content if isinstance(content, str) else bytes(content).decode("utf-8", "replace")
     switches = []
@@ -95,11 +94,11 @@ def check_identity(
     remote_lsn: int,
     history: Sequence[TimelineSwitch] = (),
 ) -> None:
-    """Compare the publisher with the one that was recorded; ``expected.flush_lsn`` and version are not compared.
+    """Compare the publisher with the recorded one, except ``expected.flush_lsn`` and the version.
 
     :param remote_lsn: the furthest position that the target contains or has reported.
-    :param history: of ``actual.timeline``; needed where the timelines differ.
-    :raises WrongSystem: with what differs and what it means; ``diverged`` where only the history does.
+    :param history: history of ``actual.timeline``, needed if the timelines differ.
+    :raises WrongSystem: they do not match; ``diverged`` is set if only the history differs.
     """
     check_database(expected.database, actual.database)
     _check_timeline(expected, actual, remote_lsn, history)
@@ -135,7 +134,7 @@ def _check_timeline(
 
 
 def _diverged(message: str, detail: str, *, elsewhere: bool = False) -> WrongSystem:
-    """Make the error of a publisher that went back in time."""
+    """Make the error for a publisher that went back in time."""
     first = "Connect to the server that was promoted last. " if elsewhere else ""
     error = WrongSystem(message, detail=detail, hint=first + _DIVERGED)
     error.diverged, error.elsewhere = True, elsewhere
@@ -150,7 +149,7 @@ _DIVERGED = (
 
 
 def replaced_history(remote_lsn: int) -> WrongSystem:
-    """Make the error of a publisher whose WAL went another way up to where it is now."""
+    """Make the error for a publisher whose WAL took another way to its present end."""
     return _diverged(
         "the publisher's WAL does not have the subscription's last transaction",
         f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, where a transaction ended. The "
@@ -165,10 +164,10 @@ _ANEW = (
 
 
 def verify_publisher(connection: Connection, expected: PublisherIdentity, *, remote_lsn: int) -> PublisherIdentity:
-    """Identify the publisher and check it, with its history where the timeline changed.
+    """Identify the publisher and check it, with its history if the timeline changed.
 
     :param connection: a replication connection.
-    :return: the publisher as it is: its timeline is the one to record from now on.
+    :return: the present publisher, whose timeline is to be recorded.
     :raises WrongSystem: see :func:`check_identity`.
     """
     actual = identify(connection)
@@ -179,14 +178,14 @@ def verify_publisher(connection: Connection, expected: PublisherIdentity, *, rem
 
 
 def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_oid: int, done: int, name: str) -> int:
-    """Check what can be seen of a cluster that pg_upgrade made of the publisher, and of the slot that it took along.
+    """Check what can be verified about a cluster that pg_upgrade made of the publisher, and about the migrated slot.
 
-    :param database_oid: the recorded one; pg_upgrade keeps it from 15 on.
+    :param database_oid: the recorded OID, which pg_upgrade preserves (from 15 on).
     :param done: the furthest position of the old publisher that the target contains or has reported.
-    :param name: the slot's.
-    :return: the position that the slot goes on from.
-    :raises WrongSystem: it is none of the publisher.
-    :raises SlotLost: the slot did not come along.
+    :param name: name of the slot.
+    :return: the position from which the slot goes on.
+    :raises WrongSystem: it is no upgrade of the publisher.
+    :raises SlotLost: the slot was not migrated.
     """
     if actual.database_oid != database_oid:
         raise WrongSystem(
@@ -208,14 +207,14 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
 
 
 def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: str) -> None:
-    """Check that the slot still has everything after the position that was last reported.
+    """Check that the slot still has everything after the last reported position.
 
     :param slot: from :func:`~pgsub.publisher.slots.slot_state`.
-    :param reported_lsn: the flush position that the ledger recorded before it was sent.
-    :param name: the slot's name, for the case that there is none.
+    :param reported_lsn: flush position that the ledger recorded before it was sent.
+    :param name: name of the slot, used if it does not exist.
     :raises SlotLost: missing or invalidated.
-    :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by another client.
-    :raises PublisherUnavailable: a standby's copy of its primary's slot, until the standby is promoted.
+    :raises ReplicationBroken: not a slot of pgoutput, of another database, or advanced by another client.
+    :raises PublisherUnavailable: a standby's copy of its primary's slot, as long as the standby is not promoted.
     """
     if slot is None:
         raise SlotLost(
@@ -251,9 +250,9 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
 
 
 def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = False) -> None:
-    """Refuse a two-phase slot: it sends PREPARE TRANSACTION as such, whatever its stream asks for.
+    """Refuse a two-phase slot: it sends PREPARE TRANSACTION as such, whatever options its stream has.
 
-    :param pending: two_phase is asked for, but a table is not ready for it.
+    :param pending: two_phase was requested, but a table is not ready for it.
     """
     if slot is None or not slot.two_phase:
         return
@@ -273,7 +272,7 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
 
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:
-    """Check for a gap: the server moves START_REPLICATION up to confirmed_flush_lsn, and only its own log says so."""
+    """Check for a gap: START_REPLICATION begins at confirmed_flush_lsn if that is later, and only the log tells."""
     # guard: a slot with a gap is not followed, always
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return

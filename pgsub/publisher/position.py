@@ -1,6 +1,6 @@
-"""Where the publisher's WAL ends at this moment: what a caller that waits for catch-up compares with.
+"""The present end of the publisher's WAL, for callers that wait until a subscription has caught up.
 
-Mirrors what ``wait_for_catchup`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm`` asks for.
+Mirrors ``wait_for_catchup`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _FLUSHED = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
             ELSE pg_catalog.pg_current_wal_flush_lsn() END::pg_catalog.text
 """
-#: Milliseconds after which the WAL writer has flushed every commit.
+#: Milliseconds within which the WAL writer flushes every commit.
 _DELAY = "SELECT 3 * setting::pg_catalog.int4 FROM pg_catalog.pg_settings WHERE name = 'wal_writer_delay'"
 _POLL = 0.01
 
 
 def committed_position(conninfo: str, application_name: str) -> int:
-    """Return where the WAL is flushed to, with every commit of this moment; on a standby where it is replayed to.
+    """Return the flush position that includes all present commits; on a standby, the replay position.
 
     A commit with ``synchronous_commit = off`` is flushed later, within three times ``wal_writer_delay``, and sent only
-    then. The insert position itself is no answer: what an open transaction has written may be flushed much later.
+    then. The insert position itself cannot be used: what an open transaction has written may be flushed much later.
 
-    :raises PgsubError: it cannot be asked.
+    :raises PgsubError: it cannot be read.
     """
     with (
         contextlib.closing(connect(conninfo, application_name=application_name)) as connection,
@@ -41,7 +41,7 @@ def committed_position(conninfo: str, application_name: str) -> int:
 
 
 def flushed_position(connection: Connection) -> int:
-    """Return where the WAL is flushed to, on a standby where it is replayed to; errors are psycopg's own."""
+    """Return the flush position, on a standby the replay position. Errors are psycopg's own."""
     return parse_lsn(str(scalar(connection, _FLUSHED)))
 
 

@@ -1,4 +1,4 @@
-"""The prerequisites of a subscription on the publisher; each error names its remedy.
+"""The prerequisites of a subscription on the publisher. Each error names its remedy.
 
 Mirrors ``CheckLogicalDecodingRequirements`` (logical.c) and ``CheckSlotPermissions`` (slot.c).
 """
@@ -10,17 +10,17 @@ from pgsub.common.query import scalar
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translating
 
-#: From here on logical decoding is switched on by the first logical slot where wal_level is replica.
+#: The first version that enables logical decoding with its first logical slot if wal_level is replica.
 _ON_DEMAND = 190000
 
 
 def check_wal_level(connection: Connection) -> None:
-    """Check that the publisher can decode.
+    """Check that logical decoding is available on the publisher.
 
-    From 19 ``replica`` suffices on a primary, for its first logical slot switches decoding on; a standby only follows,
-    and ``effective_wal_level`` says whether it does.
+    From 19 on ``replica`` suffices on a primary, because its first logical slot enables decoding. A standby follows its
+    primary: ``effective_wal_level`` tells.
 
-    :raises StateForbids: with the setting to change.
+    :raises StateForbids: it is not; the hint has the setting to change.
     """
     on_demand = connection.info.server_version >= _ON_DEMAND
     with translating(connection, "read wal_level of the publisher"):
@@ -51,7 +51,7 @@ def _check_primary(effective: str) -> None:
 def check_replication_role(connection: Connection) -> None:
     """Check that the role may use slots: REPLICATION, superuser, or member of rds_replication on managed servers.
 
-    :raises PermissionMissing: with the command that gives it.
+    :raises PermissionMissing: it may not; the hint has the command for it.
     """
     query = """
         SELECT r.rolreplication OR r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles m

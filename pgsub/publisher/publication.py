@@ -1,4 +1,4 @@
-"""Contents of publications: tables, missing publications, tables that other subscriptions write.
+"""The contents of publications: tables, missing publications, tables that other subscriptions write.
 
 Mirrors ``fetch_relation_list``, ``check_publications`` and ``check_publications_origin_tables`` (subscriptioncmds.c).
 """
@@ -17,16 +17,16 @@ from pgsub.publisher.faults import translating
 
 
 class PublishedTable(NamedTuple):
-    """A table as a subscription sees it: a partitioned root stands for its partitions where it is published as such."""
+    """A table as a subscription sees it. A partitioned root represents its partitions if it is published itself."""
 
     schema: str
     name: str
     relkind: str  #: r plain, p partitioned
-    columns: tuple[str, ...] | None  #: None: every column that is not generated
+    columns: tuple[str, ...] | None  #: None: all columns that are not generated
 
 
 class OtherOrigin(NamedTuple):
-    """A published table that the publisher itself receives from elsewhere."""
+    """A published table that the publisher itself receives from another server."""
 
     publication: str
     schema: str
@@ -34,12 +34,10 @@ class OtherOrigin(NamedTuple):
 
 
 def published(connection: Connection) -> sql.SQL:
-    """Compose the FROM item ``gpt (relid, attrs, qual)`` for ``%(publications)s``, over all the publications.
+    """Compose the FROM item ``gpt (relid, attrs, qual)`` for ``%(publications)s``, over all publications together.
 
-    It has the tables without the partitions of a root that is published itself.
-
-    From 16 the server's function does that for several publications; before, it does for each alone, and one data
-    set would be copied twice.
+    Partitions are left out if their root is published itself. From 16 on the server's function does this for several
+    publications. Before, it does so for each alone, and rows would be copied twice.
     """
     version = connection.info.server_version
     if version >= 160000:
@@ -60,7 +58,7 @@ def published(connection: Connection) -> sql.SQL:
 
 
 def published_tables(connection: Connection, publications: Sequence[str]) -> list[PublishedTable]:
-    """List the tables of some publications, ordered by name; schema ``pgsub`` is never among them.
+    """List the tables of some publications, ordered by name, without schema ``pgsub``.
 
     :raises StateForbids: one table has different column lists.
     """
@@ -90,7 +88,7 @@ def published_tables(connection: Connection, publications: Sequence[str]) -> lis
 
 
 def missing_publications(connection: Connection, publications: Sequence[str]) -> list[str]:
-    """Find the names that are no publication in the publisher's database, in the given order."""
+    """Return the names that are no publication in the publisher's database, in the given order."""
     there = _there(connection, publications, sql.SQL("true"))
     return [name for name in publications if name not in there]
 
@@ -102,13 +100,13 @@ def existing_publications(connection: Connection) -> list[str]:
 
 
 def existing_said(connection: Connection) -> str:
-    """Say which publications there are, beside one that is missing."""
+    """Say which publications exist, for a message about a missing one."""
     there = existing_publications(connection)
     return f"Publications of its database are {some(there)}." if there else "Its database has no publication."
 
 
 def unpublished_operations(connection: Connection, publications: Sequence[str]) -> dict[tuple[str, str], list[str]]:
-    """Find tables of which some publication option ``publish`` leaves out row changes; TRUNCATE does not count.
+    """Find tables whose publications omit row changes by their option ``publish``. TRUNCATE does not count.
 
     :return: by schema and name, the operations that none of the publications publishes.
     """
@@ -125,7 +123,7 @@ def unpublished_operations(connection: Connection, publications: Sequence[str]) 
 
 
 def publishing_sequences(connection: Connection, publications: Sequence[str]) -> list[str]:
-    """Find the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
+    """Find the publications that also publish all sequences (FOR ALL SEQUENCES, PostgreSQL 19 and newer)."""
     if connection.info.server_version < 190000:
         return []
     return _there(connection, publications, sql.SQL("p.puballsequences"))
@@ -141,10 +139,7 @@ def _there(connection: Connection, publications: Sequence[str], condition: sql.S
 
 
 def missing_warning(names: Sequence[str]) -> str:
-    """Format the server's warning for missing publications.
-
-    :param names: at least one.
-    """
+    """Format the server's warning for missing publications; there must be one at least."""
     listed = ", ".join(f'"{name}"' for name in names)
     if len(names) == 1:
         return f"publication {listed} does not exist on the publisher"
@@ -158,17 +153,17 @@ def tables_with_other_origins(
     *,
     ledger: bool = False,
 ) -> list[OtherOrigin]:
-    """Find published tables that a subscription on the publisher writes: a copy has no origin to filter.
+    """Find published tables that a subscription on the publisher writes, because a copy cannot filter by origin.
 
-    Partitions count for their roots and the other way round. A ledger that the role may not read is passed over.
+    Partitions count for their roots and vice versa. A ledger that the role may not read is ignored.
 
-    :param known: schema and name of tables that are subscribed already, so nothing of them is copied.
-    :param ledger: whether a ledger of pgsub may be read: an index of it is evaluated by whoever plans a query.
+    :param known: schema and name of tables that are subscribed already, so they are not copied.
+    :param ledger: whether a ledger of pgsub may be read. (Planning the query evaluates expressions of its indexes.)
     """
     subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
     doing = "receive list of replicated tables from the publisher"
     if ledger and _rows(connection, _LEDGER, publications, doing):
-        # somebody may have exchanged it: its columns' output functions are the server's, a cast or a child might be his
+        # the ledger may have been replaced: output functions of built-in types are safe, a cast or a child may not be
         subscribed += " UNION SELECT pg_catalog.format('%%s', l.srrelid)::oid FROM ONLY pgsub.subscription_rel l"
     query = sql.SQL("""
         SELECT DISTINCT p.pubname::text, n.nspname::text, c.relname::text

@@ -1,8 +1,8 @@
 """The wait of a slot's creation for older transactions: which they are, and how the wait is ended.
 
-A new slot is consistent once every transaction that wrote when it was begun has ended (``SnapBuildWaitSnapshot``,
-snapbuild.c): in any database of the publisher, prepared ones included. The server waits without a word and without a
-bound. Here the wait is watched from a second connection, named, and cancelled on request.
+A new slot is consistent after every transaction that was writing when its creation began has ended
+(``SnapBuildWaitSnapshot``, snapbuild.c), in any database of the publisher and including prepared ones. The server waits
+silently and without a limit. Here a second connection watches the wait, reports it, and cancels it on request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 
-#: message, detail, hint; called from the watching thread.
+#: Receives message, detail and hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]
 
-_AFTER = 2.0  #: seconds that a creation may take before it is watched
+_AFTER = 2.0  #: seconds after which a creation is watched
 _POLL = 0.05
-_EVERY = 1.0  #: seconds between checks, and between tries to cancel
-_JOIN = 10.0  #: seconds for a check under way to end; its connection may be to a host that vanished
+_EVERY = 1.0  #: seconds between checks, and between cancel requests
+_JOIN = 10.0  #: seconds to wait for the end of a check, whose connection may be to a vanished host
 _QUERY_LENGTH = 80
 _SEE = (
     "See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
@@ -39,10 +39,10 @@ _SEE = (
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction on the publisher that has written; what the role may not see of it is None."""
+    """A transaction on the publisher that has written. Values that the role may not see are None."""
 
-    pid: int | None  #: None: prepared
-    gid: str | None  #: of a prepared one
+    pid: int | None  #: None: a prepared transaction
+    gid: str | None  #: None: not a prepared transaction
     user: str | None
     application: str | None
     database: str | None
@@ -57,7 +57,7 @@ class OpenTransaction:
         return f"the transaction of PID {self.pid}" if self.gid is None else f'prepared transaction "{self.gid}"'
 
     def detail(self) -> str:
-        """Format everything that is known, in one line."""
+        """Format all known values, in one line."""
         named = (("User", self.user), ("application", self.application), ("database", self.database))
         parts = [f'{word} "{value}"' for word, value in named if value]
         if self.since is not None:
@@ -68,7 +68,7 @@ class OpenTransaction:
         return f"{text[0].upper()}{text[1:]}{f': {_line(self.query)}' if self.query else '.'}"
 
     def hint(self) -> str:
-        """Format the statements that end it, to be pasted on the publisher."""
+        """Format the statements that end it, to be run on the publisher."""
         if self.gid is None:
             return f"To end it, run this on the publisher:\nSELECT pg_terminate_backend({self.pid});"
         gid, database = quoting.literal(self.gid), one_line(str(self.database))
@@ -91,7 +91,7 @@ def _line(query: str) -> str:
     return text if len(text) <= _QUERY_LENGTH else f"{text[: _QUERY_LENGTH - 1]}…"
 
 
-# Activity of other roles is hidden from a role without pg_read_all_stats; pid, user and application are not.
+# A role without pg_read_all_stats does not see the activity of other roles, except pid, user and application.
 _TRANSACTIONS = """
     SELECT a.pid, NULL::text, a.usename::text, a.application_name, a.datname::text,
         to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'),
@@ -110,7 +110,7 @@ _OLDER = _TRANSACTIONS.format(
     prepared="clock_timestamp() - p.prepared >= make_interval(secs => %(age)s)",
 )
 
-# The holder of a prepared transaction's lock has no pid.
+# A prepared transaction holds its locks without a pid.
 _BLOCKING = _TRANSACTIONS.replace("a.backend_xid IS NOT NULL AND ", "").format(
     active="a.pid = ANY (pg_catalog.pg_blocking_pids(%(pid)s))",
     prepared="""p.transaction IN (SELECT l.transactionid FROM pg_catalog.pg_locks l
@@ -121,7 +121,7 @@ _BLOCKING = _TRANSACTIONS.replace("a.backend_xid IS NOT NULL AND ", "").format(
 def long_transactions(connection: Connection, age: float) -> list[OpenTransaction]:
     """List the transactions that have written and that a new slot would wait for, the oldest first.
 
-    :param age: seconds that they have been open at least.
+    :param age: minimum age in seconds.
     """
     with translating(connection, "list open transactions of the publisher"):
         return _transactions(connection, _OLDER, {"age": age})
@@ -133,9 +133,9 @@ def _transactions(connection: Connection, query: str, params: dict[str, Any]) ->
 
 
 def _transaction(pid: Any, gid: Any, user: Any, application: Any, database: Any, *known: Any) -> OpenTransaction:
-    """Make a transaction of what a publisher sent: its number becomes a part of a statement to paste.
+    """Make a transaction of a publisher's values. Its PID becomes part of a statement to run.
 
-    :raises ProtocolViolation: it is none.
+    :raises ProtocolViolation: a value is invalid.
     """
     since, age, state, query = known
     process = None if pid is None else number(pid, "process ID")
@@ -149,17 +149,17 @@ def _text(sent: Any) -> str | None:
 
 
 class SlotWatch:
-    """Watches CREATE_REPLICATION_SLOT for the length of a ``with`` block: names whom it waits for, cancels it.
+    """A watch of CREATE_REPLICATION_SLOT during a ``with`` block: it reports the transactions waited for, and cancels.
 
-    Nothing is left behind a cancelled creation: the server drops the slot with the command.
+    A canceled creation leaves nothing behind: the server drops the slot with the command.
 
-    :param replication: the connection that creates the slot, inside the block and nothing else.
-    :param conninfo: for the second connection, opened only once the creation takes long.
+    :param replication: the connection that creates the slot in the block, and does nothing else.
+    :param conninfo: for the second connection, which is opened only if the creation takes long.
     :param report: called once for each transaction waited for.
     :param stop: ends the wait when it is set.
-    :param deadline: of ``time.monotonic()``.
-    :raises Fenced: from the block's end, where the creation was cancelled because of ``stop``.
-    :raises TimeoutExpired: likewise because of the deadline; names whom it waited for.
+    :param deadline: ends the wait, by ``time.monotonic()``.
+    :raises Fenced: at the end of the block, if ``stop`` canceled the creation.
+    :raises TimeoutExpired: likewise for the deadline, with the transactions waited for.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class SlotWatch:
         )
 
     def _run(self) -> None:
-        """Run in the thread."""
+        """Watch the creation (in the thread)."""
         check, cancel = time.monotonic() + self._after, 0.0
         with contextlib.ExitStack() as stack:
             while not self._done.wait(_POLL):
@@ -228,7 +228,7 @@ class SlotWatch:
                 if time.monotonic() >= check or (unwanted == "deadline" and not cancel and not self._named):
                     check = time.monotonic() + _EVERY if self._check(stack) else float("inf")
                 if unwanted and time.monotonic() >= cancel:
-                    # again and again: the command may only just be on its way
+                    # repeatedly: the command may just be on its way to the server
                     self._cancel(unwanted)
                     check, cancel = float("inf"), time.monotonic() + _EVERY
 
@@ -239,14 +239,11 @@ class SlotWatch:
 
     def _cancel(self, reason: str) -> None:
         self._cancelled = self._cancelled or reason
-        with contextlib.suppress(psycopg.Error):  # the session has ended by itself
+        with contextlib.suppress(psycopg.Error):  # the session has ended already
             self._replication.cancel_safe(timeout=5)
 
     def _check(self, stack: contextlib.ExitStack) -> bool:
-        """Name what is waited for.
-
-        :return: whether another check may see more.
-        """
+        """Report the transactions waited for; return whether another check may find more."""
         try:
             if self._second is None:
                 second = connect(self._conninfo, application_name=self._slot_name, timeout=3)

@@ -1,6 +1,6 @@
-"""Names of replication slots: which are valid, and which synchronize tables of a subscription.
+"""Names of replication slots: valid names, and names of slots that synchronize a subscription's tables.
 
-The name of the subscription's own slot is chosen by :mod:`pgsub.commands.subscription.definition`.
+:mod:`pgsub.commands.subscription.definition` chooses the name of the subscription's own slot.
 
 Mirrors ReplicationSlotValidateName (``slot.c``) and ReplicationSlotNameForTablesync (``tablesync.c``).
 """
@@ -16,10 +16,9 @@ _RESERVED = "pg_conflict_detection"
 
 
 def valid_slot_name(name: str) -> str:
-    """Check a slot name as ReplicationSlotValidateName does.
+    """Check a slot name as ReplicationSlotValidateName does, and return it.
 
-    :return: the name.
-    :raises UsageError: with the server's text.
+    :raises UsageError: it is invalid; in the server's words.
     """
     if not name:
         raise UsageError(f'replication slot name "{name}" is too short')
@@ -39,22 +38,22 @@ def valid_slot_name(name: str) -> str:
 
 
 def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
-    """Name the slot that synchronizes one table (ReplicationSlotNameForTablesync).
+    """Return the name of the slot that synchronizes one table (ReplicationSlotNameForTablesync).
 
-    :param relid: oid of the target's table.
-    :param sysid: system identifier of the *target*, so that copies of it never meet in one slot.
+    :param relid: OID of the target's table.
+    :param sysid: system identifier of the *target*, so that copies of the target never use the same slot.
     """
     return valid_slot_name(f"pgsub_{subid}_sync_{relid}_{sysid}"[:_NAME_LENGTH])
 
 
 def group_slot_name(subid: int, number: int, sysid: str) -> str:
-    """Name a slot that synchronizes several tables.
+    """Return the name of a slot that synchronizes several tables.
 
-    :param number: never used before by the subscription.
+    :param number: a number that the subscription has not used before.
     """
     return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 
 
 def is_sync_slot(subid: int, name: str) -> bool:
-    """Return whether a slot of this name synchronizes tables of a subscription."""
+    """Return whether the name is that of a slot that synchronizes tables of a subscription."""
     return re.fullmatch(rf"pgsub_{subid}_sync_[a-z0-9_]+", name) is not None

@@ -26,14 +26,14 @@ from pgsub.publisher.stream.walsender import quote_identifier
 
 #: The first version whose standbys synchronize slots.
 FAILOVER_VERSION = 170000
-#: The first version that sends PREPARE TRANSACTION as such, and the first where that can be ended for a slot.
+#: The first version that sends PREPARE TRANSACTION as such, and the first that can disable it for a slot.
 TWO_PHASE_VERSION, ALTER_TWO_PHASE_VERSION = 150000, 180000
 _WAL_STATUSES = frozenset(("reserved", "extended", "unreserved", "lost"))
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A row of pg_replication_slots, whatever the server's version; what it lacks is None or False."""
+    """A row of pg_replication_slots. Columns that the server's version lacks are None or False."""
 
     name: str
     plugin: str | None  #: None: a physical slot
@@ -48,15 +48,15 @@ class SlotState:
     failover: bool
     invalidation_reason: str | None
     retained_bytes: int | None  #: bytes of WAL from restart_lsn to current_lsn
-    current_lsn: int  #: the server's write position, on a standby its replay position
-    in_recovery: bool = False  #: of the server
-    synced: bool | None = None  #: a copy of a primary's slot: of no use as long as the server is in recovery
+    current_lsn: int  #: the server's write position; on a standby, its replay position
+    in_recovery: bool = False  #: the server is in recovery
+    synced: bool | None = None  #: a copy of a primary's slot; it cannot be used while the server is in recovery
     conflicting: bool | None = None  #: invalidated by a conflict with recovery
     inactive_since: datetime | None = None
 
 
 class FreeSlots(NamedTuple):
-    """The room that the publisher has."""
+    """The number of used slots, their maximum, and the number of free walsenders."""
 
     used: int
     max: int
@@ -64,7 +64,7 @@ class FreeSlots(NamedTuple):
 
 
 def sync_slots(connection: Connection, subid: int) -> list[str]:
-    """List slots of this database that synchronize tables of a subscription, by the names that those get."""
+    """List slots of this database whose names are those of slots that synchronize tables of a subscription."""
     query = """
         SELECT slot_name::text FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
@@ -73,7 +73,7 @@ def sync_slots(connection: Connection, subid: int) -> list[str]:
 
 
 def of_no_table(name: str) -> tuple[str, str]:
-    """Word DETAIL and HINT for a slot that is named like these, and that the ledger does not name."""
+    """Return DETAIL and HINT for a slot with such a name that the ledger does not name."""
     return (
         "It is named as those that synchronize tables of this subscription, but the ledger does not name it. It keeps"
         " WAL.",
@@ -82,9 +82,9 @@ def of_no_table(name: str) -> tuple[str, str]:
 
 
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
-    """Terminate the walsenders that stream, or still create, these slots; their workers were fenced. Do not wait.
+    """Terminate the walsenders that stream or create these slots. Their workers were fenced. Do not wait for their end.
 
-    Without the privilege nothing happens: the slots are waited for then.
+    Without the privilege nothing happens; then the caller has to wait for the slots.
     """
     query = """
         SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots
@@ -97,10 +97,7 @@ def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
 
 
 def slot_state(connection: Connection, name: str) -> SlotState | None:
-    """Read one slot.
-
-    :return: None where there is none of that name.
-    """
+    """Read the state of a slot; return None if there is no slot with this name."""
     query = """
         SELECT s.*, s.slot_name AS name, w.lsn::text AS current_lsn,
             pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained_bytes,
@@ -119,10 +116,10 @@ def _state(row: dict[str, Any]) -> SlotState:
     known |= {field.name: row[field.name] for field in fields(SlotState) if field.name in row}
     for position in ("restart_lsn", "confirmed_flush_lsn", "current_lsn"):
         known[position] = lsn_or_none(row[position])
-    if known["wal_status"] not in _WAL_STATUSES:  # a word that is shown wherever a slot is
+    if known["wal_status"] not in _WAL_STATUSES:  # every message about the slot shows it
         known["wal_status"] = None
     if known["invalidation_reason"] is None and known["wal_status"] == "lost":
-        known["invalidation_reason"] = "wal_removed"  # before 17, for want of WAL on a primary
+        known["invalidation_reason"] = "wal_removed"  # before 17, on a primary the only reason
     return SlotState(**{**known, "current_lsn": known["current_lsn"] or 0})
 
 
@@ -135,14 +132,14 @@ def create_slot(
     snapshot: str = "nothing",
     temporary: bool = False,
 ) -> int:
-    """Create a logical slot of pgoutput; waits for write transactions that are older.
+    """Create a logical slot of pgoutput, after waiting for older write transactions.
 
-    :param connection: a replication connection; for ``use`` inside a fresh REPEATABLE READ transaction.
-    :param failover: let standbys synchronize it; ignored before 17.
+    :param connection: a replication connection; with ``use``, in a fresh REPEATABLE READ transaction.
+    :param failover: let standbys synchronize the slot; ignored before 17.
     :param snapshot: nothing, use or export.
-    :param temporary: it ends with the connection.
-    :return: the consistent point: everything committed later is streamed.
-    :raises PgsubError: translated; StateForbids where the slot exists.
+    :param temporary: the slot is dropped with the connection.
+    :return: the consistent point: everything that commits later is streamed.
+    :raises PgsubError: translated; StateForbids if the slot exists.
     """
     valid_slot_name(name)
     options = _create_options(connection.info.server_version, two_phase, failover, snapshot)
@@ -165,12 +162,12 @@ def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str
 
 
 def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = False) -> None:
-    """Make a slot that begins where another one is.
+    """Create a slot that begins at the position of another one.
 
     :param connection: not a replication connection, unless ``temporary``.
-    :param temporary: it ends with the connection; the other one may be streamed meanwhile, and a position that it
-        confirms meanwhile is no loss to a reader.
-    :raises PgsubError: translated; SlotLost where the slot to copy is gone or lost.
+    :param temporary: the slot is dropped with the connection. The other slot may be streamed meanwhile; a reader loses
+        nothing if it confirms a position in the meantime.
+    :raises PgsubError: translated; SlotLost if the other slot is gone or lost.
     """
     words = (name, valid_slot_name(new), temporary)
     doing = f'copy replication slot "{name}"'
@@ -184,7 +181,7 @@ def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = 
 def check_two_phase(connection: Connection) -> None:
     """Check that the publisher can send prepared transactions.
 
-    :raises StateForbids: the publisher is too old to send prepared transactions.
+    :raises StateForbids: it is too old.
     """
     version = connection.info.server_version
     if version < TWO_PHASE_VERSION:
@@ -200,12 +197,12 @@ def check_two_phase(connection: Connection) -> None:
 def alter_slot(
     connection: Connection, name: str, *, failover: bool | None = None, two_phase: bool | None = None
 ) -> None:
-    """Run ALTER_REPLICATION_SLOT; the slot is not in use.
+    """Run ALTER_REPLICATION_SLOT. The slot must not be in use.
 
     :param connection: a replication connection.
-    :param failover: None leaves it; from :data:`FAILOVER_VERSION` on.
-    :param two_phase: None leaves it; from :data:`ALTER_TWO_PHASE_VERSION` on.
-    :raises PgsubError: translated; PublisherUnavailable while a walsender still has the slot.
+    :param failover: None: unchanged; needs :data:`FAILOVER_VERSION`.
+    :param two_phase: None: unchanged; needs :data:`ALTER_TWO_PHASE_VERSION`.
+    :raises PgsubError: translated; PublisherUnavailable while a walsender uses the slot.
     """
     given = {"FAILOVER": failover, "TWO_PHASE": two_phase}
     words = ", ".join(f"{word} {'true' if value else 'false'}" for word, value in given.items() if value is not None)
@@ -215,15 +212,14 @@ def alter_slot(
 
 
 def drop_slot(connection: Connection, name: str, *, missing_ok: bool = True, timeout: float = 60) -> bool:
-    """Drop a slot.
+    """Drop a slot and return whether it existed.
 
-    The server's ``DROP_REPLICATION_SLOT … WAIT`` waits without a bound while another walsender holds the slot; here
-    the drop is tried again until the timeout.
+    The server's ``DROP_REPLICATION_SLOT … WAIT`` waits without a limit while another walsender uses the slot. Here the
+    drop is retried until the timeout.
 
-    :param connection: of either kind.
+    :param connection: a replication connection or an ordinary one.
     :param missing_ok: False: a missing slot is an error, as for the main slot of DROP SUBSCRIPTION.
     :param timeout: seconds to wait while the slot is active.
-    :return: whether there was one.
     :raises SlotLost: missing and not ``missing_ok``.
     :raises PublisherUnavailable: still active.
     """
@@ -258,10 +254,10 @@ def _not_dropped(error: psycopg.Error, name: str) -> PgsubError:
 
 
 def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: float = 60) -> None:
-    """Drop a slot that synchronizes tables, if there is one.
+    """Drop a slot if its name is one that synchronizes the subscription's tables.
 
-    The name comes from the ledger, whose owner must not decide which slots of the publisher are dropped: others' slots
-    stay.
+    The name comes from the ledger, whose owner must not decide which slots of the publisher are dropped. So slots with
+    other names are kept.
 
     :raises PublisherUnavailable: still active.
     """
@@ -270,7 +266,7 @@ def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: fl
 
 
 def free_slots(connection: Connection) -> FreeSlots:
-    """Count the slots that are used and possible, and the walsenders that may still start."""
+    """Count used slots, their maximum, and the walsenders that may still start."""
     query = """
         SELECT (SELECT count(*) FROM pg_catalog.pg_replication_slots),
             pg_catalog.current_setting('max_replication_slots')::bigint,

@@ -1,8 +1,8 @@
-"""A slot together with the snapshot of its consistent point, held open for any number of readers.
+"""A slot with the snapshot of its consistent point, which is held open for any number of readers.
 
-Mirrors the start of LogicalRepSyncTableStart (tablesync.c): the copy reads exactly what the slot will not send.
-``USE_SNAPSHOT`` inside a transaction of its own, exported again, outlives further commands on the connection; a
-snapshot exported by CREATE_REPLICATION_SLOT itself is gone with the next one.
+Mirrors the start of LogicalRepSyncTableStart (tablesync.c): the copy reads exactly what the slot will not send. The
+snapshot is taken by ``USE_SNAPSHOT`` in a transaction and exported again, so it survives further commands on the
+connection. A snapshot that CREATE_REPLICATION_SLOT itself exports ends with the next command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
 from pgsub.publisher.stream.walsender import quote_identifier
 
-# The catalog is read as of the snapshot, the functions answer as of now.
+# Catalogs are read as of the snapshot; functions return the present state.
 _REWRITTEN = """
     WITH wanted AS (
         SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -38,13 +38,13 @@ _REWRITTEN = """
 
 
 class SlotSnapshot:
-    """The holder of a slot's snapshot; made by :meth:`open`, ended by :meth:`close` or the end of a ``with`` block."""
+    """The holder of a slot's snapshot. :meth:`open` creates it; :meth:`close` or leaving a ``with`` block ends it."""
 
     def __init__(self, connection: Connection, slot_name: str, consistent_point: int, snapshot_name: str) -> None:
         self.connection = connection
         self.slot_name = slot_name
-        self.consistent_point = consistent_point  #: start LSN of the tables copied from this snapshot
-        self.snapshot_name = snapshot_name  #: for :func:`use_snapshot` of any session in the same database
+        self.consistent_point = consistent_point  #: start LSN of tables that are copied from this snapshot
+        self.snapshot_name = snapshot_name  #: for :func:`use_snapshot` in any session with the same database
 
     @classmethod
     def open(
@@ -62,15 +62,15 @@ class SlotSnapshot:
         deadline: float | None = None,
         on_open: Callable[[int], object] = lambda pid: None,
     ) -> SlotSnapshot:
-        """Create a permanent slot and keep the snapshot of its consistent point.
+        """Create a permanent slot and hold the snapshot of its consistent point.
 
-        A failure after the slot was created leaves it: its name is in the ledger before this is called.
+        An error after the slot was created leaves it behind: the caller has recorded its name in the ledger before.
 
-        :param verify: raises where the session that is to make the slot is not one with the publisher.
-        :param temporary: the slot ends with the snapshot, or with :meth:`drop`.
-        :param deadline: ends the wait, on the clock of ``time.monotonic()``.
-        :param on_open: told the process id on the publisher; then the slot is created.
-        :raises Fenced: asked to stop.
+        :param verify: raises an error if the session that creates the slot is not connected to the publisher.
+        :param temporary: the slot is dropped with the snapshot, or by :meth:`drop`.
+        :param deadline: ends the wait, by ``time.monotonic()``.
+        :param on_open: receives the PID on the publisher, before the slot is created.
+        :raises Fenced: a stop was requested.
         """
         connection = connect(
             conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
@@ -91,11 +91,11 @@ class SlotSnapshot:
         return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
 
     def drop(self) -> None:
-        """Drop the slot, which keeps WAL; the snapshot stays."""
+        """Drop the slot, which keeps WAL. The snapshot stays."""
         _execute(self.connection, f"DROP_REPLICATION_SLOT {quote_identifier(self.slot_name)}", "drop a slot")
 
     def alive(self) -> bool:
-        """Return whether the snapshot can still be imported: its holder's transaction is open, its server answers."""
+        """Return whether the snapshot can still be imported: its transaction is open, and the server answers."""
         try:
             self.connection.execute("SELECT 1")
         except psycopg.Error:
@@ -103,7 +103,7 @@ class SlotSnapshot:
         return self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
 
     def close(self) -> None:
-        """Give the snapshot up; sessions that imported it keep it. Never fails."""
+        """End the snapshot. Sessions that imported it keep it. This never fails."""
         with contextlib.suppress(psycopg.Error):
             self.connection.execute("COMMIT")
         self.connection.close()
@@ -116,10 +116,10 @@ class SlotSnapshot:
 
 
 def use_snapshot(connection: Connection, snapshot_name: str, more: LiteralString = "") -> None:
-    """Begin a read-only transaction that sees an exported snapshot, in one round trip: each table of many takes one.
+    """Begin a read-only transaction that sees an exported snapshot, in one round trip, because each table needs one.
 
     :param more: a statement that sets something for the transaction.
-    :raises PublisherUnavailable: its holder is gone: that attempt of the copy is over, a new one helps.
+    :raises PublisherUnavailable: the snapshot's holder is gone, so this attempt at the copy is over; try another.
     """
     statement = psycopg.sql.SQL(
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}; " + more
@@ -136,9 +136,9 @@ def use_snapshot(connection: Connection, snapshot_name: str, more: LiteralString
 
 
 def hold_table(connection: Connection, oid: int, schema: str, name: str) -> None:
-    """Lock a table that is to be read under an imported snapshot, and verify that the name is its own still.
+    """Lock a table that is read under an imported snapshot, and verify that it still has the name.
 
-    :raises PublisherUnavailable: it is another table's: another snapshot helps.
+    :raises PublisherUnavailable: another table has the name; another snapshot helps.
     :raises PgsubError: translated.
     """
     with translating(connection, f'lock table "{schema}.{name}"', table=(schema, name)):
@@ -156,18 +156,18 @@ def _rewritten(schema: str, name: str) -> PublisherUnavailable:
 
 
 def leave_snapshot(connection: Connection) -> None:
-    """End the transaction that :func:`use_snapshot` began, and with it the locks of what it read."""
+    """End the transaction of :func:`use_snapshot`, and with it the locks on the tables read."""
     _execute(connection, "COMMIT", "end a transaction")
 
 
 def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     """Check, after a table was read under an imported snapshot, that it was the snapshot's table.
 
-    VACUUM FULL and CLUSTER move rows between ranges of blocks that are read one by one. TRUNCATE, an ALTER TABLE that
-    rewrites, and another table of the same name are not even safe under a snapshot: it sees no rows, and they would
-    come neither with the copy nor with the slot. Reading has locked the table until the end of the transaction, so the
-    answer stays true. The snapshot's holder must not lock tables itself. A task would queue behind a session that waits
-    for that lock, and the holder waits for the task; no server sees that as a deadlock.
+    VACUUM FULL and CLUSTER move rows between block ranges that are read one by one. After TRUNCATE, an ALTER TABLE that
+    rewrites, or the creation of another table with the same name, the snapshot sees no rows: neither the copy nor the
+    slot would send them. The read has locked the table until the end of the transaction, so the answer stays true. The
+    snapshot's holder must not lock tables itself. A task would queue behind a session that waits for that lock, and the
+    holder waits for the task: a deadlock that no server can see.
 
     :raises PublisherUnavailable: it was not; another snapshot helps.
     """

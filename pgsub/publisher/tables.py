@@ -1,4 +1,4 @@
-"""Published tables in full: columns, row filters, leaves, sizes.
+"""Published tables with all details: columns, row filters, leaves, sizes.
 
 Mirrors ``fetch_remote_table_info`` (tablesync.c), for many tables at once.
 """
@@ -21,7 +21,7 @@ Name = tuple[str, str]  #: schema and name of a table
 
 @dataclass(frozen=True, slots=True)
 class RemoteColumn:
-    """A column that the publisher sends."""
+    """A column of a published table."""
 
     attnum: int
     name: str
@@ -35,21 +35,21 @@ class RemoteColumn:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A relation with rows of its own: a plain table, or a partition without partitions."""
+    """A relation with storage: a plain table, or a partition without partitions."""
 
     oid: int
     schema: str
     name: str
-    pages: int  #: blocks of the main fork now, not when it was last analyzed
-    bytes: int  #: with TOAST
+    pages: int  #: present blocks of the main fork, not those of the last ANALYZE
+    bytes: int  #: present size, with TOAST
     reltuples: float  #: -1: never analyzed
-    readable: bool = True  #: by itself: a root's privileges and policies are not its partitions'
-    foreign: bool = False  #: a partition whose rows are another server's
+    readable: bool = True  #: can be read directly: a root's privileges and policies do not apply to its partitions
+    foreign: bool = False  #: a foreign table
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """A published table, as the copy and the relation map must know it."""
+    """A published table, with what the copy and the relation map need."""
 
     oid: int
     schema: str
@@ -57,19 +57,19 @@ class RemoteTable:
     relkind: str  #: r plain, p partitioned
     replica_identity: str  #: d default, n nothing, f full, i index
     columns: tuple[RemoteColumn, ...]
-    row_filter: str | None  #: one expression in parentheses
+    row_filter: str | None  #: an expression in parentheses; None: all rows
     leaves: tuple[Leaf, ...]
     bytes: int
     reltuples: float  #: -1: no leaf was ever analyzed
 
     @property
     def foreign_partitions(self) -> bool:
-        """Whether some of its rows are another server's, which no session of pgsub asks."""
+        """Whether some of its rows are in foreign tables, which pgsub does not read."""
         return any(leaf.foreign for leaf in self.leaves)
 
 
 class DescribedTables(NamedTuple):
-    """Tables by schema and name; what cannot be described is in ``faults`` and does no harm to the others."""
+    """Tables by schema and name. ``faults`` has the errors of tables that cannot be described."""
 
     tables: dict[Name, RemoteTable]
     faults: dict[Name, PgsubError]
@@ -78,11 +78,11 @@ class DescribedTables(NamedTuple):
 def describe_tables(
     connection: Connection, names: Iterable[Name], publications: Sequence[str] | None
 ) -> DescribedTables:
-    """Read everything of tables in a few round trips; inside a slot's snapshot it is what the copy will see.
+    """Read all details of tables in a few round trips. With a slot's snapshot, they are what the copy will see.
 
-    :param names: schema and name of each.
-    :param publications: None for whole tables, whether they are published or not.
-    :raises PgsubError: translated; what concerns a single table is in the result's ``faults``.
+    :param names: schema and name of each table.
+    :param publications: None: describe whole tables, whether they are published or not.
+    :raises PgsubError: translated. An error of a single table is in the result's ``faults``.
     """
     with translating(connection, "fetch table info from publisher"):
         return _describe(connection, list(dict.fromkeys(names)), publications)
@@ -104,7 +104,7 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
             continue
         oid = relations[key][0]
         if oid not in restrictions:
-            # names of tables to copy come from the target, which is not to decide what it may read here
+            # the target gave the names of tables to copy, and it must not decide what may be read here
             found.faults[key] = _fault(
                 key,
                 "is not published by the publications of the subscription",
@@ -123,12 +123,12 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
 def _restrictions(
     connection: Connection, oids: Sequence[int], publications: Sequence[str] | None
 ) -> dict[int, list[Sequence[Any]]]:
-    """Read column lists (attribute numbers) and row filters by table, None where there is none.
+    """Read column lists (attribute numbers) and row filters by table; None: no restriction.
 
-    A table that is published only as part of another has those of the other.
+    A table that is published only as part of another has the restrictions of the other.
 
-    :param publications: None for whole tables.
-    :return: without tables that are not published, or not as a whole.
+    :param publications: None: whole tables.
+    :return: without tables that are not published, or only in part.
     """
     if publications is None:
         return {oid: [(None, None)] for oid in oids}
@@ -151,7 +151,7 @@ def _fault(key: Name, what: str, hint: str | None = None) -> SchemaFault:
 
 
 def _by_table(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:
-    """Group rows by their first column, a table's oid, and leave that out."""
+    """Group rows by their first column, a table's OID, and remove that column."""
     tables: dict[int, list[Sequence[Any]]] = {}
     for oid, *row in rows:
         tables.setdefault(oid, []).append(row)
@@ -169,7 +169,7 @@ def _table(
     oid, replica_identity, relkind = relation
     everything = [RemoteColumn(*column) for column in columns]
     plain = tuple(column.attnum for column in everything if not column.generated)
-    # From 16 a missing list comes as a list of all columns.
+    # From 16 on a list of all columns is sent instead of none.
     lists = {plain if attrs is None else tuple(attrs) for attrs, _ in restrictions}
     if len(lists) > 1:
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
@@ -195,7 +195,7 @@ def _rows(leaves: Sequence[Leaf]) -> float:
 
 
 def _row_filter(filters: set[str | None]) -> str | None:
-    """Combine the filters of several publications; one without a filter publishes every row."""
+    """Combine the filters of several publications. A publication without a filter publishes every row."""
     return None if None in filters or not filters else f"({' OR '.join(sorted(map(str, filters)))})"
 
 
@@ -216,7 +216,7 @@ _COLUMNS = """
     WHERE a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attrelid, a.attnum"""
 
-# pg_partition_tree() of a plain table is empty.
+# pg_partition_tree() of a plain table returns no rows.
 _LEAVES = """
     SELECT l.root, c.oid, n.nspname::text, c.relname::text,
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
@@ -235,8 +235,8 @@ _OWN = sql.SQL("""
     SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
     WHERE gpt.relid = ANY(%(oids)s::oid[])""")
 
-# Of a partition the rows are published that its root publishes, with its columns, which may have other numbers. Of a
-# partitioned table all rows are published only if all its partitions are, whole.
+# A partition has the row filter and columns of its published root, whose columns may have other attribute numbers. A
+# partitioned table is published as a whole only if all its partitions are.
 _RELATED = sql.SQL("""
     WITH wanted AS (SELECT w.oid FROM unnest(%(oids)s::oid[]) AS w (oid)),
     listed AS MATERIALIZED (

@@ -1,6 +1,6 @@
-"""The publisher's WAL as bytes: what a physical standby is sent, as far as one position. Mirrors walreceiver.c.
+"""The publisher's WAL as bytes, as a physical standby receives it, up to one position. Mirrors walreceiver.c.
 
-Needs no slot, and keeps nothing on the publisher; while it lasts, it takes one of ``max_wal_senders``.
+It needs no slot, and leaves nothing on the publisher. Meanwhile it uses one of ``max_wal_senders``.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from pgsub.publisher.connect import Connection
 from pgsub.publisher.stream.channel import Refused, poll
 from pgsub.publisher.stream.channel_libpq import LibpqChannel
 
-#: Seconds for the answer.
+#: Timeout of an answer, in seconds.
 _SECONDS = 10.0
-#: Pages that are read before the one with the position: a record is seldom longer than some pages.
+#: Number of pages that are read before the page with the position. A record is rarely longer than some pages.
 _PAGES_BEFORE = 3
-_FIRST_RECORD = 64  #: bytes of a segment that have the header of its first record
-_LARGEST_PAGE = 1 << 16  #: XLOG_BLCKSZ at most
-_POWERS = {str(1 << n): 1 << n for n in range(10, 31)}  #: up to WalSegMaxSize
+_FIRST_RECORD = 64  #: bytes of a segment that contain the header of its first record
+_LARGEST_PAGE = 1 << 16  #: maximum of XLOG_BLCKSZ
+_POWERS = {str(1 << n): 1 << n for n in range(10, 31)}  #: powers of two up to WalSegMaxSize
 _SIZES = """
 SELECT max(setting) FILTER (WHERE name = 'wal_block_size'), max(setting) FILTER (WHERE name = 'wal_segment_size')
   FROM pg_catalog.pg_settings
 """
-#: Of one run of one server: behind one address there may be several.
+#: Identifies one run of one server, because several servers may share an address.
 _STARTED = "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
 
 
 def same_server(one: Connection, other: Connection) -> bool:
-    """Return whether two sessions are with the same server, which has not been restarted between them."""
+    """Return whether two sessions are connected to the same server, without a restart between them."""
     return bool(scalar(one, _STARTED) == scalar(other, _STARTED))
 
 
 def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) -> bool:
-    """Return whether the WAL has the end of a transaction at a position that it has reached.
+    """Return whether a transaction ends at a position, which the WAL must have reached.
 
-    :param connection: a replication connection; only to be closed after that, see
+    :param connection: a replication connection. It must be closed afterwards, see
         :class:`~pgsub.publisher.stream.walsender.WalSender`.
-    :param time: of the transaction, as of :meth:`~pgsub.protocol.wal_records.Wal.ended_transaction`.
-    :param oldest: nothing that is further back is asked for; it may be gone.
-    :raises Unreadable: the server does not have the WAL, or does not give it.
+    :param time: of the transaction, see :meth:`~pgsub.protocol.wal_records.Wal.ended_transaction`.
+    :param oldest: no earlier WAL is requested, because it may be gone.
+    :raises Unreadable: the server does not have or send the WAL.
     :raises psycopg.Error: the session broke.
     :raises PublisherUnavailable: the server does not answer.
     """
@@ -64,22 +64,22 @@ def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) ->
 
 
 def _sizes(connection: Connection) -> tuple[int, int]:
-    """Return the bytes of a page and of a segment."""
+    """Return the sizes of a page and of a segment in bytes."""
     first, second, *_ = (*(row(connection, _SIZES) or ()), None, None)
     page, segment = _POWERS.get(str(first), 0), _POWERS.get(str(second), 0)
-    # what the server says decides how much is read
+    # these values decide how much is read
     if not 0 < page <= _LARGEST_PAGE < segment:
         raise Unreadable("the server does not say how its WAL is divided")
     return page, segment
 
 
 def _read(connection: Connection, begin: int, end: int, page: int) -> tuple[Wal, int]:
-    """Read WAL from the beginning of a page on; return it, and where it ended when it was sent."""
+    """Read WAL from the beginning of a page on; return it, and the end of the server's WAL when it was sent."""
     channel = LibpqChannel(connection, _SECONDS)
     try:
         channel.start(f"START_REPLICATION PHYSICAL {format_lsn(begin)}".encode())
         content, written = _received(channel, connection.pgconn.socket, begin, end)
-        channel.stop(monotonic() + _SECONDS)  # or the server logs that we went without a word
+        channel.stop(monotonic() + _SECONDS)  # otherwise the server logs an unexpected disconnect
     except Refused as refused:
         raise Unreadable(refused.report.message) from None
     return Wal(begin, content, page), written

@@ -1,4 +1,4 @@
-"""The transport of a walsender's stream, as :mod:`pgsub.publisher.stream.walsender` uses either of the two."""
+"""The transport of a walsender's stream: the interface of both channels for :mod:`pgsub.publisher.stream.walsender`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from pgsub.protocol.frames import Frames
 from pgsub.publisher.faults import ServerError
 
 ENDED = "data stream from publisher has ended"
-#: A walsender answers START_REPLICATION before it reads any WAL.
+#: Timeout of START_REPLICATION, which a walsender answers before it reads any WAL.
 START_SECONDS = 60.0
 
 
 class Refused(Exception):
-    """The server reported an error.
-
-    :ivar report: its fields.
-    """
+    """The server reported an error: ``report`` has its fields."""
 
     def __init__(self, report: ServerError) -> None:
         super().__init__(report.message)
@@ -28,52 +25,51 @@ class Refused(Exception):
 
 
 class Channel(Protocol):
-    """One stream. Lost connections are psycopg errors."""
+    """One stream. Lost connections raise psycopg errors."""
 
     def start(self, command: bytes) -> None:
         """Run START_REPLICATION.
 
-        :raises Refused: the server did not begin to stream; the connection takes commands again.
+        :raises Refused: the server did not start to stream. The connection takes commands again.
         :raises PublisherUnavailable: no answer within :data:`START_SECONDS`.
         """
 
     def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
-        """Return messages that are here now, without waiting; none if none is whole, None at the end of the stream.
+        """Return the complete messages that have arrived, without waiting; None at the end of the stream.
 
-        :param limit_messages: at most so many.
-        :param limit_bytes: none after the one that reaches so many bytes.
+        :param limit_messages: maximum number of messages.
+        :param limit_bytes: the message that reaches this size is the last one.
         :raises Refused: the server ended the stream with an error.
         """
 
     def fill(self) -> int:
-        """Read what is here, without waiting and as far as it can be kept.
+        """Read what has arrived, without waiting, as far as there is space for it.
 
-        :return: bytes that are kept for :meth:`receive`; 0 also where that is not known.
+        :return: number of bytes that are kept for :meth:`receive`; also 0 if unknown.
         """
 
     def pending(self) -> bool:
-        """Return whether :meth:`receive` has something although the socket may be silent."""
+        """Return whether :meth:`receive` may return something although the socket is not readable."""
 
     def send(self, content: bytes) -> None:
         """Send a CopyData message.
 
-        :raises PublisherUnavailable: the peer left our bytes unread for too long.
+        :raises PublisherUnavailable: the peer did not read for too long.
         """
 
     def stop(self, deadline: float) -> None:
-        """Send CopyDone and wait for the publisher's; what still arrives is dropped.
+        """Send CopyDone and wait for the publisher's. Messages that arrive meanwhile are dropped.
 
-        :param deadline: on the monotonic clock.
-        :raises Refused: the server had an error to report.
-        :raises PublisherUnavailable: not in time.
+        :param deadline: by the monotonic clock.
+        :raises Refused: the server reported an error.
+        :raises PublisherUnavailable: the deadline passed.
         """
 
 
 def poll(what: socket.socket | int, events: int, timeout: float) -> int:
-    """Wait for one of these events of poll(2).
+    """Wait for one of these events of poll(2) for ``timeout`` seconds.
 
-    :param timeout: seconds.
-    :return: which came, 0 where none did in time.
+    :return: the events that occurred; 0: none.
     """
     poller = select.poll()
     poller.register(what, events)
@@ -82,10 +78,10 @@ def poll(what: socket.socket | int, events: int, timeout: float) -> int:
 
 
 def unanswered(what: str) -> PublisherUnavailable:
-    """Make the error of a publisher that did not answer what was to ``start`` or ``end`` the stream."""
+    """Make the error for a publisher that did not answer the request to ``start`` or ``end`` the stream."""
     return PublisherUnavailable(f"could not {what} WAL streaming: no answer from the publisher in time")
 
 
 def unread() -> PublisherUnavailable:
-    """Make the error of a publisher that leaves our bytes where they are."""
+    """Make the error for a publisher that does not read what was sent."""
     return PublisherUnavailable("could not send data to WAL stream: the publisher does not read")

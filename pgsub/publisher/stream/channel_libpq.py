@@ -1,4 +1,4 @@
-"""A walsender's stream through libpq, where nothing else can read the connection. Mirrors libpqrcv_receive."""
+"""A walsender's stream through libpq, for connections that nothing else can read. Mirrors libpqrcv_receive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LibpqChannel:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._send_timeout = send_timeout
-        self._ended = False  # with messages before the end that had to be returned first
+        self._ended = False  # the stream has ended, perhaps behind messages that are returned first
         self._unread = False  # libpq may hold bytes that do not make the socket readable
-        # One TLS record (16 kB) may need several reads into libpq's buffer, and what waits inside OpenSSL
-        # does not make the socket readable.
+        # One TLS record (16 kB) may need several reads into libpq's buffer, and data inside OpenSSL does not make the
+        # socket readable.
         self._reads = 4 if self._pgconn.ssl_in_use or self._pgconn.used_gssapi else 1
 
     def start(self, command: bytes) -> None:
@@ -52,7 +52,7 @@ class LibpqChannel:
         """See the protocol."""
         parts: list[bytes] = []
         edges = [0]
-        if not self._ended:  # libpq says that once
+        if not self._ended:  # libpq reports the end only once
             self._ended = self._drain(parts, edges, limit_messages, limit_bytes)
         self._unread = len(edges) > 1
         if not self._ended or self._unread:
@@ -63,7 +63,7 @@ class LibpqChannel:
         return None
 
     def _drain(self, parts: list[bytes], edges: list[int], limit_messages: int, limit_bytes: int) -> bool:
-        """Move what is here into ``parts``; True at the end of the stream."""
+        """Move what has arrived into ``parts``; return True at the end of the stream."""
         get, consume, pack = self._pgconn.get_copy_data, self._pgconn.consume_input, _HEADER.pack
         size, before, reads = 0, -1, self._reads
         while True:
@@ -106,7 +106,7 @@ class LibpqChannel:
         while (length := self._pgconn.get_copy_data(1)[0]) >= 0:
             if length == 0:
                 self._read_more(deadline)
-        while (result := self._result(deadline)) is not None:  # two CommandComplete, or an error report
+        while (result := self._result(deadline)) is not None:  # two CommandComplete, or an error
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 raise self._refused(result)
 
@@ -127,7 +127,7 @@ class LibpqChannel:
         while self._pgconn.flush():
             if time.monotonic() >= deadline:
                 raise unread()
-            # Reading too: a walsender blocked in its own send reads nothing until we do.
+            # Also read: a walsender that is blocked in its own send reads nothing until we do.
             if poll(self._pgconn.socket, select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
                 self._pgconn.consume_input()
                 self._unread = True

@@ -1,8 +1,8 @@
 """A walsender's stream below libpq's framing, over the connection's socket or its TLS session.
 
-libpq makes an object of every message, 2 µs each; here whole bufferfuls are cut into frames, 0.2 µs each. libpq knows
-nothing of the START_REPLICATION command, and once ReadyForQuery has been read has missed nothing. Protocol sections
-"COPY Operations" and "Message Formats".
+libpq makes an object of every message, which takes 2 µs each. Here whole buffers are divided into frames, which takes
+0.2 µs each. libpq does not know of the START_REPLICATION command. Once ReadyForQuery has been read, it has missed
+nothing. Protocol sections "COPY Operations" and "Message Formats".
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pgsub.publisher.stream.channel import START_SECONDS, Refused, poll, unanswe
 from pgsub.publisher.stream.transport import Transport
 
 _BUFFER = 1 << 20
-#: Little space is not worth a system call.
+#: Less space is not worth a system call.
 _LITTLE = 1 << 16
-#: The kernel may have more behind what it gives. To chase a publisher that sends as fast as this reads costs both.
+#: Maximum number of consecutive reads. The kernel may have more, but to chase a publisher that sends as fast as this
+#: reads is expensive for both.
 _READS = 8
 _LOST = "server closed the connection unexpectedly"
 
@@ -40,7 +41,7 @@ class SocketChannel:
         self._send_timeout = send_timeout
         self._buffer = bytearray(_BUFFER)
         self._have = 0  #: bytes in the buffer
-        self._lost: str | None = None  #: why nothing more will come
+        self._lost: str | None = None  #: why nothing more will arrive; None: the connection is alive
 
     def start(self, command: bytes) -> None:
         """See the protocol."""
@@ -68,7 +69,7 @@ class SocketChannel:
                 raise Refused(ServerError.from_response(body, self._encoding))
             if kind in (b"c", b"C", b"Z"):
                 return None
-            if not kind and not came:  # a larger message than there was room for came in part, or nothing did
+            if not kind and not came:  # nothing arrived, or only a part of a message that is larger than the space
                 if self._lost is not None:
                     raise psycopg.OperationalError(self._lost)
                 return Frames(b"", [0])
@@ -105,7 +106,7 @@ class SocketChannel:
             elif kind == b"Z":
                 if failure is not None:
                     raise Refused(failure)
-                # libpq would miss it: a server that ends its session between two commands
+                # a server that ends its session between two commands: libpq would miss it
                 if self._transport.end() or self._have:
                     raise psycopg.OperationalError(_LOST)
                 return
@@ -113,15 +114,15 @@ class SocketChannel:
     # reading
 
     def _missing(self) -> int:
-        """Count the bytes that the first message in the buffer lacks; with less than its header, those of that."""
+        """Return how many bytes the first message in the buffer lacks, or its header if that is incomplete."""
         if self._have < frames.HEADER:
             return frames.HEADER - self._have
         return max(0, frames.size_of(self._buffer, 0) - self._have)
 
     def _fill(self, enough: int) -> bool:
-        """Read what is there, as far as the buffer goes.
+        """Read what has arrived, as far as there is space in the buffer.
 
-        It grows for a first message that needs more, but no faster than bytes come: an announced size costs nothing.
+        The buffer grows for a larger first message, but no faster than bytes arrive: an announced size costs nothing.
         """
         before = self._have
         room = self._have + self._missing()
@@ -144,7 +145,7 @@ class SocketChannel:
         return self._have > before
 
     def _drop(self, size: int) -> None:
-        """Forget the first bytes; of a buffer that had to grow nothing is kept but what is left."""
+        """Remove the first bytes. A buffer that had grown is reduced to the rest."""
         rest = self._have - size
         if len(self._buffer) > _BUFFER:
             kept = self._buffer[size : self._have]
@@ -154,9 +155,9 @@ class SocketChannel:
         self._have = rest
 
     def _message(self, expected: bytes) -> tuple[bytes, bytes] | None:
-        """Take the first message; None while it is not whole.
+        """Take the first message; return None while it is incomplete.
 
-        :param expected: kinds, besides those that a server may send at any time.
+        :param expected: permitted kinds, besides those that a server may send at any time.
         :raises ProtocolViolation: another kind.
         """
         missing, kind = self._missing(), bytes(self._buffer[: min(1, self._have)])
@@ -196,7 +197,7 @@ class SocketChannel:
                 raise psycopg.OperationalError(str(error.strerror)) from None
             if time.monotonic() >= deadline:
                 raise unread()
-            # Reading too: a walsender blocked in its own send reads nothing until we do.
+            # Also read: a walsender that is blocked in its own send reads nothing until we do.
             if poll(self._transport.fileno(), select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
                 self._grow()
 

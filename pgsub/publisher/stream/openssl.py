@@ -1,8 +1,8 @@
-"""The OpenSSL that psycopg's libpq is linked with, called through ctypes.
+"""The OpenSSL library that psycopg's libpq is linked with, called through ctypes.
 
-Functions are looked up in psycopg's own module, and so among the libraries that it was loaded with: whatever other
-OpenSSL is in this process, as that of Python's ``ssl``, is not found. Where anything is missing or not certain, as with
-psycopg's implementation in Python or another TLS library, there is none, and libpq does everything.
+Functions are looked up in psycopg's own module, that is, in the libraries that it was loaded with. So another OpenSSL
+in this process, such as that of Python's ``ssl``, is not found. If anything is missing or uncertain, as with psycopg's
+implementation in Python or another TLS library, there is no library, and libpq does everything.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ WANT_READ, WANT_WRITE, ZERO_RETURN = 2, 3, 6
 #: BIO_FLAGS_SHOULD_RETRY; SSL_RECEIVED_SHUTDOWN
 SHOULD_RETRY, RECEIVED_SHUTDOWN = 8, 2
 _SET_SSL, _CLOSE = 109, 1  # BIO_C_SET_SSL, BIO_CLOSE
-#: They may take their time, so that other threads run meanwhile.
+#: Functions that may take long: they release the interpreter lock, so that other threads run meanwhile.
 _LONG_ONES = ("BIO_read", "SSL_write")
 
 _POINTER, _INT, _LONG, _ULONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_ulong
-#: Result and parameters. All of them are public since OpenSSL 1.1.1.
+#: Result and parameter types. All functions are public since OpenSSL 1.1.1.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "PQsslStruct": (_POINTER, _POINTER, ctypes.c_char_p),
     "SSL_write": (_INT, _POINTER, _POINTER, _INT),
@@ -50,9 +50,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class Library:
-    """Functions of the library, by name.
+    """The functions of the library, by name.
 
-    :param module: that libpq was loaded with.
+    :param module: the module with which libpq was loaded.
     :raises AttributeError: a function is missing.
     :raises OSError: the module cannot be opened.
     """
@@ -61,7 +61,7 @@ class Library:
         quick, long, everywhere = ctypes.PyDLL(module), ctypes.CDLL(module), ctypes.CDLL(None)
         for name, (result, *parameters) in _FUNCTIONS.items():
             function = getattr(long if name in _LONG_ONES else quick, name)
-            # what the program itself brings goes before in libpq, too, and need not be what was found here
+            # libpq uses the program's own functions in preference, and these need not be the ones that were found here
             # guard: a TLS session is used only with the OpenSSL that created it
             if hasattr(everywhere, name) and _address(getattr(everywhere, name)) != _address(function):
                 raise AttributeError(name)
@@ -72,26 +72,26 @@ class Library:
         raise AttributeError(name)
 
     def session(self, pgconn: pq.abc.PGconn) -> int | None:
-        """Return the TLS session of a connection (SSL *); None where it is not OpenSSL's."""
+        """Return the TLS session of a connection (SSL *); None if it is not OpenSSL's."""
         found: int | None = self.PQsslStruct(pointer(pgconn), b"OpenSSL")
         return found
 
     def bio_over(self, session: int) -> int:
-        """Make a BIO that reads a session and keeps a reference to it until it is freed."""
+        """Make a BIO that reads a session and holds a reference to it until it is freed."""
         bio: int = self.BIO_new(self.BIO_f_ssl())
         self.SSL_up_ref(session)
         self.BIO_ctrl(bio, _SET_SSL, _CLOSE, session)
         return bio
 
     def reason(self) -> str:
-        """Say in OpenSSL's words why the last call failed; empty where it does not know."""
+        """Return OpenSSL's reason for the failure of the last call; empty if unknown."""
         code = self.ERR_get_error()
         said = self.ERR_reason_error_string(code) if code else None
         return said.decode(errors="replace") if said else ""
 
 
 def pointer(pgconn: pq.abc.PGconn) -> int | None:
-    """Return libpq's own PGconn *, None once it has been closed."""
+    """Return libpq's own PGconn *; None after it was closed."""
     return getattr(pgconn, "pgconn_ptr", None)
 
 
@@ -101,7 +101,7 @@ def _address(function: Any) -> int | None:
 
 @functools.cache
 def loaded() -> Library | None:
-    """Return psycopg's OpenSSL, None where it cannot be used."""
+    """Return psycopg's OpenSSL; None if it cannot be used."""
     module = sys.modules.get(f"psycopg_{pq.__impl__}.pq")
     try:
         return Library(str(module.__file__)) if module is not None else None

@@ -1,10 +1,10 @@
-"""Bytes of a connection below libpq's framing: its socket, or the TLS session that libpq has set up over it.
+"""Bytes of a connection below libpq's framing: its socket, or the TLS session that libpq has established over it.
 
-libpq connects, checks certificates and authenticates, always. Afterwards bulk data is read and written here in pieces
-of any size, because libpq makes an object of every message. Where it is encrypted, the TLS session of the connection
-does that: libpq hands it out (PQsslStruct), and it is used with the library that libpq is linked with. So sslmode,
-certificates, revocation lists, protocol versions and channel binding mean what they mean to libpq; nothing of them is
-done again here.
+libpq always connects, checks certificates and authenticates. Afterwards bulk data is read and written here in pieces of
+any size, because libpq makes an object of every message. On an encrypted connection this uses the connection's TLS
+session: libpq provides it (PQsslStruct), and it is used with the library that libpq is linked with. So sslmode,
+certificates, revocation lists, protocol versions and channel binding have the same meaning as with libpq; none of that
+is repeated here.
 """
 
 from __future__ import annotations
@@ -27,69 +27,69 @@ from pgsub.publisher.stream import openssl
 from pgsub.publisher.stream.openssl import Library
 
 _ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
-#: A BIO_f_buffer reads so much into a buffer of its own where less is asked for (DEFAULT_BUFFER_SIZE, bf_buff.c).
+#: A BIO_f_buffer uses a buffer of its own for reads of at most this size (DEFAULT_BUFFER_SIZE, bf_buff.c).
 _BUFFERED = 4096
-_RECORD = 1 << 14  #: the largest
-_CLOSED = "SSL connection has been closed unexpectedly"  # libpq's words, pgtls_read
+_RECORD = 1 << 14  #: maximum size of a TLS record
+_CLOSED = "SSL connection has been closed unexpectedly"  # libpq's message in pgtls_read
 
 
 class Transport(Protocol):
-    """The bytes of one connection, in both directions, never waited for.
+    """The bytes of one connection, in both directions, without waiting.
 
-    What the peer ends, closes or breaks is told apart from what has not come yet; none of them is the end of what it
-    had to say, which only its messages can tell.
+    A closed or broken connection is distinguished from one where nothing has arrived yet. Neither means that the peer
+    has sent everything: only its messages tell that.
     """
 
     def fileno(self) -> int:
-        """Return the socket, to be polled.
+        """Return the socket, for poll.
 
-        :raises psycopg.OperationalError: the connection was closed here.
+        :raises psycopg.OperationalError: the connection was closed on this side.
         """
 
     def read(self, into: memoryview) -> int:
-        """Read what is there.
+        """Read what has arrived.
 
-        :return: bytes, 0 where the peer has closed the connection.
-        :raises BlockingIOError: there is nothing, and the socket becomes readable when there is.
+        :return: number of bytes; 0: the peer has closed the connection.
+        :raises BlockingIOError: there is nothing. The socket becomes readable when there is.
         :raises OSError: the connection broke.
         """
 
     def write(self, data: memoryview) -> int:
-        """Write what there is room for.
+        """Write as much as there is space for.
 
-        :return: bytes. After BlockingIOError the same bytes are to be written again.
-        :raises BlockingIOError: there is no room.
+        :return: number of bytes. After BlockingIOError the same bytes must be written again.
+        :raises BlockingIOError: there is no space.
         :raises OSError: the connection broke.
         """
 
     def peek(self) -> bytes:
-        """Look at the next byte without taking it; empty where the peer has closed the connection.
+        """Look at the next byte without taking it; return an empty value if the peer has closed the connection.
 
-        libpq takes it later, and may have to do so (PQconsumeInput) before the socket tells of more.
+        libpq takes the byte later. It may have to (PQconsumeInput) before the socket becomes readable again.
 
         :raises BlockingIOError: there is none.
         :raises OSError: the connection broke.
         """
 
     def waiting(self) -> bool:
-        """Return whether there may be bytes to read although the socket is silent."""
+        """Return whether there may be bytes to read although the socket is not readable."""
 
     def end(self) -> bool:
-        """Leave the connection to libpq.
+        """Return the connection to libpq.
 
-        :return: whether bytes are lost to it.
+        :return: whether bytes are lost for libpq.
         """
 
 
 def reachable(connection: psycopg.Connection) -> bool:
-    """Return whether :func:`over` can carry the bytes of a connection, of whatever server; otherwise only libpq can."""
+    """Return whether :func:`over` can carry the bytes of a connection to either server; otherwise only libpq can."""
     if connection.pgconn.ssl_in_use:
         return (library := openssl.loaded()) is not None and library.session(connection.pgconn) is not None
     return plain(connection)
 
 
 def over(pgconn: pq.abc.PGconn) -> Transport:
-    """Return what carries the bytes of a connection that is :func:`reachable`."""
+    """Return the transport of a connection that is :func:`reachable`."""
     if not pgconn.ssl_in_use:
         return PlainTransport(pgconn)
     library = openssl.loaded()
@@ -100,12 +100,12 @@ def over(pgconn: pq.abc.PGconn) -> Transport:
 
 
 def plain(connection: psycopg.Connection) -> bool:
-    """Return whether nothing encrypts what goes over the socket of a connection."""
+    """Return whether the bytes on a connection's socket are not encrypted."""
     return not connection.pgconn.ssl_in_use and connection.execute(_ENCRYPTED).fetchone() != (True,)
 
 
 class PlainTransport:
-    """A :class:`Transport` over the socket, where nothing encrypts it."""
+    """A :class:`Transport` over an unencrypted socket."""
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = pgconn
@@ -137,16 +137,16 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """A :class:`Transport` by the TLS session of a connection.
+    """A :class:`Transport` over the TLS session of a connection.
 
     A walsender makes a TLS record of every message. Two settings make that cheap, and neither changes what is read or
-    how it is checked: the session reads ahead, one read of the socket for many records instead of two for each; and a
-    BIO_f_buffer above it decrypts as many records as there are in one call, during which other threads run.
+    how it is checked. The session reads ahead: one read of the socket fetches many records, instead of two for each. A
+    BIO_f_buffer above it decrypts all available records in one call, during which other threads run.
 
     NOTES
-    The session belongs to libpq, and only one thread uses it at a time, as it must be with libpq itself. Reading ahead
-    is switched off before libpq reads again: libpq waits for the socket where the session has taken bytes from it. The
-    session is kept by a reference of its own, so that a connection closed meanwhile leaves none that points nowhere.
+    The session belongs to libpq, and only one thread at a time uses it, as with libpq itself. Reading ahead is disabled
+    before libpq reads again, because libpq would wait for the socket for bytes that the session has taken already. The
+    session is kept by a reference of its own, so that it stays valid if the connection is closed meanwhile.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn, library: Library, session: int) -> None:
@@ -155,7 +155,7 @@ class TlsTransport:
         self._many = library.BIO_push(library.BIO_new(library.BIO_f_buffer()), self._one)
         self._broken: OSError | None = None
         self._ahead = False
-        self._drained = False  #: the last read took all that there was
+        self._drained = False  #: the last read took all that had arrived
         self._release = weakref.finalize(self, _release, library, pgconn, session, self._many)
         self._release.atexit = False
 
@@ -169,7 +169,7 @@ class TlsTransport:
         if not self._ahead:
             self._library.SSL_set_read_ahead(self._session, 1)
             self._ahead = True
-        # no more than is here now: whoever decrypts as fast as the peer sends would read its records one by one
+        # only what has arrived: who decrypts as fast as the peer sends would read the records one by one
         here = int.from_bytes(fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, bytes(4)), sys.byteorder)
         room = min(len(into), max(here, _RECORD))
         source = self._many if room > _BUFFERED else self._one
@@ -178,7 +178,7 @@ class TlsTransport:
         self._drained = count < room and self._library.BIO_test_flags(self._one, openssl.SHOULD_RETRY) != 0
         if count > 0:
             if source == self._many and count < room and not self._drained and not self._closed():
-                self._failed()  # told by the next call: what came before is good
+                self._failed()  # the next call raises the error: what arrived before is valid
             return count
         if self._drained:
             raise BlockingIOError
@@ -222,13 +222,13 @@ class TlsTransport:
         return hidden
 
     def _check(self) -> None:
-        """Raise what is known: the session is not touched once it has failed, or its connection was closed."""
+        """Raise a known error. The session is not used after it has failed or the connection was closed."""
         self._pgconn.socket  # noqa: B018 - raises where the connection was closed
         if self._broken is not None:
             raise self._broken
 
     def _refused(self, count: int) -> None:
-        """Raise what a result that is no number of bytes means; return where the peer closed the session."""
+        """Raise the error of a call that returned no bytes; return if the peer closed the session."""
         code = self._library.SSL_get_error(self._session, count)
         if code in (openssl.WANT_READ, openssl.WANT_WRITE):
             raise BlockingIOError
@@ -245,9 +245,9 @@ class TlsTransport:
 
 
 def _release(library: Library, pgconn: pq.abc.PGconn, session: int, bio: int) -> None:
-    """Free what reads the session, and its reference; the session stays as it is, and says nothing to the peer.
+    """Free the BIOs and their reference to the session. The session is unchanged, and sends nothing to the peer.
 
-    To free a BIO_f_ssl shuts its session down (ssl_free, bio_ssl.c), which quiet sessions only note.
+    Freeing a BIO_f_ssl shuts its session down (ssl_free, bio_ssl.c). A quiet session only records that.
     """
     state = library.SSL_get_shutdown(session)
     library.SSL_set_quiet_shutdown(session, 1)

@@ -1,4 +1,4 @@
-"""The walsender stream: START_REPLICATION, CopyData in and out, the end of a stream. Bytes only, no decoding.
+"""The walsender stream: START_REPLICATION, CopyData in and out, the end of a stream. It decodes nothing.
 
 Mirrors the streaming half of ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c``.
 """
@@ -27,12 +27,12 @@ _END = "end WAL streaming"
 
 
 def quote_identifier(name: str) -> str:
-    """Quote a name in the replication grammar: double quotes doubled (``repl_scanner.l``, state xd)."""
+    """Quote a name for the replication grammar: double quotes are doubled (``repl_scanner.l``, state xd)."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(value: str) -> str:
-    """Quote a string in the replication grammar: only single quotes are doubled, a backslash is itself (state xq)."""
+    """Quote a string for the replication grammar: only single quotes are doubled; a backslash is literal (state xq)."""
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -46,13 +46,13 @@ def start_options(
     two_phase: bool = False,
     messages: bool = False,
 ) -> dict[str, str]:
-    """Choose options of pgoutput by the publisher's version (``libpqrcv_startstreaming``, ``start_apply``).
+    """Choose the options of pgoutput by the publisher's version (``libpqrcv_startstreaming``, ``start_apply``).
 
-    :param server_version: of the publisher, as in 180006.
-    :param publications: names; sent as identifiers, else the server would fold them.
-    :param streaming: off, on or parallel; parallel becomes on before 16.
-    :param origin: any or none; not sent before 16.
-    :param two_phase: only for the start that enables it: it changes the slot for good.
+    :param server_version: the publisher's, as in 180006.
+    :param publications: names; they are sent quoted, because the server would fold them otherwise.
+    :param streaming: off, on or parallel. parallel becomes on before 16.
+    :param origin: any or none. Not sent before 16.
+    :param two_phase: True only for the start that enables it. It changes the slot for good.
     """
     protocol = next((p for since, p in ((160000, 4), (150000, 3), (140000, 2)) if server_version >= since), 1)
     if streaming == "parallel" and protocol < 4:
@@ -72,14 +72,14 @@ def start_options(
 
 
 class WalSender:
-    """One replication connection and the one stream on it.
+    """A replication connection with one stream.
 
-    After :meth:`stop` the connection takes other commands, but not a second stream: the server never resets the
-    flags by which WalSndLoop (walsender.c) sees that the client is done, and would end the next one at once.
+    After :meth:`stop` the connection takes other commands, but not a second stream: the server never resets the flags
+    by which WalSndLoop (walsender.c) sees that the client is done, so it would end the next stream at once.
 
-    :param connection: opened with ``replication=True``; stays the caller's to close. It is closed, not left by
-        ``with``, while a stream is open: psycopg would try to commit.
-    :param send_timeout: seconds that a peer may leave our bytes unread.
+    :param connection: opened with ``replication=True``. The caller closes it, but not by leaving ``with`` while a
+        stream is open: psycopg would try to commit.
+    :param send_timeout: maximum seconds for which the peer may not read what was sent.
     """
 
     def __init__(self, connection: Connection, *, send_timeout: float = 30) -> None:
@@ -87,7 +87,7 @@ class WalSender:
         self._send_timeout = send_timeout
         self._channel: Channel | None = None
         self._streaming = False
-        self._failure: PgsubError | None = None  # raised before, and to be raised again
+        self._failure: PgsubError | None = None  # raised before, and raised again by the next call
 
     @property
     def streaming(self) -> bool:
@@ -96,14 +96,14 @@ class WalSender:
 
     @property
     def fileno(self) -> int:
-        """The socket, to be polled together with others."""
+        """The socket, for poll."""
         return self.connection.pgconn.socket
 
     def start(self, slot_name: str, lsn: int, options: Mapping[str, str]) -> None:
-        """Start streaming; the server moves the position up to the slot's confirmed_flush_lsn without a word.
+        """Start streaming. The server silently begins at the slot's confirmed_flush_lsn if that is later than ``lsn``.
 
-        :param lsn: end LSN of the last transaction that is done; 0 leaves the position to the slot.
-        :raises PgsubError: as the server's error says, see :func:`~pgsub.publisher.faults.translate`.
+        :param lsn: end LSN of the last transaction that is done; 0: begin at the slot's position.
+        :raises PgsubError: the server's error, see :func:`~pgsub.publisher.faults.translate`.
         """
         if self._streaming or self._channel is not None:
             raise InternalError("a replication connection can carry one logical stream only")
@@ -120,13 +120,13 @@ class WalSender:
         return LibpqChannel(self.connection, self._send_timeout)
 
     def receive(self, limit_messages: int = 20_000, limit_bytes: int = 1 << 20) -> Frames:
-        """Return the CopyData messages that are here now; never block.
+        """Return the complete CopyData messages that have arrived; never wait.
 
-        :param limit_messages: at most so many.
-        :param limit_bytes: no further one once so many bytes are reached.
-        :return: in order; empty if nothing whole has arrived, and only then the socket becomes readable for the next.
-        :raises PublisherUnavailable: the connection broke or the publisher ended the stream; what arrived before
-            was returned by an earlier call.
+        :param limit_messages: maximum number of messages.
+        :param limit_bytes: the message that reaches this size is the last one.
+        :return: in order. After an empty result, and only then, the socket becomes readable for the next message.
+        :raises PublisherUnavailable: the connection broke or the publisher ended the stream. Earlier calls have
+            returned what had arrived before.
         :raises PgsubError: the server's error, by its SQLSTATE.
         """
         if self._failure is not None or self._channel is None:
@@ -143,20 +143,20 @@ class WalSender:
         return received
 
     def fill(self) -> int:
-        """Take what is here off the socket without decoding it, as far as that makes a difference.
+        """Read from the socket without decoding, if the channel supports it.
 
-        :return: bytes of it that :meth:`receive` will return; errors come out there.
+        :return: number of bytes that :meth:`receive` will return. It also raises any error.
         """
         return self._channel.fill() if self._channel is not None and self._failure is None else 0
 
     def wait(self, timeout: float) -> bool:
         """Wait until there may be something to receive.
 
-        Who polls :attr:`fileno` himself calls :meth:`receive` until it returns nothing before he polls: what was read
-        already, as of the start of the stream, does not make the socket readable.
+        A caller that polls :attr:`fileno` itself must call :meth:`receive` until it returns nothing. Data that was read
+        before, for example at the start of the stream, does not make the socket readable.
 
         :param timeout: seconds.
-        :return: False if nothing came.
+        :return: False if nothing arrived.
         """
         if self._failure is not None or (self._channel is not None and self._channel.pending()):
             return True
@@ -165,7 +165,7 @@ class WalSender:
     def send(self, message: bytes) -> None:
         """Send one CopyData message, a standby status update.
 
-        :raises PublisherUnavailable: connection lost, or the peer did not read for ``send_timeout``.
+        :raises PublisherUnavailable: the connection broke, or the peer did not read for ``send_timeout``.
         """
         if self._channel is None:
             raise self._failure or InternalError("nothing is streamed")
@@ -173,13 +173,13 @@ class WalSender:
             self._channel.send(message)
 
     def stop(self, timeout: float = 30) -> None:
-        """End the stream by CopyDone in both directions; the connection takes commands again, as a slot's drop.
+        """End the stream by CopyDone in both directions. Then the connection takes commands, such as to drop a slot.
 
-        What still arrives is dropped: the publisher sends it again at the next start. A publisher that is decoding
-        a large transaction answers only at its next output.
+        Messages that still arrive are dropped: the publisher sends them again at the next start. A publisher that
+        decodes a large transaction answers only at its next output.
 
-        :param timeout: seconds for all of it.
-        :raises PublisherUnavailable: lost, or not ended in time; close the connection then.
+        :param timeout: seconds for everything.
+        :raises PublisherUnavailable: lost, or not ended in time; the connection must be closed.
         """
         if not self._streaming or self._channel is None:
             return
