@@ -356,6 +356,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "changes are made as the owner of each table": ("test_changes_are_made_as_the_owner_of_each_table",),
     "the ledger is written by the session's own role": ("test_changes_are_made_as_the_owner_of_each_table",),
+    "the target names no sequence of an unpublished table to be read": (
+        "test_a_sequence_of_a_table_that_is_not_published_is_not_read_because_the_target_names_it",
+    ),
     "the publisher alone does not decide which sequences of the target are set": (
         "test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses",
     ),

@@ -88,6 +88,18 @@ def describe_tables(
         return _describe(connection, list(dict.fromkeys(names)), publications)
 
 
+def only_published(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> list[Name]:
+    """Return which tables are published as a whole, or as part of another.
+
+    :param names: schema and name of each, as the ledger has them: the target is not to decide what is read.
+    """
+    wanted = list(names)
+    rows = connection.execute(_RELATIONS, ([schema for schema, _ in wanted], [name for _, name in wanted])).fetchall()
+    oids = {(schema, name): oid for schema, name, oid, *_ in rows}
+    restrictions = _restrictions(connection, list(oids.values()), publications)
+    return [name for name in wanted if oids.get(name) in restrictions]
+
+
 def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str] | None) -> DescribedTables:
     found = DescribedTables({}, {})
     if not names:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pgsub.common.errors import SchemaFault
+from pgsub.publisher import connect as publisher
 from pgsub.tablesync import sync_slots
+from pgsub.tablesync.sequences import reading, synchronization
 
 if TYPE_CHECKING:
     from fix_pair import MakePair, Pair
@@ -46,6 +49,22 @@ def test_a_table_that_is_not_published_is_not_read_because_the_target_names_it(p
     with pytest.raises(SchemaFault, match=r'"public\.secret" is not published by the publications of the subscription'):
         _copied(p, "public.secret")
     assert p.subdb.rows("SELECT * FROM secret") == []
+
+
+def test_a_sequence_of_a_table_that_is_not_published_is_not_read_because_the_target_names_it(pair: MakePair) -> None:
+    tables = """
+        CREATE TABLE t (id serial); CREATE TABLE secret (id serial);
+        CREATE TABLE r (id serial) PARTITION BY RANGE (id); CREATE TABLE r1 PARTITION OF r DEFAULT
+    """
+    p = pair(tables, pub="CREATE PUBLICATION p FOR TABLE t, r", names=[("public", "t")])
+    for table in ("secret", "r"):
+        p.subdb.execute(_NAMED, p.subid, table)
+    with contextlib.closing(publisher.connect(p.sub.connection, application_name=p.sub.name)) as source:
+        reading.prepare(source)
+        reading.prepare(p.session)
+        found = synchronization.look(p.session, source, p.sub)
+    assert sorted(one.local.name for one in found.wanted) == ["r_id_seq", "t_id_seq"]
+    assert found.obstacles == ()
 
 
 def test_a_partition_of_a_published_root_is_copied_by_itself_where_the_ledger_has_it(pair: MakePair) -> None:

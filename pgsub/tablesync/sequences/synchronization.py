@@ -16,6 +16,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translating
+from pgsub.publisher.tables import only_published
 from pgsub.tablesync.sequences import reading, writing
 from pgsub.tablesync.sequences.comparison import Compared, Obstacle, Wanted, compare
 from pgsub.tablesync.sequences.definition import Name, Position
@@ -64,6 +65,8 @@ def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Su
     known = subscriptions.relations(session, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in known}
     with translating(source, "fetch sequence info from publisher"):
+        # guard: the target names no sequence of an unpublished table to be read
+        tables = {name: tables[name] for name in only_published(source, tables, sub.publications)}
         return compare(source, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
 
 
