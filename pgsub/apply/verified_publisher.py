@@ -3,7 +3,7 @@
 This is the only place that compares the publisher with the one in the ledger. It mirrors nothing: the server's own
 subscriber does not check, and silently loses changes after a restore or a failover.
 
-NOTES :func:`connect` compares system and database. That is enough to read under a snapshot, or to drop a slot that the
+NOTES: :func:`connect` compares system and database. That is enough to read under a snapshot, or to drop a slot that the
 ledger names. Before START_REPLICATION and CREATE_REPLICATION_SLOT, :func:`verify` also compares the history. It uses
 the furthest position of the whole subscription, because one worker's position says nothing about the others. A new
 timeline is recorded before anything is created or read on it, so the ledger never has a position of an unrecorded
@@ -111,7 +111,7 @@ def verify(
 
 
 def _compared(session: psycopg.Connection, replication: Connection, known: Identity) -> PublisherIdentity:
-    # read first: another worker may meanwhile apply up to a later flush position of the publisher.
+    # read first: another worker may meanwhile apply up to a later flush position of the publisher
     furthest = publisher_record.furthest(session, known.subid)
     with _naming(known.subname):
         return identity.verify_publisher(replication, recorded(known), remote_lsn=furthest)

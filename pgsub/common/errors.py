@@ -275,7 +275,7 @@ class SparkUnusable(PgsubError):
 
 
 class Fenced(PgsubError):
-    """A takeover by another attempt: this one ends without a message, unless that repeats forever at one position."""
+    """A takeover by another attempt: this one ends without a message, unless takeovers repeat forever at a position."""
 
     directive = Directive.RETRY
 

@@ -1,4 +1,4 @@
-"""Queries for one row or one value, and what a value is that a server sent."""
+"""Queries for one row or one value, and checks of values from a server."""
 
 from __future__ import annotations
 

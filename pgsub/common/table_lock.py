@@ -1,8 +1,8 @@
 """Locks a table and verifies its name before any statement is planned that names the table.
 
-SQL names tables, and a name can get another owner. The owner of a schema or of the database may drop a table in it and
-create another one of that name. Planning a statement is enough to run code of that table (an index predicate, functions
-that are declared immutable), and so is a trigger. The server's own subscriber opens relations by oid
+SQL names tables, and a name can come to mean another table. The owner of a schema or of the database may drop a table
+in it and create another one of that name. Planning a statement is enough to run code of that table (an index predicate,
+functions that are declared immutable), and so is a trigger. The server's own subscriber opens relations by oid
 (logicalrep_rel_open, relation.c).
 
 LOCK TABLE runs no code. A locked table cannot be dropped or renamed before the transaction ends. So a name that has the

@@ -59,8 +59,7 @@ class SupervisedThread(threading.Thread):
     def start(self) -> None:
         """Start the thread.
 
-        :raises RuntimeError: it cannot be started, in the interpreter's words, or has not begun because memory is
-            lacking.
+        :raises RuntimeError: it cannot be started, in the interpreter's words, or has not begun for lack of memory.
         """
         super().start()
         # guard: the wait for a thread to start is limited

@@ -202,8 +202,7 @@ class _Walk:
         return rows
 
     def _column(self, kinds: Bytes, offsets: Offsets, lengths: Lengths) -> None:
-        # a load at the end of a message reads bytes after it; whatever they are, the column then ends beyond the
-        # message
+        # a load at the end of a message reads bytes after it: whatever they are, the column ends beyond the message
         words = self._messages.words(self._at)
         kinds[:] = words >> np.uint64(56)
         sizes: Offsets = ((words >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)

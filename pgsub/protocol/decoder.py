@@ -2,7 +2,7 @@
 
 Mirrors ``apply_dispatch`` and the "sent out of order" checks of ``worker.c``.
 
-NOTES The publisher is not trusted: any bytes give a message or ProtocolViolation. A length is read as unsigned and
+NOTES: The publisher is not trusted: any bytes give a message or ProtocolViolation. A length is read as unsigned and
 compared with the rest of the message before anything of that size is allocated. Strings, columns, relations and
 messages have upper limits, which are the server's where it has one (:mod:`~pgsub.protocol.reader`, MAX_* here). A
 message must be consumed to its last byte. A field that reaches beyond the end raises IndexError or struct.error, which

@@ -60,7 +60,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """``C``."""
+    """``C``: the end of a committed transaction."""
 
     commit_lsn: int
     end_lsn: int
@@ -75,14 +75,14 @@ class Origin(NamedTuple):
 
 
 class Insert(NamedTuple):
-    """``I``."""
+    """``I``: an insert."""
 
     relid: int
     new: Tuple
 
 
 class Update(NamedTuple):
-    """``U``; ``old_kind`` is K (key columns), O (whole row, replica identity full) or empty (old is None)."""
+    """``U``: an update; ``old_kind`` is K (key columns), O (whole row, replica identity full) or empty (no old row)."""
 
     relid: int
     old_kind: str
@@ -91,7 +91,7 @@ class Update(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """``D``; ``old_kind`` is K or O."""
+    """``D``: a delete; ``old_kind`` is K or O."""
 
     relid: int
     old_kind: str
@@ -99,7 +99,7 @@ class Delete(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """``T``."""
+    """``T``: the tables of one TRUNCATE."""
 
     relids: tuple[int, ...]
     cascade: bool
@@ -123,11 +123,11 @@ class StreamStart(NamedTuple):
 
 
 class StreamStop(NamedTuple):
-    """``E``."""
+    """``E``: the end of a stream block."""
 
 
 class StreamCommit(NamedTuple):
-    """``c``."""
+    """``c``: the commit of a streamed transaction."""
 
     xid: int
     commit_lsn: int
@@ -148,7 +148,7 @@ class StreamAbort(NamedTuple):
 
 
 class BeginPrepare(NamedTuple):
-    """``b``."""
+    """``b``: the start of a prepared transaction."""
 
     prepare_lsn: int
     end_lsn: int
@@ -158,7 +158,7 @@ class BeginPrepare(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """``P``."""
+    """``P``: the PREPARE of the transaction that BeginPrepare started."""
 
     prepare_lsn: int
     end_lsn: int
@@ -168,7 +168,7 @@ class Prepare(NamedTuple):
 
 
 class CommitPrepared(NamedTuple):
-    """``K``."""
+    """``K``: COMMIT PREPARED."""
 
     commit_lsn: int
     end_lsn: int
@@ -178,7 +178,7 @@ class CommitPrepared(NamedTuple):
 
 
 class RollbackPrepared(NamedTuple):
-    """``r``."""
+    """``r``: ROLLBACK PREPARED."""
 
     prepare_end_lsn: int
     rollback_end_lsn: int
@@ -189,7 +189,7 @@ class RollbackPrepared(NamedTuple):
 
 
 class StreamPrepare(NamedTuple):
-    """``p``."""
+    """``p``: the PREPARE of a streamed transaction."""
 
     prepare_lsn: int
     end_lsn: int

@@ -86,8 +86,7 @@ def _stream_commit(data: bytes) -> messages.StreamCommit:
 def parse_stream_abort(data: bytes, with_info: bool) -> messages.StreamAbort:
     """Parse a Stream Abort message (``logicalrep_read_stream_abort``).
 
-    :param with_info: it has LSN and time, which are sent exactly if streaming = parallel was negotiated; else they are
-        None.
+    :param with_info: streaming = parallel was negotiated, so LSN and time follow; otherwise they are None.
     :raises ProtocolViolation: a zero xid, or another length.
     """
     layout = _STREAM_ABORT_INFO if with_info else _STREAM_ABORT

@@ -3,7 +3,7 @@
 Mirrors the reading half of ``xlogreader.c``. ``xlog_internal.h`` defines page headers, ``xlogrecord.h`` record headers.
 The bytes are as in the publisher's memory, in the byte order of its machine.
 
-NOTES A record has its length and the start of the previous record. So a stretch of WAL is read forward, from the first
+NOTES: A record has its length and the start of the previous record. So a stretch of WAL is read forward, from the first
 record that begins in it, and each record confirms the previous one. That, and the address on each page, distinguishes
 WAL from anything else. Bytes that do not fit together are :class:`Unreadable` and prove nothing.
 """

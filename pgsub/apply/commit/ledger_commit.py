@@ -55,7 +55,7 @@ class LedgerCommit:
 
         LSNs before the transaction can match no later one (clear_subscription_skip_lsn).
 
-        :param finish_lsn: of a transaction with changes; for the end of a prepared one its end LSN, as in the server.
+        :param finish_lsn: the transaction's, or the end LSN for the end of a prepared transaction, as in the server.
         :param skipped: log messages if the transaction or its conflicting rows were skipped.
         """
         missed = skip.missed_at(finish_lsn)

@@ -37,7 +37,7 @@ Apply = Callable[[RemoteTransaction], Applied | None]
 class TwoPhase:
     """Prepared transactions in the worker's own session.
 
-    :param ledger_commit: that of the worker's own session, which writes the ledger; other sessions may hold the data.
+    :param ledger_commit: of the worker's own session, which writes the ledger; other sessions may have the data.
     :param skip: returns the stream's skip, once the ledger's row is read.
     """
 

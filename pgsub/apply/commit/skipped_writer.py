@@ -28,7 +28,7 @@ CUT = "bytes"
 class SkippedChanges:
     """A writer of the skipped changes of one transaction.
 
-    :param connection: the session of the data; it is between two statements when something is written.
+    :param connection: the session that applies the data; it is between two statements when changes are written.
     :param of_sync: a sync worker skips them; its table's srsublsn will cover them.
     :ivar count: number of changes kept so far.
     :ivar cut: number of values that were too large to be kept.

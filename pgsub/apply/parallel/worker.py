@@ -91,13 +91,13 @@ class ParallelWorker(SupervisedThread):
         self.session: TargetSession | None = None
         self._pid = 0  #: backend PID of this or the previous session
         self._closing = False
-        self._wanted: object = None  #: the transaction wanted by the worker's own thread
-        self._token: object = None  #: the transaction of this thread; files are long, so it checks for a change
+        self._wanted: object = None  #: token of the transaction that the worker's own thread wants applied
+        self._token: object = None  #: token of the one that this thread applies, compared because files are long
         self.xid = 0
         self.version = -1
         self.reason: str | None = None
 
-    # for the worker's own thread
+    # called by the worker's own thread
 
     @property
     def changes(self) -> int:

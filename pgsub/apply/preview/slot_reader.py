@@ -73,10 +73,9 @@ class SlotReader:
         self.flush_lsn = flush_lsn
 
     def steps(self) -> Iterator[Step]:
-        """Yield everything up to :attr:`flush_lsn`: a transaction without its messages, its changes, its end; then the
-        next.
+        """Yield everything up to :attr:`flush_lsn`: each transaction without its messages, then its changes, then its
+        end.
 
-        The caller may stop at any time.
         :raises PgsubError: the connection is lost, or the publisher cannot decode.
         """
         decoder, transaction, position = Decoder(), None, self._start

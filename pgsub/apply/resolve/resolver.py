@@ -197,10 +197,10 @@ class Resolver:
         self._settle(inserting)
         self._records.note(change, record, rule, Action.KEEP if inserting.left else Action.APPLY)
 
-    # rows that are in the way
+    # existing rows in conflict
 
     def _settle(self, change: SingleChange) -> None:
-        """Insert, update or delete; rows in the way are resolved by their rule."""
+        """Insert, update or delete; resolve conflicts with existing rows by their rule."""
         place, relation = change.place, change.relation
         own = relation.target.schema, relation.target.name
         where = None if relation.target.relkind == "p" else own
@@ -227,7 +227,7 @@ class Resolver:
         raise failure or again
 
     def _existing(self, change: SingleChange, found: Search | None, where: tuple[str, str]) -> Action:
-        """Decide about rows in the way, and record it; where the change is made, once it is."""
+        """Decide about existing rows in conflict; record the decision now, or once the change is made."""
         if found is None or not found.hits:
             return Action.APPLY
         place = change.place
@@ -253,7 +253,7 @@ class Resolver:
         return action
 
     def _make(self, change: SingleChange, found: Search | None, where: tuple[str, str] | None) -> None:
-        """Make room, and the change."""
+        """Remove the conflicting rows, and make the change."""
         place = change.place
         became = found is not None and where is not None and self._conflicting_rows.cleared(place, found, where)
         if became:
@@ -272,16 +272,16 @@ _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_confli
 
 
 def _is_fault(failure: StatementFailed, found: Search) -> bool:
-    """Return whether the index that refused a row is none of those of the server's conflicts."""
+    """Return whether the index that refused a row is not one that the server checks for conflicts."""
     return failure.error.sqlstate == _UNIQUE and failure.error.diag.constraint_name not in found.indexes
 
 
 def _next_search(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:
-    """Find the table to search for rows in the way, after a change failed.
+    """Find the table to search for conflicting rows after a change failed.
 
-    :param where: the table that was looked at, None of a partitioned one at first.
-    :param asks: whether a rule may decide about rows in the way.
-    :raises StatementFailed: no rule is, or it is a row of another table, which a trigger wrote.
+    :param where: the table that was searched, None for a partitioned table at first.
+    :param asks: a rule may decide about existing rows.
+    :raises StatementFailed: no rule may decide, or the row is in another table, which a trigger wrote.
     """
     error = failure.error
     if error.sqlstate == DEALLOCATED:

@@ -39,8 +39,7 @@ class SkipHandler:
     def part(self, skip: Skip, batch: Batch) -> Batch:
         """Return the first transactions of a batch that :meth:`run` takes at once.
 
-        They end with the first that has changes; if the skip waits for its transaction, with that or the first after
-        it.
+        They end with the first one that has changes, at or after the skip's LSN if the skip waits for it.
         """
         if not self._session.progress.applies:
             lsns = [one.finish_lsn for one in batch.transactions()]

@@ -84,18 +84,18 @@ class Assembler:
 
     @property
     def crowded(self) -> bool:
-        """Whether half of the relations that are remembered at most are: those of dropped tables stay for good."""
+        """Whether half of a limit on remembered relations is reached; those of dropped tables are never forgotten."""
         return len(self._described) > MAX_RELATIONS // 2 or self._described_bytes > MAX_DESCRIBED_BYTES // 2
 
     def pause(self) -> None:
-        """Publish the open stream block: nothing more has come in for now."""
+        """Publish the open stream block, because nothing more was received for now."""
         if self._stream is not None:
             self.watch.grown(self._stream.xid, self._stream.spooled)
 
     def take(self, received: Frames) -> Iterator[Received]:
-        """Take what was received; nothing of it is read before what came out so far was dealt with.
+        """Take received messages; each is read only after the caller has handled the previous results.
 
-        :return: whole transactions as they end, and keepalives that stand outside of one.
+        :return: whole transactions as they end, and keepalives outside transactions.
         :raises ProtocolViolation: malformed or out of order.
         """
         at, codes = 0, received.codes
@@ -119,7 +119,7 @@ class Assembler:
 
     def _single(self, received: Frames, at: int, code: int) -> Iterator[Received]:
         if code in (frames.KEEPALIVE, frames.OTHER):
-            parsed = walsender_messages.parse(received[at])  # refuses what is neither
+            parsed = walsender_messages.parse(received[at])  # refuses anything else
             if isinstance(parsed, Keepalive):
                 if self._current is None:
                     yield parsed
@@ -129,7 +129,7 @@ class Assembler:
             yield transaction
 
     def _run(self, received: Frames, start: int, end: int) -> TransactionRun | None:
-        """Take many transactions that need no looking at one by one."""
+        """Take many transactions as a run; return None if they must be taken one by one."""
         if received.codes.count(_COMMIT, start, end) < RUN_FROM:
             return None
         run = TransactionRun.of(received.range(start, end))
@@ -141,7 +141,7 @@ class Assembler:
     def _change(self, messages: Segment) -> None:
         stream, current = self._stream, self._current
         if stream is not None:
-            if messages.shortest < XID_END:  # who reads the xids of many does not look at each
+            if messages.shortest < XID_END:  # readers of many xids do not check each message
                 raise ProtocolViolation("message carries no transaction ID")
             stream.described.update(self._describes(messages, in_stream=True))
             stream.spooled.append(messages)
@@ -153,7 +153,7 @@ class Assembler:
                 self._spill(current)
 
     def _describes(self, messages: Segment, *, in_stream: bool) -> list[int]:
-        """Remember the Relation messages; return the relations' oids."""
+        """Remember the Relation messages; return the oids of the relations."""
         found, codes = [], messages.codes
         at = codes.find(_RELATION)
         while at >= 0:
@@ -179,7 +179,7 @@ class Assembler:
 
     def _control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
         match message:
-            case Begin():  # not by opened(): this is hot
+            case Begin():  # without opened(), for speed
                 self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
             case BeginPrepare():
                 self._current = opened(message)
@@ -197,7 +197,7 @@ class Assembler:
                     self._current.origin = message.name
             case StreamStart() | StreamStop() | StreamAbort() | StreamCommit() | StreamPrepare():
                 return self._stream_control(message, raw)
-            case LogicalMessage():  # of no transaction: the decoder lets no other pass here
+            case LogicalMessage():  # non-transactional: the decoder refuses others here
                 self.on_message(message)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
@@ -228,9 +228,9 @@ class Assembler:
     def _discard(self, xid: int) -> None:
         """Discard a transaction in progress.
 
-        One that was prepared before the stream began is not sent again as prepared, but when it is the largest that a
-        full memory of the publisher holds (ReorderBufferCheckMemoryLimit) its changes are streamed all the same, and
-        nothing but COMMIT PREPARED or ROLLBACK PREPARED ends that.
+        A transaction that was prepared before the stream began is not sent again as prepared. But its changes are
+        streamed if it is the largest one when the publisher's memory is full (ReorderBufferCheckMemoryLimit). Then only
+        COMMIT PREPARED or ROLLBACK PREPARED ends it.
         """
         stream = self._streams.pop(xid, None)
         if stream is not None:
@@ -253,4 +253,4 @@ class _Stream:
 
     xid: int
     spooled: SpooledTransaction
-    described: set[int] = field(default_factory=set)  #: relations of which it said something
+    described: set[int] = field(default_factory=set)  #: relations that it described

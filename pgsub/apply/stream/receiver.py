@@ -96,7 +96,7 @@ class Receiver(SupervisedThread):
         self.last_send_ts = 0
         self.last_receipt_ts = 0
 
-    # for the applying thread
+    # called by the applying thread
 
     def take(self, timeout: float) -> Frames | None:
         """Take the next burst of CopyData messages; return None after the timeout.

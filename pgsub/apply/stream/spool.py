@@ -68,7 +68,7 @@ class Spool:
     def open(self, xid: int, kind: str = "changes") -> SpooledTransaction:
         """Create an empty file for a top-level transaction.
 
-        :param kind: kind of its content; the stream may have another transaction with the same xid.
+        :param kind: suffix of the file name, because the stream may have another transaction with the same xid.
         """
         return SpooledTransaction(self._folder / f"{xid}.{kind}", self._room)
 

@@ -29,7 +29,7 @@ class ApplyBarrier:
         return self._barrier is not None
 
     def read(self) -> None:
-        """Read the barrier. After a move it may be waited at for its full time again."""
+        """Read the barrier. A barrier that was moved gets its full time again."""
         before, self._barrier = self._barrier, barrier.read(self._connection, self._claim.subid)
         if before is None or self._barrier is None or before.token != self._barrier.token:
             self._since, self._stood = None, 0.0

@@ -12,7 +12,7 @@ _OUT_OF_MEMORY = "53200"
 
 
 def can_be_located(error: PgsubError) -> bool:
-    """Return whether row by row helps: it locates the faulty change, or the batch is too large for the target."""
+    """Return whether to go row by row: that locates the faulty change, or the batch is too large for the target."""
     located = error.directive is Directive.STOP and error.context is not None
     return error.directive is Directive.FAULT or located or error.sqlstate == _OUT_OF_MEMORY
 

@@ -103,7 +103,7 @@ class Committer:
             self.record_messages()
 
     def record_messages(self) -> None:
-        """Commit the buffered messages. Ledger and feedback must not pass them before, for they are not sent again."""
+        """Commit the buffered messages. Ledger and feedback must not pass them before: they are not sent again."""
         if not self._messages:
             return
         with self._session.connection.transaction():
@@ -112,8 +112,7 @@ class Committer:
         self._messages = []
 
     def apply(self, batch: Batch, parallel: ParallelWorker | None = None) -> int:
-        """Apply as many transactions from the start of a batch as the policy admits, if possible in one target
-        transaction.
+        """Apply transactions from the start of a batch, as many as the policy admits, if possible in one commit.
 
         :param batch: transactions of kind COMMIT, or a single one of any kind.
         :param parallel: the worker that applied the single transaction while it was received.

@@ -94,7 +94,7 @@ def refuse_other(version: str, build: str) -> None:
 def explained(function: Callable[[Any], Result], spec: Any) -> Result:
     """Run a worker on an executor. If it cannot connect, raise an error that names the executor and what it lacks.
 
-    :param spec: has the subscription.
+    :param spec: must have the attribute ``subscription``.
     """
     try:
         return function(spec)

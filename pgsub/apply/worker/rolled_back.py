@@ -26,11 +26,11 @@ _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()
 def leaves_out(sub: Subscription, error: ApplyError) -> bool:
     """Set the skip for the transaction that stopped apply if the publisher has rolled it back.
 
-    :param error: with or without the transaction's xid and finish LSN.
+    :param error: may lack the transaction's xid and finish LSN.
     :return: whether it will be skipped; False if an operator has already set a skip.
     :raises PgsubError: a server cannot be queried.
     """
-    if not error.xid or error.finish_lsn is None or error.relation is None:  # of a change, not of the end
+    if not error.xid or error.finish_lsn is None or error.relation is None:  # at the end, not at a change
         return False
     with contextlib.closing(target.open_session(sub, f"pgsub {sub.subid} rolled back 0")) as session:
         if not _aborted(session, sub, error.xid):
@@ -47,9 +47,9 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
 
 
 def _aborted(session: psycopg.Connection, sub: Subscription, xid: int) -> bool:
-    """Return whether the publisher says so: a transaction that was committed never is."""
+    """Return whether the publisher says that it aborted the transaction, which it never says of a committed one."""
     with contextlib.closing(verified_publisher.connect(session, sub, replication=True)) as connection:
-        # another server, or an older state of this one, may have rolled back one of the same number
+        # another server, or an older state of this one, may have aborted another transaction with this xid
         verified_publisher.verify(session, connection, sub.subid)
         following = int(str(scalar(connection, _NEXT_XID)))
         full = following >> 32 << 32 | xid
@@ -57,7 +57,7 @@ def _aborted(session: psycopg.Connection, sub: Subscription, xid: int) -> bool:
         if full < 0:
             return False
         try:
-            # a constant query: the connection is of the replication kind
+            # a replication connection takes no query parameters
             return bool(scalar(connection, f"SELECT pg_catalog.pg_xact_status('{full}'::pg_catalog.xid8)") == "aborted")
         except psycopg.Error:
             return False

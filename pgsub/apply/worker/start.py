@@ -156,8 +156,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _further_session(spec: WorkerSpec, *, tagged: bool, spare: bool = False) -> TargetSession:
-    """Open a further session if the claim still holds: a take-over may have ended the sessions that existed before
-    this.
+    """Open a further session if the claim still holds, because a take-over ends only existing sessions.
 
     :param tagged: the worker's own session has a replication origin. Without one, peers with ``origin = none`` would
         take the changes of this session for local ones and send them back.

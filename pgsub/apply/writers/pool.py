@@ -1,4 +1,4 @@
-"""The writers of one worker: give them units of a batch beside the worker's own session, and collect the results."""
+"""Executes units of a batch in the writers of one worker, beside the worker's own session."""
 
 from __future__ import annotations
 
