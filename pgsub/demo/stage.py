@@ -1,7 +1,7 @@
 """Everything that the demo starts, and its end: two servers, the launcher, a folder.
 
-What holds after a normal end holds after SIGKILL too: a watching shell reads a pipe, as for the servers themselves.
-Mirrors the setup and the END block of ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
+The clean-up happens even after SIGKILL, because a watching shell reads a pipe, as for the servers themselves. Mirrors
+the setup and the END block of ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _TIDY_SECONDS = 10.0
 _STOP_SECONDS = 45.0  #: more than a launcher gives its workers
 
 _SETTINGS: Mapping[str, Mapping[str, Setting]] = {
-    # the smallest possible: whatever is not tiny is streamed before it commits
+    # The minimum, so that all but tiny transactions are streamed before they commit.
     "publisher": {"logical_decoding_work_mem": "64kB"},
     "target": {"track_commit_timestamp": True},
 }
 
-#: Reads to the end of a pipe that only the demo writes to; a line is the process to stop.
+#: Reads a pipe, to which only the demo writes, until its end. A line is the process to stop.
 _WATCHER = """
 while read -r line; do pid=$line; done
 if [ -n "$pid" ]; then
@@ -80,17 +80,17 @@ rm -rf {folder}
 
 
 class Stage:
-    """A context at whose end nothing is left, unless :meth:`keep` was called.
+    """A context that leaves nothing behind, unless :meth:`keep` was called.
 
-    :ivar folder: of this run; the servers' user may enter it, only the caller may write to it.
+    :ivar folder: this run's folder. The servers' user may enter it, only the caller may write to it.
     :ivar state_dir: the state folder of the demo's subscription.
-    :ivar log: the launcher's.
+    :ivar log: the launcher's log.
     """
 
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}
         self._launcher: subprocess.Popen[bytes] | None = None
-        # /tmp and not TMPDIR: the path of a socket may have a hundred bytes
+        # /tmp instead of TMPDIR, because a socket's path is limited to about a hundred bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="pgsub-demo-", dir="/tmp"))
         self.folder.chmod(0o755)
         self.state_dir = self.folder / "state"
@@ -111,7 +111,7 @@ class Stage:
         dismiss(self._watcher)
 
     def _remove(self) -> None:
-        """Remove the folder; Spark's JVM, which ends by itself behind the launcher, may still be tidying in it."""
+        """Remove the folder. Spark's JVM, which ends after the launcher, may still be cleaning up in it."""
         deadline = time.monotonic() + _TIDY_SECONDS
         while self.folder.exists() and time.monotonic() < deadline:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -127,7 +127,7 @@ class Stage:
     # servers
 
     def start_servers(self) -> None:
-        """Start both and make an empty database on each."""
+        """Start both servers and make an empty database on each."""
         for side, settings in _SETTINGS.items():
             folder = self.folder / side
             folder.mkdir(mode=0o755)
@@ -151,23 +151,23 @@ class Stage:
     # launcher
 
     def start_launcher(self) -> None:
-        """Start ``pgsub run``; it warms up while others work."""
+        """Start ``pgsub run``, which initializes Spark while others work."""
         command = own_program("run", "--state-dir", str(self.state_dir), "--log-file", str(self.log))
         with (self.folder / "launcher").open("wb") as errors:
             self._launcher = subprocess.Popen(
                 **command,
                 stdout=errors,
                 stderr=errors,
-                start_new_session=True,  # an interrupt from the terminal is ours: the launcher is stopped in its turn
+                start_new_session=True,  # this process handles an interrupt from the terminal
             )
         assert self._watcher.stdin is not None
         self._watcher.stdin.write(f"{self._launcher.pid}\n".encode())
         self._watcher.stdin.flush()
 
     def await_launcher(self) -> None:
-        """Return when the launcher serves the state folder.
+        """Wait until the launcher serves the state folder.
 
-        :raises PgsubError: it does not.
+        :raises PgsubError: it does not in time.
         """
         lock = launcher_lock(self.state_dir)
         deadline = time.monotonic() + _START_SECONDS
@@ -180,7 +180,7 @@ class Stage:
     def check_launcher(self) -> None:
         """Check that the launcher has not ended.
 
-        :raises PgsubError: with the end of its log.
+        :raises PgsubError: it has; the detail is the end of its log.
         """
         if self._launcher is not None and self._launcher.poll() is not None:
             raise PgsubError(f"pgsub run has ended with {self._launcher.returncode}", detail=self._last_words())
@@ -191,7 +191,7 @@ class Stage:
         return text.strip() or None
 
     def stop_launcher(self) -> None:
-        """Stop it as SIGTERM does, and wait."""
+        """Stop the launcher with SIGTERM, and wait."""
         if self._launcher is None:
             return
         self._launcher.terminate()
@@ -202,20 +202,20 @@ class Stage:
             self._launcher.wait()
         self._launcher = None
 
-    # what stays
+    # Keeping the servers.
 
     def keep(self) -> Path:
-        """Let the servers live on without this process.
+        """Let the servers run without this process.
 
         :return: a script that stops and removes everything.
-        :raises PgsubError: a server does not start again.
+        :raises PgsubError: a server does not restart.
         """
         self.stop_launcher()
         script = self.folder / "stop"
         script.write_text(_STOP_SCRIPT.format(folder=shlex.quote(str(self.folder)), uid=server_uid()))
         try:
             for server in self.servers.values():
-                server.stop()  # it is a child of ours; pg_ctl's daemon needs nobody
+                server.stop()  # it is a child of this process, unlike pg_ctl's daemon
                 _start_daemon(server)
         except BaseException:
             subprocess.run(["/bin/sh", str(script)], check=False)
@@ -229,7 +229,7 @@ def _start_daemon(server: Server) -> None:
     log = server.folder / "log.kept"
     command = [str(find_binaries() / "pg_ctl"), "-D", str(server.data), "-l", str(log), "-w", "start"]
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "cwd": "/"}
-    # an interrupt from the terminal must not reach the server
+    # An interrupt from the terminal must not reach the server.
     done = subprocess.run(command, env=environment(), check=False, start_new_session=True, **options, **identity())
     if done.returncode != 0:
         text = log.read_text(errors="replace")[-2000:].strip() if log.exists() else None

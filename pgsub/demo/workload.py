@@ -1,7 +1,6 @@
-"""Writers that keep changing the publisher while it is copied and after, as ``pgbench`` does in the server's tests.
+"""Writers that change the publisher during and after the copy, like ``pgbench`` in the server's tests.
 
-Every writer has tables of its own, so that they never wait for each other; the order between them is left to chance,
-which is the point.
+Every writer has its own tables, so they never wait for each other. The order between them is random on purpose.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import psycopg
 from pgsub.common.errors import PgsubError
 from pgsub.demo.schema import NASTY
 
-#: Seconds between two transactions of one writer, at least: on a busy machine it rests as long as it has worked, or
-#: what it writes meanwhile would keep the machine as busy.
+#: Minimum seconds between two transactions of a writer. It pauses for as long as it has worked, because otherwise its
+#: changes would keep a busy machine busy.
 _PAUSE = 0.02
 _VERBS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
@@ -29,14 +28,14 @@ Job = Callable[["Transaction"], None]
 
 
 class Tally:
-    """The counts of all writers: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
+    """The counts of all writers: ``transactions``, ``rolled back``, ``large``, and rows or tables by SQL verb."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def add(self, counts: Counter[str]) -> None:
-        """Add what one transaction did."""
+        """Add the counts of a transaction."""
         with self._lock:
             self._counts.update(counts)
 
@@ -46,7 +45,7 @@ class Tally:
             return self._counts.copy()
 
     def rows(self) -> int:
-        """Count the rows inserted, updated and deleted."""
+        """Return the number of rows inserted, updated and deleted."""
         counts = self.counts()
         return sum(counts[verb] for verb in _VERBS[:3])
 
@@ -62,7 +61,7 @@ class Tally:
 
 
 class Transaction:
-    """One transaction of a writer: statements with parameters, counted."""
+    """A transaction of a writer: counted statements with parameters."""
 
     def __init__(self, connection: psycopg.Connection, chance: random.Random, sizes: Mapping[str, int]) -> None:
         self.connection = connection
@@ -71,7 +70,7 @@ class Transaction:
         self.counts: Counter[str] = Counter()
 
     def run(self, statement: str, **values: Any) -> None:
-        """Run a statement; ``%(nasty)s`` is a text of :data:`~pgsub.demo.schema.NASTY`."""
+        """Run a statement, in which ``%(nasty)s`` is a text of :data:`~pgsub.demo.schema.NASTY`."""
         values = {"nasty": self.chance.choice(NASTY), **values}
         cursor = self.connection.execute(statement.encode(), values)
         verb = (cursor.statusmessage or "").partition(" ")[0]
@@ -79,16 +78,16 @@ class Transaction:
             self.counts[verb] += statement.count(",") + 1 if verb == "TRUNCATE" else cursor.rowcount
 
     def number(self, kind: str) -> int:
-        """Choose a row of those that were there at the start."""
+        """Choose one of the initial rows."""
         return self.chance.randint(1, self.sizes[kind])
 
     def key(self) -> uuid.UUID:
-        """Choose a place among random keys: the next one after it is a random row."""
+        """Choose a random key. The next key in the table is a random row."""
         return uuid.UUID(int=self.chance.getrandbits(128))
 
 
 def _place_orders(do: Transaction) -> None:
-    """Run several statements, among them a change of half of the rows that were just written."""
+    """Run several statements, one of which changes half of the rows that were just written."""
     first = do.number("products")
     do.run(
         """INSERT INTO shop."order"
@@ -106,7 +105,7 @@ def _place_orders(do: Transaction) -> None:
 
 
 def _rename_products(do: Transaction) -> None:
-    """Change keys of products, and so all orders that refer to them, and prices, and so generated columns."""
+    """Change keys of products, and so all orders that refer to them; and prices, and so generated columns."""
     do.run(
         """UPDATE shop.product SET sku = left(sku, 12) || '/' || %(suffix)s
             WHERE sku IN (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 2)""",
@@ -129,7 +128,7 @@ def _sign_up(do: Transaction) -> None:
 
 
 def _change_mind(do: Transaction) -> None:
-    """Roll back as a whole: nothing of it may arrive."""
+    """Roll everything back. None of it may arrive."""
     do.run("""UPDATE shop."order" SET note = 'never' WHERE id >= %(key)s AND sku < 'SKU-00000005'""", key=do.key())
     do.run("DELETE FROM shop.product WHERE sku = 'never'")
     do.run("""INSERT INTO shop.customer (name) SELECT 'never' FROM generate_series(1, 2000)""")
@@ -147,7 +146,7 @@ def _edit_documents(do: Transaction) -> None:
 
 
 def _edit_notes(do: Transaction) -> None:
-    """Change rows that the whole old row identifies, a TOASTed value included."""
+    """Change rows that only the whole old row identifies, including a TOASTed value."""
     some = "ctid IN (SELECT ctid FROM shop.note WHERE author = %(author)s LIMIT 1)"
     do.run(f"UPDATE shop.note SET written = clock_timestamp() WHERE {some}", author=f"author {do.chance.randrange(20)}")
     do.run(f"UPDATE shop.note SET body = NULL WHERE {some}", author=f"author {do.chance.randrange(20)}")
@@ -155,7 +154,7 @@ def _edit_notes(do: Transaction) -> None:
 
 
 def _measure(do: Transaction) -> None:
-    """Change rows without any key, some of them duplicates: one change must hit one of them."""
+    """Change rows without a key, some of them duplicates. One change must affect only one of them."""
     some = "ctid IN (SELECT ctid FROM ops.reading WHERE sensor = %(sensor)s LIMIT %(count)s)"
     sensor = do.number("sensors")
     do.run(
@@ -168,7 +167,7 @@ def _measure(do: Transaction) -> None:
 
 
 def _move_events(do: Transaction) -> None:
-    """Move rows to another partition, on the publisher only: the target is partitioned in another way."""
+    """Move rows to another partition on the publisher only, because the target's partitions differ."""
     do.run("UPDATE ops.event SET moment = moment + interval '400 days' WHERE id = %(id)s", id=do.number("events"))
     do.run("UPDATE ops.event SET kind = %(nasty)s WHERE id BETWEEN %(id)s AND %(id)s + 3", id=do.number("events"))
     do.run("DELETE FROM ops.event WHERE id = %(id)s", id=do.number("events"))
@@ -189,7 +188,7 @@ def _append_log(do: Transaction) -> None:
 
 
 def _empty_baskets(do: Transaction) -> None:
-    """Truncate two tables in one statement and fill them again in the same transaction."""
+    """Truncate two tables in one statement, and fill them again in the same transaction."""
     do.run('TRUNCATE shop.basket, shop."odd ""named"" one"')
     do.run("INSERT INTO shop.basket SELECT g, %(nasty)s FROM generate_series(1, 40) g")
     do.run("""INSERT INTO shop."odd ""named"" one" SELECT g, %(nasty)s, g FROM generate_series(1, 40) g""")
@@ -197,7 +196,7 @@ def _empty_baskets(do: Transaction) -> None:
 
 
 def _load(do: Transaction) -> None:
-    """Write so much that the publisher streams it before its end; roll back a part of it."""
+    """Write enough that the publisher streams the transaction before its end, and roll back a part of it."""
     lines = min(max(2000, do.sizes["orders"] // 20), 5000)
     insert = (
         "INSERT INTO ops.log SELECT clock_timestamp(), %(level)s, 'line ' || g FROM generate_series(1, %(lines)s) g"
@@ -212,7 +211,7 @@ def _load(do: Transaction) -> None:
     do.counts["large"] += 1
 
 
-#: One writer a line; jobs that are named more often are done more often.
+#: One writer per line. Repeated jobs are done more often.
 _WRITERS: tuple[Sequence[Job], ...] = (
     (_place_orders, _sign_up, _place_orders, _place_orders, _rename_products, _place_orders, _change_mind),
     (_edit_documents, _measure, _move_events, _edit_samples, _measure, _edit_notes, _move_events, _measure),
@@ -221,9 +220,9 @@ _WRITERS: tuple[Sequence[Job], ...] = (
 
 
 class Workload:
-    """All writers, each a session that does its jobs in turn. A context: they are stopped at its end.
+    """All writers, each a session that does its jobs in turn. The context stops them at its end.
 
-    :param sizes: of :func:`pgsub.demo.schema.sizes`.
+    :param sizes: from :func:`pgsub.demo.schema.sizes`.
     """
 
     def __init__(self, conninfo: str, sizes: Mapping[str, int]) -> None:
@@ -265,7 +264,7 @@ class Workload:
     def check(self) -> None:
         """Check that no writer has failed.
 
-        :raises PgsubError: with the error of one that has.
+        :raises PgsubError: one has; the detail is its error.
         """
         for number, writer in enumerate(self._writers):
             failure = writer.exception() if writer.done() else None
@@ -273,11 +272,11 @@ class Workload:
                 raise PgsubError(f"writer {number} of the demo failed", detail=str(failure).strip())
 
     def rounds(self) -> int:
-        """Return how often every writer did each of its jobs."""
+        """Return how often every writer has done all of its jobs."""
         return min(self._rounds)
 
     def stop(self) -> None:
-        """Stop after the transactions that are open.
+        """Stop after the open transactions.
 
         :raises PgsubError: a writer failed.
         """

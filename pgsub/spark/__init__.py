@@ -1,6 +1,6 @@
-"""Spark session and job submission: the only importer of pyspark, and ignorant of what a job does.
+"""Spark session and job submission. Only this package imports pyspark. It does not know what jobs do.
 
-``java`` finds a runtime, ``jvm_flags`` and ``class_archive`` make its start short, ``settings`` reads what the user
-set, ``session`` opens and closes the context, ``executors`` waits for those of a cluster, ``jobs`` runs functions in
-it. This package itself imports nothing, so that commands which move no data never load pyspark.
+``java`` finds a Java runtime, ``jvm_flags`` and ``class_archive`` speed up its start, ``settings`` reads the user's
+settings, ``session`` opens and closes the context, ``executors`` waits for a cluster's executors, ``jobs`` runs
+functions. The package itself imports nothing, so commands that move no data never load pyspark.
 """

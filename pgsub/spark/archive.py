@@ -26,16 +26,16 @@ from pgsub.spark.deployment import check_archive_name
 #: Distributions whose code runs in tasks.
 _NEEDED = ("psycopg", "psycopg-binary", "psycopg-c", "typing_extensions", "numpy")
 _LEFT_OUT = ("__pycache__", "tests")
-#: Distributions that come with Spark.
+#: Distributions that belong to Spark.
 _SPARK = ("pyspark", "py4j")
 
 
 def write(archive: Path, python: str, *, launcher: bool = False) -> None:
     """Write the archive.
 
-    :param archive: ``.tar.gz``; replaced as a whole.
+    :param archive: a ``.tar.gz`` file, replaced atomically.
     :param python: path of the interpreter on the executors.
-    :param launcher: with all that pgsub depends on but Spark.
+    :param launcher: include all of pgsub's dependencies except Spark.
     :raises SparkUnusable: Spark would not unpack a file of that name.
     """
     check_archive_name(archive)
@@ -52,9 +52,9 @@ def write(archive: Path, python: str, *, launcher: bool = False) -> None:
 
 
 def _dependencies(name: str, seen: tuple[str, ...] = ("pgsub", *_SPARK)) -> list[str]:
-    """Return the distributions that one needs, and those that they need."""
+    """Return the distributions that a distribution needs, including indirect ones."""
     found: list[str] = []
-    with contextlib.suppress(metadata.PackageNotFoundError):  # it is for another system
+    with contextlib.suppress(metadata.PackageNotFoundError):  # needed only on other systems
         for text in metadata.requires(name) or []:
             needed = re.split(r"[^\w.-]", text, maxsplit=1)[0]
             if "extra ==" not in text and needed not in (*seen, *found):
@@ -63,7 +63,7 @@ def _dependencies(name: str, seen: tuple[str, ...] = ("pgsub", *_SPARK)) -> list
 
 
 def _add_distribution(tar: tarfile.TarFile, name: str, site: str) -> None:
-    """Add the files of an installed distribution; one that is not installed is not needed."""
+    """Add the files of an installed distribution. One that is not installed is not needed."""
     try:
         files = metadata.files(name) or []
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def _add_distribution(tar: tarfile.TarFile, name: str, site: str) -> None:
 
 
 def _code(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Let everyone read a file, and leave out what Python makes anew."""
+    """Make a file readable for everyone, and leave out what Python creates itself."""
     if any(part in _LEFT_OUT for part in Path(info.name).parts):
         return None
     info.uid = info.gid = 0

@@ -1,8 +1,8 @@
-"""The class-data-sharing archive that halves the start of Spark's JVM.
+"""The class-data-sharing archive, which halves the start time of Spark's JVM.
 
-An archive belongs to one Java version and one set of jars; its name is their hash. It is made by a process of its
-own in the background when the first session has ended (:mod:`pgsub.spark.training`), as dumping classes while a user
-waits would cost him twice what it saves. Without an archive everything works, only slower.
+An archive belongs to one Java version and one set of jars, whose hash is its name. A background process makes it after
+the first session (:mod:`pgsub.spark.training`), because making it while a user waits would take twice the time it
+saves. Everything works without an archive, only slower.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 from pgsub.spark.java import Java
 
-#: The archive depends on the collector, so all JVMs have the same one unless the user chose another.
+#: The archive depends on the garbage collector, so all JVMs use this one unless the user chose another.
 COLLECTOR = "-XX:+UseSerialGC"
 _UNUSED_DAYS = 60
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The two files of an archive: ``base`` holds the JDK's classes where the JDK brings no such file."""
+    """The two files of an archive. ``base`` contains the JDK's classes if the JDK has no such file."""
 
     file: Path
     base: Path | None
 
     @property
     def refused(self) -> Path:
-        """Written when an attempt to make the archive failed."""
+        """The file that marks a failed attempt to make the archive."""
         return self.file.with_suffix(".failed")
 
     def wanted(self) -> bool:
-        """Return whether to make it: it is not there, and no attempt failed within a day."""
+        """Return whether to make the archive: it does not exist, and no attempt failed within a day."""
         if self.file.exists():
             return False
         try:
@@ -46,7 +46,7 @@ class Archive:
 
 
 def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
-    """Return the archive of a runtime and a set of jars, whether it was made or not.
+    """Return the archive of a runtime and a set of jars, which may not exist yet.
 
     :param spark_home: folder whose ``jars`` are on the class path.
     :param cache: private cache folder.
@@ -62,9 +62,9 @@ def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
 
 
 def dump_base(java: Java, archive: Archive) -> None:
-    """Make the archive of the JDK's own classes, without which a JVM cannot write one on top.
+    """Make the archive of the JDK's own classes, which a JVM needs to write one on top.
 
-    :raises OSError: where the runtime cannot.
+    :raises OSError: the runtime cannot do it.
     """
     if archive.base is None or archive.base.exists():
         return
@@ -77,9 +77,9 @@ def dump_base(java: Java, archive: Archive) -> None:
 
 
 def train_in_background(archive: Archive, environment: Mapping[str, str]) -> None:
-    """Have the archive made by a process that outlives this one, as ``git gc --auto`` does its work.
+    """Start a process that makes the archive and outlives this one, like ``git gc --auto``.
 
-    :param environment: in which pgsub can be imported.
+    :param environment: environment in which pgsub can be imported.
     """
     if not archive.wanted():
         return
@@ -97,7 +97,7 @@ def train_in_background(archive: Archive, environment: Mapping[str, str]) -> Non
 
 
 def remove_unused(cache: Path) -> None:
-    """Remove archives that no session has used for long.
+    """Remove archives that have not been used for long.
 
     :param cache: private cache folder.
     """
@@ -108,7 +108,7 @@ def remove_unused(cache: Path) -> None:
 
 
 def mark_used(archive: Archive) -> None:
-    """Keep an archive from :func:`remove_unused`."""
+    """Protect an archive from :func:`remove_unused`."""
     for file in (archive.file, archive.base):
         try:
             if file is not None:

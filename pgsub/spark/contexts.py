@@ -1,4 +1,4 @@
-"""What is known of Spark's contexts in this process: who opened them, and whether and how they have ended.
+"""The state of Spark's contexts in this process: who opened them, and whether and how they have ended.
 
 :mod:`pgsub.spark.session` opens and closes them.
 """
@@ -17,43 +17,43 @@ from pyspark import SparkContext
 
 from pgsub.spark.class_archive import Archive
 
-_ANSWER_SECONDS = 1.0  #: that the JVM of spark-submit may take to accept a connection
+_ANSWER_SECONDS = 1.0  #: limit for the JVM of spark-submit to accept a connection
 
 
 @dataclass(frozen=True)
 class Started:
-    """The clean-up after a JVM that this process started."""
+    """The clean-up data of a JVM that this process started."""
 
     archive: Archive
     pid_file: Path
 
 
-started: dict[int, Started] = {}  #: by process id
-own: set[SparkContext] = set()  #: contexts that were opened here, until they are closed
-opened: WeakSet[SparkContext] = WeakSet()  #: contexts that were opened here, closed ones too
+started: dict[int, Started] = {}  #: by process ID
+own: set[SparkContext] = set()  #: contexts opened here, until they are closed
+opened: WeakSet[SparkContext] = WeakSet()  #: contexts opened here, including closed ones
 guests: set[SparkContext] = set()  #: contexts of others that were used
-pids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  #: process ids of JVMs, by pyspark's gateway
+pids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  #: process IDs of JVMs, by pyspark's gateway
 
 
 def active() -> SparkContext | None:
-    """Return the context that somebody else opened in this process: a notebook, a job. It is never closed here."""
+    """Return the context that others, such as a notebook, opened in this process. It is never closed here."""
     found = SparkContext._active_spark_context
     return None if found is None or found in opened or found._jsc is None else found
 
 
 def ending() -> bool:
-    """Return whether a context that was opened here and is closed has not stopped yet; pyspark has one at a time."""
+    """Return whether a closed context of this process has not stopped yet. pyspark allows one at a time."""
     found = SparkContext._active_spark_context
     return found is not None and found in opened and found not in own
 
 
 def is_guest(context: SparkContext) -> bool:
-    """Return whether somebody else opened the context, and closes it."""
+    """Return whether others opened the context, and will close it."""
     return context in guests
 
 
 def present(context: SparkContext) -> bool:
-    """Return whether nothing is known of an end of the context; the JVM, which may hang, is not asked."""
+    """Return whether the context is not known to have ended, without asking the JVM, which may hang."""
     if context._jsc is None or context is not SparkContext._active_spark_context:
         return False
     process = context._gateway.proc
@@ -61,12 +61,12 @@ def present(context: SparkContext) -> bool:
 
 
 def alive(context: SparkContext) -> bool:
-    """Return whether the context's JVM is there and the context is not stopped; this hangs with the JVM."""
+    """Return whether the context's JVM runs and the context is not stopped. Hangs if the JVM does."""
     return ended(context) is None
 
 
 def ended(context: SparkContext) -> str | None:
-    """Return how a context has ended, None as long as it has not; this hangs with its JVM."""
+    """Return how a context has ended, None if it has not. Hangs if the JVM does."""
     process = context._gateway.proc
     code = None if process is None else process.poll()
     if code:
@@ -77,18 +77,18 @@ def ended(context: SparkContext) -> str | None:
         stopped = not present(context) or context._jsc.sc().isStopped()
     except (Py4JError, OSError):
         return "the Java process of Spark died"
-    except AttributeError:  # another thread closes it
+    except AttributeError:  # another thread is closing it
         return "Spark was closed"
     return "the Spark context was stopped" if stopped else None
 
 
 def lost(context: SparkContext | None) -> bool:
-    """Return whether the Spark that this process was given is gone, which nothing here can start again.
+    """Return whether the Spark that this process was given has ended, which cannot be restarted here.
 
-    spark-submit's JVM ends with its script or is killed, and this process, its child, is not told; a notebook stops its
-    context. Another context that is open there then is as good.
+    The JVM of spark-submit ends with its script or is killed, without notice to this child process. A notebook may stop
+    its context. If it has opened another context, that one can be used.
 
-    :param context: the one that was open last, None if none was.
+    :param context: the last open context, None if there was none.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         try:
@@ -101,7 +101,7 @@ def lost(context: SparkContext | None) -> bool:
 
 
 def is_own(jvm: Any) -> bool:
-    """Return whether a JVM is one that was started here.
+    """Return whether this process started a JVM.
 
     :param jvm: pyspark's gateway, or None.
     """
@@ -110,9 +110,9 @@ def is_own(jvm: Any) -> bool:
 
 
 def kill(jvm: Any) -> None:
-    """Kill a JVM that was started here; its python workers see that, and pgsub.spark.session cleans up after it.
+    """Kill a JVM that was started here. Its python workers notice this, and pgsub.spark.session cleans up.
 
-    Its end is not awaited: a process whose disk does not answer takes its time even for that.
+    Does not wait for its end, which may be delayed by a disk that does not answer.
     """
     if is_own(jvm):
         jvm.proc.kill()

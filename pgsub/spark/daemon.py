@@ -1,10 +1,10 @@
 """The parent of all python workers on this machine (``spark.python.daemon.module``).
 
-Spark puts its own ``pyspark.zip`` first on the workers' path, and what is imported from a zip is compiled anew each
-time: half a second of the first job. Here the installed package, the same code, is imported instead.
+Spark puts its own ``pyspark.zip`` first on the workers' path. Modules from a zip file are compiled at each import,
+which takes half a second of the first job. This module imports the same code from the installed package instead.
 
-A worker is a fork of this process, so what is imported here once is there in each of them: a copy, a catch-up, and
-apply after its worker was killed begin a second sooner.
+Workers are forks of this process, so they inherit its imported modules. A copy, a catch-up, or apply after its worker
+was killed starts a second sooner.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import importlib.util
 import os
 import sys
 
-#: Names the modules that workers need, with commas between them.
+#: Variable with the comma-separated names of modules that workers need.
 IMPORTED = "PGSUB_WORKER_MODULES"
 
-#: pyspark.worker imports them where they are installed, and they start threads, which are not there after a fork.
+#: Modules that pyspark.worker imports if installed. They start threads, which do not survive a fork.
 _WITH_THREADS = ("pandas", "pyarrow")
 
 
 def _import_for_workers() -> None:
-    """Import the modules of workers; a failure is left to the worker that needs the module."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start them when it is imported
+    """Import the workers' modules. A failure is left to the worker that needs the module."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads at its import
     spark = () if any(map(importlib.util.find_spec, _WITH_THREADS)) else ("pyspark.worker",)
     for name in (*spark, *filter(None, os.environ.get(IMPORTED, "").split(","))):
         try:
             importlib.import_module(name)
         except Exception:
             pass
-    gc.freeze()  # or the collector of every worker would copy all of it
+    gc.freeze()  # otherwise garbage collection would copy everything in each worker
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Diagnoses of executors that cannot run any task of pgsub: the decisive line, with the command that helps.
+"""Diagnoses of executors that cannot run pgsub's tasks: the decisive line, with a command that helps.
 
-Spark reports a whole Java exception that contains the Python traceback of the executor. The last line of that traceback
-is the reason.
+Spark reports a Java exception that contains the Python traceback of the executor. Its last line is the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _EXECUTOR = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor
 _ATTRIBUTE = re.compile(r"^AttributeError: Can't get attribute '\w+' on <module 'pgsub[^\n]*", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
-#: What Spark says of a job that it ended for reasons of its own (DAGScheduler, TaskSetManager, TaskResultGetter,
-#: TorrentBroadcast, StandaloneSchedulerBackend, NettyRpcEnv): another one may do well.
+#: Texts of jobs that Spark ended for its own reasons (DAGScheduler, TaskSetManager, TaskResultGetter, TorrentBroadcast,
+#: StandaloneSchedulerBackend, NettyRpcEnv). Another job may succeed.
 _PASSING = (
     *(
         "SparkContext was shut down",
@@ -40,10 +39,10 @@ _ARCHIVE = "pgsub_env.tar.gz"
 
 
 def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
-    """Return the error of a deployment that a failed job's text shows, None for any other failure.
+    """Return the deployment error that a failed job's text shows, None for any other failure.
 
-    :param text: the Java exception's.
-    :param local: whether tasks run on this machine, where the interpreter is the user's setting.
+    :param text: the text of the Java exception.
+    :param local: whether tasks run on this machine, where the user's settings determine the interpreter.
     """
     if found := _VERSION.search(text):
         message = f"the executors run Python {found[1]}, but this launcher runs Python {found[2]}"
@@ -66,7 +65,7 @@ def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
 
 
 def _imports(text: str) -> str:
-    """Return the last line of a traceback that ends with an error of importing."""
+    """Return the last line of a traceback that ends with an import error."""
     return [found[0] for found in _IMPORT.findall(text)][-1].strip()
 
 
@@ -84,17 +83,17 @@ def _hint(master: str, local: bool) -> str:
 
 
 def passes(text: str) -> bool:
-    """Return whether a failed job's text shows that Spark lost something which it may have again."""
+    """Return whether a failed job's text shows a loss in Spark that may be temporary."""
     return not of_python(text) and any(words in text for words in _PASSING)
 
 
 def of_python(text: str) -> bool:
-    """Return whether it shows an exception of the Python process; those of pgsub's own functions are results."""
+    """Return whether the text has a Python exception. Exceptions of pgsub's functions are results instead."""
     return _TRACEBACK in text
 
 
 def telling_lines(text: str) -> str:
-    """Return the lines of a failed job's text that say why: the end of a Python traceback, else the beginning."""
+    """Return the lines of a failed job's text with the reason: the end of a Python traceback, else the beginning."""
     lines = text.splitlines()
     if not of_python(text):
         return "\n".join(lines[:5])
@@ -108,7 +107,7 @@ def telling_lines(text: str) -> str:
 
 
 def refuse_connect(master: str, environ: Mapping[str, str]) -> None:
-    """Refuse Spark Connect, which has no RDDs and no threads of the driver's own.
+    """Refuse Spark Connect, which has no RDDs and no threads of the driver.
 
     :raises SparkUnusable: the master is ``sc://``, or SPARK_REMOTE is set.
     """

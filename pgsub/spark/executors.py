@@ -1,4 +1,4 @@
-"""The wait for a cluster's executors: how many tasks they run at once, and whether that will ever be enough."""
+"""The wait for a cluster's executors: how many tasks they run at once, and whether that can be enough."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from pyspark.errors import PySparkException
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.spark import settings
 
-#: Spark's own setting for how long executors of a cluster may take to register, and its default.
+#: Spark's setting for the time within which a cluster's executors must register, and its default.
 _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
-#: What lets a command with an end wait for executors that take longer.
+#: Option that lets a bounded command wait longer for executors.
 WAIT_LONGER = f"--conf {_REGISTRATION[0]}=5m"
 
 WITHOUT_STATE = "It was started again without its state, and gives the application no executors."
-#: Executors that a master gives an application without dynamic allocation: as many as its cores allow.
+#: Number of executors to request. Without dynamic allocation, a master gives as many as the cores allow.
 _ALL = 2**31 - 1
 _LISTENS_SECONDS = 2.0
-_QUESTION_SECONDS, _STALE_SECONDS = 10.0, 60.0  #: between two questions, and how long an answer counts
+_QUESTION_SECONDS, _STALE_SECONDS = 10.0, 60.0  #: seconds between two questions, and until an answer is outdated
 
 
 @dataclass(frozen=True)
 class Awaiting:
-    """Manner of waiting for executors: Spark's own spark.scheduler.maxRegisteredResourcesWaitingTime, or for ever.
+    """The limit of the wait for executors: Spark's spark.scheduler.maxRegisteredResourcesWaitingTime, or none.
 
-    :ivar registered: is told again and again how many slots there are, and of which master.
-    :ivar given_up: whether nobody waits any more.
-    :ivar partial: is told, after that time, how many slots there are and are needed, where any are enough for now; more
-        are used as they come. None where all are needed.
-    :ivar needed: returns how many slots are needed, where that changes meanwhile.
+    :ivar registered: called repeatedly with the number of slots and the master.
+    :ivar given_up: returns whether nobody waits any more.
+    :ivar partial: called after that time with the available and needed slots, if any are enough for now; later ones are
+        used, too. None if all are needed.
+    :ivar needed: returns the number of needed slots, if it may change meanwhile.
     """
 
     patient: bool = False
@@ -50,9 +50,9 @@ class Awaiting:
 
 
 def check_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path, *, own: bool = True) -> None:
-    """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
+    """Wait until enough executors have registered, like Spark does before it schedules a barrier stage.
 
-    Executors that only come when tasks ask for them cannot be counted.
+    Executors that start only for existing tasks cannot be counted.
     """
     if settings.is_local(context.master) or _dynamic(context):
         return
@@ -79,7 +79,7 @@ def _dynamic(context: SparkContext) -> bool:
 
 
 def _hint(master: str, slots: int, cores: int) -> str:
-    """Return what helps where too few executors came in time; spark.cores.max was looked at before."""
+    """Return what helps if too few executors came in time. spark.cores.max was checked before."""
     if master.startswith("spark://"):
         room = "Start another worker of Spark, or end other applications that have its cores and memory"
     elif slots:
@@ -94,7 +94,7 @@ def _registered(context: SparkContext, log: Path) -> int:
     scala = context._jsc.sc()
     try:
         slots = registered_slots(context)
-    except (Py4JJavaError, PySparkException):  # half of it is gone already
+    except (Py4JJavaError, PySparkException):  # it is half gone
         if not scala.isStopped():
             raise
     if scala.isStopped():
@@ -106,7 +106,7 @@ def _registered(context: SparkContext, log: Path) -> int:
 
 
 def registered_slots(context: SparkContext) -> int:
-    """Return how many tasks run at once on the executors that have registered."""
+    """Return how many tasks the registered executors run at once."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
@@ -117,16 +117,17 @@ def forgotten_by(master: str) -> str:
 
 
 class MasterQuestion:
-    """A question to a standalone master, asked now and then: whether it still knows the application.
+    """A repeated question to a standalone master: whether it still knows the application.
 
-    One that was started again without its state has the application's executors killed and gives it no others. It is
-    asked for as many executors as it would give anyway. One that kept its state has told the application where it is
-    (MasterChanged of StandaloneAppClient.scala); any other is asked on the connection that was lost, which fails.
+    A master that was restarted without its state has the application's executors killed and gives it no new ones. The
+    question is a request for as many executors as the master gives anyway. A master that kept its state has told the
+    application its address (MasterChanged of StandaloneAppClient.scala). Others are asked over the lost connection,
+    which fails.
 
-    Nothing is asked of several masters, which keep their state elsewhere, and where the number of executors is not
-    pgsub's to say: with dynamic allocation, and in a context of somebody else.
+    Several masters are not asked, because they keep their state elsewhere. Neither is a master whose number of
+    executors pgsub does not control: with dynamic allocation, or in a context of others.
 
-    :param context: whose master it is.
+    :param context: the master's context.
     :param own: whether the context is pgsub's own.
     """
 
@@ -134,10 +135,10 @@ class MasterQuestion:
         self._context = context
         self._asks = own and re.fullmatch("spark://[^,]+", context.master) is not None and not _dynamic(context)
         self._asked_at = -math.inf
-        self._answers = 0  #: in a row by which it does not know the application
+        self._answers = 0  #: number of successive negative answers
 
     def forgotten(self) -> bool:
-        """Return whether two answers in a row say so: a master may be reading its state."""
+        """Return whether two successive answers are negative. A master may still be reading its state."""
         clock = time.monotonic()
         if not self._asks or clock < self._asked_at + _QUESTION_SECONDS:
             return False

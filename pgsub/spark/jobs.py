@@ -1,7 +1,7 @@
-"""Run functions as Spark jobs from threads, and bring their exceptions home as themselves.
+"""Runs functions as Spark jobs from threads, and raises their exceptions unchanged.
 
-Each item is one job of one task. In a job of many tasks the death of one python worker would abort the whole job and
-every result with it, and its end would only be seen when the slowest task had ended.
+Each item is a job with one task. In a job with many tasks, the death of one python worker would abort the job and lose
+every result. Moreover, its end would be noticed only after the slowest task.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Result = TypeVar("Result")
 
 _numbers = itertools.count(1)
 
-#: In memory or ``spark.local.dir`` of the driver's or an executor's machine: a job that failed by it may succeed later.
+#: Texts of a lack of memory, or of space in ``spark.local.dir``, on any machine. Such a job may succeed later.
 _NO_ROOM = ("No space left on device", "OutOfMemoryError", "Failed to create local dir")
 
-_DYING_SECONDS = 2.0  #: that a process without connections may take to end
+_DYING_SECONDS = 2.0  #: seconds that a process may take to end after its connections
 
 
 class JobCancelled(PgsubError):
@@ -48,7 +48,7 @@ class JobCancelled(PgsubError):
 
 
 class Job(Generic[Item, Result]):
-    """A running job; made by :meth:`Submitter.submit`."""
+    """A running job, made by :meth:`Submitter.submit`."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Job(Generic[Item, Result]):
         self._threads: list[SupervisedThread] = []
 
     def start(self, slots: int) -> None:
-        """Begin; called once, by the submitter.
+        """Start the job. The submitter calls this once.
 
-        Threads are plain ones: pyspark's InheritableThread calls the JVM before its target, where a dead JVM would
-        end it without a word, and there is nothing to inherit.
+        Plain threads are used, because pyspark's InheritableThread calls the JVM before its target. A dead JVM would
+        end it silently, and there is nothing to inherit.
 
-        :param slots: tasks that run at once.
+        :param slots: number of tasks that run at once.
         """
         self._threads = [
             SupervisedThread("job", f"{self.group} {number}", self._work)
@@ -87,7 +87,7 @@ class Job(Generic[Item, Result]):
             thread.try_start()
 
     def _work(self) -> None:
-        """Run item after item, until there is none or one has failed."""
+        """Run items until none is left or one has failed."""
         while (number := self._take()) is not None:
             try:
                 result = self._run(self._items[number])
@@ -111,16 +111,16 @@ class Job(Generic[Item, Result]):
         context = self._context
         try:
             context.setJobGroup(self.group, self.name, interruptOnCancel=True)
-            # FAIR is between pools, not inside one: a pool for each kind of job, for Spark never frees one
+            # FAIR applies between pools. There is one pool for each kind of job, because Spark never frees pools.
             context.setLocalProperty("spark.scheduler.pool", self.name.partition(" ")[0])
             context.setLocalProperty("callSite.short", self.name)
             context.addJobTag("pgsub")
-            # the item goes with the task: parallelize() would write it to a file, for which there may be no room
-            # compressed: a copy of 1 TB has thousands of pieces, which are alike
+            # The item is part of the task, because parallelize() would write it to a file, for which there may be no
+            # space. It is compressed, because a copy of 1 TB has thousands of similar items.
             task = partial(_run_task, self._function, self._guard, zlib.compress(pickle.dumps(item), 1))
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
-            raise self._failure(error) from None  # PySparkException: what a SparkSession makes of the others
+            raise self._failure(error) from None  # PySparkException: a SparkSession converts the others to it
         succeeded, value = pickle.loads(outcome)
         if not succeeded:
             raise value
@@ -147,7 +147,7 @@ class Job(Generic[Item, Result]):
         return InternalError(f'job "{self.name}" failed in Spark', detail=detail)
 
     def runs(self) -> bool:
-        """Return whether an executor runs a task of the job; False where they wait for a slot, or Spark is gone."""
+        """Return whether an executor runs a task of the job. False if tasks wait for a slot, or Spark is gone."""
         try:
             tracker = self._context.statusTracker()
             infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
@@ -157,14 +157,14 @@ class Job(Generic[Item, Result]):
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
     def done(self) -> bool:
-        """Return whether nothing of the job runs any more in this process."""
+        """Return whether nothing of the job runs in this process any more."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is done.
 
-        :param timeout: seconds; None for ever.
-        :return: whether it is.
+        :param timeout: seconds, None for no limit.
+        :return: whether it is done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
@@ -172,16 +172,16 @@ class Job(Generic[Item, Result]):
         return self.done()
 
     def result(self, timeout: float | None = None) -> list[Result]:
-        """Wait for the end: the results in the order of the items, or the first exception that a task raised.
+        """Wait for the end. Return the results in the order of the items, or raise the first exception of a task.
 
-        After a failure no further item starts; those that run are waited for.
+        After a failure no further item is started, and running ones are waited for.
 
-        :param timeout: seconds; None for ever.
-        :raises TimeoutExpired: where the job still runs then.
-        :raises WorkerDied: where a process died under a task.
-        :raises JobCancelled: after :meth:`cancel`.
-        :raises SparkUnusable: where Spark itself failed in a way that no retry may mend.
-        :raises InternalError: if a task raised another exception, with its traceback.
+        :param timeout: seconds, None for no limit.
+        :raises TimeoutExpired: the job still runs.
+        :raises WorkerDied: a process died during a task.
+        :raises JobCancelled: :meth:`cancel` was called.
+        :raises SparkUnusable: Spark failed in a way that retries may not fix.
+        :raises InternalError: a task raised another exception, whose traceback it contains.
         """
         if not self.wait(timeout):
             raise TimeoutExpired(f'job "{self.name}" still runs')
@@ -191,23 +191,24 @@ class Job(Generic[Item, Result]):
         return [self._results[number] for number in range(len(self._items))]
 
     def cancel(self) -> None:
-        """Start no further item and abandon those that run.
+        """Start no further item, and abandon running ones.
 
-        The driver is free at once; Spark kills the python function some seconds later and without running its
-        ``finally``, and until then it can still commit: only fencing makes that harmless.
+        The driver is free at once. Spark kills the python function some seconds later, without running its ``finally``
+        blocks. Until then it may still commit, which only fencing makes harmless.
         """
         with self._lock:
             self._cancelled = True
-        with contextlib.suppress(RuntimeError):  # no thread to spare; a JVM that hangs holds nobody up
+        with contextlib.suppress(RuntimeError):  # no thread to spare; a thread, because the JVM may hang
             SupervisedThread("job", f"{self.group} cancel", self._tell_spark).start()
 
     def _tell_spark(self) -> None:
-        with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):  # the JVM is gone, and the job
+        # the JVM has ended, and so has the job
+        with contextlib.suppress(Py4JError, PySparkException, OSError, AttributeError):
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
 
 
 def ui_of(context: SparkContext) -> str | None:
-    """Return where Spark's UI is; None where there is none, or Spark is gone."""
+    """Return the address of Spark's UI, None if there is none, or Spark is gone."""
     try:
         return context.uiWebUrl
     except (Py4JError, PySparkException, OSError, AttributeError):
@@ -215,10 +216,10 @@ def ui_of(context: SparkContext) -> str | None:
 
 
 class Submitter:
-    """A submitter of functions in a Spark context.
+    """A submitter of functions to a Spark context.
 
-    :param context: of :func:`pgsub.spark.session.open_context`.
-    :param guard: called in every task before its item is read; what it raises is the task's.
+    :param context: from :func:`pgsub.spark.session.open_context`.
+    :param guard: called in every task before its item is read. Its exceptions are the task's.
     """
 
     def __init__(self, context: SparkContext, guard: Callable[[], None] | None = None) -> None:
@@ -228,11 +229,11 @@ class Submitter:
 
     @property
     def master(self) -> str:
-        """The master that the context was opened with."""
+        """The master with which the context was opened."""
         return str(self._context.master)
 
     def slots(self) -> int:
-        """Return how many tasks the executors that are registered run at once; 0 where Spark is gone."""
+        """Return how many tasks the registered executors run at once, 0 if Spark is gone."""
         try:
             return registered_slots(self._context)
         except (Py4JError, PySparkException, OSError, AttributeError):
@@ -247,13 +248,13 @@ class Submitter:
     def submit(
         self, name: str, function: Callable[[Item], Result], items: Sequence[Item], slots: int | None = None
     ) -> Job[Item, Result]:
-        """Run a function on each item, each in a task of its own.
+        """Run a function on each item, each in its own task.
 
-        :param name: for logs and Spark's pages; it must not hold anything secret.
-        :param function: of a module that executors can import.
-        :param items: what it is called with; they are pickled.
-        :param slots: how many run at once, all unless given.
-        :raises WorkerDied: where the context has ended already.
+        :param name: for logs and Spark's web pages; must not contain secrets.
+        :param function: belongs to a module that executors can import.
+        :param items: arguments of the function, which are pickled.
+        :param slots: maximum number of items that run at once, None for all.
+        :raises WorkerDied: the context has already ended.
         """
         if not present(self._context):
             how = ended(self._context) or "the Spark context was stopped"
@@ -264,11 +265,11 @@ class Submitter:
 
 
 def _ended(context: SparkContext, how: str, when: str) -> WorkerDied:
-    """Return the error of a job whose context has ended, as :func:`pgsub.spark.contexts.ended` has it."""
+    """Return the error of a job whose context has ended, see :func:`pgsub.spark.contexts.ended`."""
     message = f"{how} {when}"
     process, code = context._gateway.proc, None
     if process is not None and how.endswith(" died"):
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections end before it does
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections end first
             code = process.wait(_DYING_SECONDS)
     if code != OUT_OF_MEMORY:
         return WorkerDied(message)
@@ -279,7 +280,7 @@ def _ended(context: SparkContext, how: str, when: str) -> WorkerDied:
 def _run_task(
     function: Callable[[Any], Any], guard: Callable[[], None] | None, item: bytes, _: Iterable[Any]
 ) -> list[bytes]:
-    """Run an item in the python worker; an exception is a result, too, or Spark would turn it into text."""
+    """Run an item in the python worker. Exceptions are returned, because Spark would convert them to text."""
     try:
         if guard is not None:
             guard()

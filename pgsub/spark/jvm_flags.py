@@ -9,18 +9,18 @@ from pathlib import Path
 
 from pgsub.spark.class_archive import COLLECTOR, Archive, mark_used
 
-#: Short-lived work: the second compiler and a parallel collector cost more than they bring.
+#: For short-lived work: the second compiler and a parallel collector cost more than they gain.
 _LEAN = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-#: Any thread may be the one that finds no memory; without it py4j and Spark wait for an answer for ever, or jobs do.
+#: Any thread may run out of memory. Without this flag, py4j and Spark, or jobs, would wait forever for an answer.
 _EXIT = "-XX:+ExitOnOutOfMemoryError"
-#: How a JVM ends by that.
+#: Exit code of a JVM that ran out of memory.
 OUT_OF_MEMORY = 3
 
 
 def user_options(settings: Mapping[str, str]) -> str:
-    """Return all JVM options that the user set for the driver, in one text.
+    """Return all of the user's JVM options for the driver, in one text.
 
-    :param settings: of :func:`pgsub.spark.settings.user_settings`.
+    :param settings: from :func:`pgsub.spark.settings.user_settings`.
     """
     variables = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
     names = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
@@ -28,9 +28,9 @@ def user_options(settings: Mapping[str, str]) -> str:
 
 
 def flags(archive: Archive, options: str) -> list[str]:
-    """Return flags of the driver's JVM.
+    """Return the flags of the driver's JVM.
 
-    :param options: the user's own; two collectors or two archives in one command line would be an error.
+    :param options: the user's options. Two collectors or two archives on a command line would be an error.
     """
     chosen = list(_LEAN)
     if not re.search(r"Use\w*GC\b", options):
@@ -47,7 +47,7 @@ def flags(archive: Archive, options: str) -> list[str]:
 
 
 def launcher_flags(archive: Archive) -> list[str]:
-    """Return the flags of the small JVM that composes the command line; its output would be taken for one."""
+    """Return the flags of the small JVM that composes the command line. It must not print anything else."""
     chosen = [*_LEAN, COLLECTOR, "-Xlog:disable"]
     if archive.base is not None and archive.base.exists():
         chosen.append(f"-XX:SharedArchiveFile={archive.base}")
@@ -57,7 +57,7 @@ def launcher_flags(archive: Archive) -> list[str]:
 def training_flags(archive: Archive, draft: Path) -> list[str]:
     """Return flags of a JVM that writes its loaded classes when it ends.
 
-    :param draft: file that it writes.
+    :param draft: the file that it writes.
     """
     base = [f"-XX:SharedArchiveFile={archive.base}"] if archive.base is not None else []
     return [*_LEAN, COLLECTOR, *base, f"-XX:ArchiveClassesAtExit={draft}"]

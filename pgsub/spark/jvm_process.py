@@ -1,7 +1,7 @@
-"""Spark's JVM: start it, keep it off the terminal, let pyspark forget it.
+"""Spark's JVM: starts it, separates it from the terminal, and makes pyspark forget it.
 
-The JVM writes to ``log/spark.log`` of the state folder, as do its python workers. It ends with this process as it
-reads the end of its standard input (PythonGatewayServer.scala).
+The JVM and its python workers write to ``log/spark.log`` of the state folder. The JVM ends with this process, because
+it reads the end of its standard input (PythonGatewayServer.scala).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
 _LOG_LIMIT = 10 * 2**20
-#: Bytes of a file that shows whether there is room.
+#: Size in bytes of a file that tests whether there is space.
 _SMALL = 4096
 _SOCKET_FOLDER = 103 - 42
-#: Seconds after which no JVM that was started is still to write the port of its gateway.
+#: Seconds after which every started JVM has written the port of its gateway.
 _STARTING = 600.0
 
 #: The appender writes to standard error, which is the log file.
@@ -51,7 +51,7 @@ appender.log.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} [%pid] %p %c{1}: %m%n%
 def spark_home() -> Path:
     """Return the folder of the Spark that pyspark uses: SPARK_HOME, else its own.
 
-    :raises StateForbids: where SPARK_HOME holds another version than the package.
+    :raises StateForbids: SPARK_HOME contains another version than the package.
     """
     home = Path(_find_spark_home())
     if "SPARK_HOME" in os.environ:
@@ -65,17 +65,17 @@ def start_jvm(
     """Start spark-submit's JVM.
 
     :param submitted: settings for its command line, which every user of the machine can read.
-    :param master: where no setting says another.
-    :param flags: of the JVM.
-    :param launcher_flags: of the JVM that composes the command line.
+    :param master: used if no setting names another.
+    :param flags: flags of the JVM.
+    :param launcher_flags: flags of the JVM that composes the command line.
     :return: pyspark's gateway.
-    :raises SparkUnusable: where it does not start; the detail is the end of its log.
+    :raises SparkUnusable: it does not start; the detail is the end of its log.
     """
     log = log_file(state_dir)
     offset = log.stat().st_size
     arguments = SparkConf(loadDefaults=False).setAll(list(submitted.items()))
     with log.open("ab") as stream, environ(_environment(java, master, state_dir / "run", flags, launcher_flags)):
-        # A session of its own: what the terminal or the shell sends to our process group is ours to handle.
+        # A session of its own, because this process handles the signals of the terminal or shell to its process group.
         options: dict[str, Any] = {"stdout": stream, "stderr": stream, "umask": 0o077, "start_new_session": True}
         try:
             with _connection_folder(state_dir / "run"), jvm_start.bounded():
@@ -87,10 +87,10 @@ def start_jvm(
 
 @contextmanager
 def _connection_folder(run: Path) -> Iterator[None]:
-    """Let pyspark exchange port and secret of the gateway in a file of the state folder.
+    """Make pyspark exchange port and secret of the gateway in a file of the state folder.
 
-    It removes the file, unless this process is killed before: a later start does it then, as with other scratch files.
-    Where the state folder has no room, the file is where temporary files are: apply must begin all the same.
+    The file is removed afterwards. If this process is killed before that, a later start removes it with other scratch
+    files. If the state folder has no space, the file is a temporary one, because apply must start nevertheless.
     """
     folder, before = run / f"gateway.{os.getpid()}", tempfile.tempdir
     if _has_room(folder):
@@ -113,13 +113,13 @@ def _has_room(folder: Path) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return why a call into the JVM failed, in one line."""
+    """Return why a call to the JVM failed, in one line."""
     text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return str(text).partition("\n")[0]
 
 
 def log_file(state_dir: Path) -> Path:
-    """Make the log, 0600, and the private folders around it; remove scratch files of a killed JVM.
+    """Make the log with mode 0600 and its private folders. Remove scratch files of a killed JVM.
 
     :param state_dir: private folder.
     """
@@ -127,7 +127,7 @@ def log_file(state_dir: Path) -> Path:
         (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_scratch(state_dir / "run")
     configuration = state_dir / "run" / "log4j2.properties"
-    if not configuration.exists() or configuration.read_text() != _LOG4J:  # a full disk has no room for the same again
+    if not configuration.exists() or configuration.read_text() != _LOG4J:  # a full disk has no space to rewrite it
         write_atomically(configuration, _LOG4J)
     rotate(state_dir)
     log = state_dir / "log" / "spark.log"
@@ -136,11 +136,11 @@ def log_file(state_dir: Path) -> Path:
 
 
 def rotate(state_dir: Path) -> None:
-    """Keep the log below its limit, even while it is written: writers append wherever its end is."""
+    """Limit the size of the log, even while others append to it."""
     log = state_dir / "log" / "spark.log"
     with suppress(OSError):
         if log.stat().st_size > _LOG_LIMIT:
-            with suppress(OSError):  # without room for the old part there is all the more reason to let it go
+            with suppress(OSError):  # without space for a copy, truncating is even more urgent
                 shutil.copyfile(log, log.with_suffix(".log.1"))
                 log.with_suffix(".log.1").chmod(0o600)
             os.truncate(log, 0)
@@ -151,7 +151,7 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
-    # a JVM that finds nowhere to write its port stays for ever; one that does ends with its standard input
+    # A JVM that cannot write its port runs forever. One that can ends with its standard input.
     starts = (place for place in run.glob("gateway.*") if time.time() - place.stat().st_mtime > _STARTING)
     for place in (*run.glob("sockets.*"), *starts):
         try:
@@ -161,12 +161,12 @@ def _remove_scratch(run: Path) -> None:
 
 
 def make_socket_folder(run: Path) -> Path | None:
-    """Make a folder that no other user can enter, for the sockets between the JVM and its python processes.
+    """Make a folder that other users cannot enter, for the sockets between the JVM and its python processes.
 
-    An address of a socket has 103 bytes on every system, of which Spark's own name for it takes 42.
+    A socket's address has 103 bytes on every system, of which Spark's name takes 42.
 
-    :param run: private folder, where it is; or, where that path is too long, a link to one among temporary files.
-    :return: None where no folder has a path that is short enough.
+    :param run: private folder for it. If its path is too long, it contains a link to a temporary folder.
+    :return: None if no path is short enough.
     """
     place = socket_place(run)
     remove_sockets(place)
@@ -184,12 +184,12 @@ def make_socket_folder(run: Path) -> Path | None:
 
 
 def socket_place(run: Path) -> Path:
-    """Return where this process has its sockets: others that share the state folder must not remove them."""
+    """Return the path of this process's sockets. Others that share the state folder must not remove them."""
     return run / f"sockets.{os.getpid()}"
 
 
 def remove_sockets(place: Path) -> None:
-    """Remove the sockets of a process whose JVM is gone."""
+    """Remove the sockets of a process whose JVM has ended."""
     if place.is_symlink():
         with suppress(OSError):
             shutil.rmtree(place.readlink(), ignore_errors=True)
@@ -217,10 +217,9 @@ def _environment(
 
 
 def silence_py4j() -> None:
-    """Silence py4j's log records: a dead JVM is reported by one exception.
+    """Silence py4j's log records, because a dead JVM is reported by one exception.
 
-    Some of them go through the functions of the logging module, that is to the root logger, which they even give a
-    handler that prints.
+    Some use the functions of the logging module, which log to the root logger and give it a handler that prints.
     """
     logger = logging.getLogger("py4j")
     logger.setLevel(logging.CRITICAL)
@@ -228,7 +227,7 @@ def silence_py4j() -> None:
 
 
 def forget() -> None:
-    """Let pyspark forget its JVM, which it keeps in class attributes, so that the next context starts another."""
+    """Make pyspark forget its JVM, which class attributes hold, so that the next context starts another."""
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     SparkContext._active_spark_context = None
     if gateway is None:
@@ -241,7 +240,7 @@ def forget() -> None:
 
 @contextmanager
 def environ(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables for a moment, for children; None removes one."""
+    """Set environment variables temporarily, for children. None removes a variable."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environ(changes)
     try:

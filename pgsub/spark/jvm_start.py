@@ -1,7 +1,7 @@
-"""The start of a JVM, which may hang, and must not outlive a process that ends meanwhile.
+"""The start of a JVM, which may hang, and must not outlive this process.
 
-``launch_gateway()`` of pyspark waits without a limit until the JVM has written the port of its gateway to a file. A
-JVM whose file has gone with its folder stays for ever: it ends with its standard input only once it has written it.
+pyspark's ``launch_gateway()`` waits without limit until the JVM has written its gateway's port to a file. If the file's
+folder is gone, the JVM runs forever: it ends with its standard input only after it has written the port.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from pyspark import java_gateway
 
-#: Seconds in which a JVM tells its port, on a machine that has much else to do.
+#: Seconds within which a JVM must tell its port, even on a busy machine.
 START_SECONDS = 300.0
 
 
 class _Process(Popen[bytes]):
-    """The process that pyspark starts, and asks again and again whether it has ended."""
+    """The process that pyspark starts and polls."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -30,24 +30,24 @@ class _Process(Popen[bytes]):
         self._deadline = time.monotonic() + START_SECONDS
 
     def poll(self) -> int | None:
-        """Return how it ended; while it starts, one that is late is killed, and one that has ended has failed."""
+        """Return the exit code. A late start is killed, and a start that ended early counts as failed."""
         if self.starting and time.monotonic() > self._deadline:
             self.end()
         code = super().poll()
         return code or 1 if self.starting and code is not None else code
 
     def end(self) -> None:
-        """Kill its session: spark-submit is a shell, which asks a JVM of its own for the command line."""
-        with suppress(OSError):  # it has ended meanwhile
+        """Kill its session, because spark-submit is a shell that runs another JVM to compose the command line."""
+        with suppress(OSError):  # it has already ended
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Kill what pyspark starts in here, unless it has told its port when this ends.
+    """Kill the process that pyspark starts in the block, unless it has told its port at the end.
 
-    It is killed after :data:`START_SECONDS`, at the end of this process, and where an exception leaves this.
+    It is killed after :data:`START_SECONDS`, at the end of this process, or after an exception in the block.
     """
     started: list[_Process] = []
 

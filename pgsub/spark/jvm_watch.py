@@ -1,4 +1,4 @@
-"""Whether Spark's JVM answers: one that was stopped, or does nothing but collect garbage, tells nobody."""
+"""Checks whether Spark's JVM answers. A stopped one, or one busy with garbage collection, does not report it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pyspark import SparkContext
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.spark import contexts
 
-#: Seconds that a look waits for an answer; one that comes later counts for the next look.
+#: Seconds that a look waits for an answer. A later answer counts for the next look.
 _PATIENCE = 0.05
-#: Seconds that a look adds at most: after this process was suspended, the JVM gets its time again.
+#: Seconds that a look adds at most, so that the JVM gets its full time after this process was suspended.
 _STEP = 1.0
 
 
 class JvmWatch:
-    """A question to the JVM that pyspark uses, asked again and again, in a thread that may hang with it.
+    """A repeated question to pyspark's JVM, in a thread that may hang with it.
 
-    It needs no context: one that is being made is watched as well, from the moment that the JVM has told its port.
+    It needs no context, so the creation of a context is watched, too, as soon as the JVM has told its port.
 
-    :ivar silent: seconds for which it has not answered, counted in looks.
+    :ivar silent: seconds without an answer, counted in looks.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class JvmWatch:
         self.silent = 0.0
 
     def look(self) -> float:
-        """Ask, and return ``silent``; one that has died is not silent, for whoever uses it is told.
+        """Ask, and return ``silent``. A dead JVM is not silent, because its users are told.
 
-        To be called every second or more often, by one thread.
+        One thread must call this at least once per second.
         """
         gateway, clock = SparkContext._gateway, time.monotonic()
         passed, self._clock = min(clock - self._clock, _STEP), clock
@@ -61,17 +61,17 @@ class JvmWatch:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None where it is not known."""
+        """The process ID of the JVM, None if unknown."""
         gateway = self._gateway
         if gateway is None or gateway.proc is None:
             return None if gateway is None else contexts.pids.get(gateway)
         return int(gateway.proc.pid)
 
     def kill(self) -> None:
-        """Kill the JVM; whoever waits for it is told then, as of one that died."""
+        """Kill the JVM. Its callers handle this like its death."""
         contexts.kill(self._gateway)
-        self.silent = 0.0  # it takes its time to go
+        self.silent = 0.0  # it takes a while to end
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._asking.close()

@@ -1,6 +1,6 @@
-"""Open and close the Spark context that the launcher drives.
+"""Opens and closes the launcher's Spark context.
 
-Only RDD jobs run in it, so there is no SparkSession. Whatever the user set wins (:mod:`pgsub.spark.settings`).
+Only RDD jobs run in it, so there is no SparkSession. The user's settings have priority (:mod:`pgsub.spark.settings`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pgsub.spark import class_archive, contexts, daemon, deployment, executors, 
 from pgsub.spark.executors import Awaiting
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
-#: Seconds that a JVM may take to end; it takes less than one. Nothing is lost with one that is killed.
+#: Seconds that a JVM may take to end, usually less than one. Killing it loses nothing.
 ENDING_SECONDS = 8.0
 
-#: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
+#: pyspark stores the JVM and its context in class attributes, so a process has one at a time.
 _lock = threading.RLock()
 
 
@@ -45,21 +45,21 @@ def open_context(
 ) -> SparkContext:
     """Start Spark, or join the one that spark-submit started.
 
-    :param master: Spark master; None for the user's own setting, else ``local[N]`` with slots to spare.
-    :param workers: tasks that run at once.
-    :param state_dir: private folder; the log, the JVM's pid and scratch files go below it.
+    :param master: Spark master, None for the user's setting, else ``local[N]`` with spare slots.
+    :param workers: number of tasks that run at once.
+    :param state_dir: private folder for the log, the JVM's PID and scratch files.
     :param conf: Spark settings of the command line.
-    :param imported: modules that workers on this machine find imported (:mod:`pgsub.spark.daemon`).
-    :param awaiting: is told how many slots there are, as long as they are too few.
-    :raises StateForbids: without Java, with another Spark version in SPARK_HOME, with too few task slots.
-    :raises SparkUnusable: where Spark does not start.
+    :param imported: modules that local workers inherit as imported (:mod:`pgsub.spark.daemon`).
+    :param awaiting: gets the number of slots while there are too few.
+    :raises StateForbids: there is no Java, another Spark version in SPARK_HOME, or there are too few task slots.
+    :raises SparkUnusable: Spark does not start.
     """
     with _lock, _signals_kept():
         context = _open(master, workers, state_dir, conf)
-        if context in contexts.own:  # a guest's workers are the guest's
+        if context in contexts.own:  # workers of a guest belong to others
             context.environment[daemon.IMPORTED] = ",".join(imported)
     log = state_dir / "log" / "spark.log"
-    try:  # for executors some wait for ever: not under the lock
+    try:  # without the lock, because the wait may have no limit
         executors.check_slots(context, workers, awaiting or Awaiting(), log, own=context in contexts.own)
     except (PySparkException, Py4JError, OSError) as error:
         why = jvm_process.reason(error)  # asks the JVM
@@ -88,7 +88,7 @@ def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, 
 
 
 def given_settings() -> dict[str, str] | None:
-    """Return the settings of a Spark that runs already: this process's context, or the JVM of spark-submit."""
+    """Return the settings of a running Spark: this process's context, or the JVM of spark-submit."""
     guest = contexts.active()
     if guest is not None:
         return dict(guest.getConf().getAll())
@@ -98,10 +98,7 @@ def given_settings() -> dict[str, str] | None:
 
 
 def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
-    """Start Spark with flags of the JVM that make it write an archive, and without any setting of the user.
-
-    :param flags: for the JVM.
-    """
+    """Start Spark with JVM flags that make it write an archive, and without the user's settings."""
     with _lock:
         return _start(workers, state_dir, {}, {}, flags)
 
@@ -126,7 +123,7 @@ def _start(
 
 
 def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkContext:
-    """Make the context in a JVM that runs; the JVM ends where that fails."""
+    """Make the context in a running JVM, which is ended if that fails."""
     jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
     try:
@@ -135,8 +132,8 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
             context = SparkContext(conf=conf, gateway=jvm)
         contexts.own.add(context)
         contexts.opened.add(context)
-        context._gateway = jvm  # of the class: it would become that of the next context
-        context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
+        context._gateway = jvm  # the class attribute would become that of the next context
+        context._accumulatorServer.handle_error = lambda *_: None  # a dead JVM would print a traceback
         _write_pid(jvm, state_dir)
         return context
     except (PySparkException, Py4JError, OSError) as error:
@@ -149,7 +146,7 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
 
 
 def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkConf:
-    """Return the settings that spark-submit made of the user's, with pgsub's own as defaults."""
+    """Return spark-submit's version of the user's settings, with pgsub's own as defaults."""
     conf = SparkConf(_jvm=jvm.jvm)
     master = conf.get("spark.master", "")
     settings.check_known_slots(conf.get, workers, master)
@@ -160,14 +157,14 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
         own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
-    if jvm.proc is not None:  # spark-submit sets these two where the user did not
+    if jvm.proc is not None:  # spark-submit sets these two if the user did not
         for name, value in (("spark.ui.showConsoleProgress", "false"), ("spark.app.name", "pgsub")):
             conf.set(name, chosen.get(name, value))
     return conf
 
 
 def _python(conf: SparkConf) -> str | None:
-    """Return the workers' interpreter: on this machine the one that runs now, not ``python3`` on PATH."""
+    """Return the workers' interpreter: on this machine the present one, not ``python3`` on PATH."""
     python = os.environ.get("PYSPARK_PYTHON") or conf.get("spark.pyspark.python", None)
     if python is None and settings.is_local(conf.get("spark.master", "")):
         return sys.executable
@@ -177,17 +174,17 @@ def _python(conf: SparkConf) -> str | None:
 def _write_pid(jvm: Any, state_dir: Path) -> None:
     pid = contexts.pids[jvm] = int(jvm.jvm.java.lang.ProcessHandle.current().pid())
     (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # on a full disk: it is only for the one who starts next and removes what was left
+    with suppress(OSError):  # a full disk; the PID only helps the next start to clean up
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:
-    """End Spark, its JVM and its python workers; also after the JVM was killed. A guest's context stays open.
+    """End Spark, its JVM and its python workers, even after the JVM was killed. A guest's context stays open.
 
-    The JVM's own way out at the end of its standard input is taken: it stops the context in a third of the time.
+    Closing the JVM's standard input stops the context in a third of the time.
 
     :param patience: seconds until a JVM that does not end is killed.
-    :param train: have an archive made in the background where there is none for this Java and Spark.
+    :param train: make an archive in the background if there is none for this Java and Spark.
     """
     with _lock:
         if context not in contexts.own:
@@ -196,7 +193,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         process = context._gateway.proc
         if process is None or context._jsc is None:
             stopping = SupervisedThread("jvm_end", "end of a context", partial(_stop, context))
-            stopping.start()  # spark-submit's JVM goes on, and a second call finds nothing to do
+            stopping.start()  # spark-submit's JVM continues; a second call finds nothing to do
             stopping.join(patience)
             return
         ending = SupervisedThread("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
@@ -204,7 +201,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         context._jsc = None
         context.stop()
         ending.join()
-        jvm_process.forget()  # kills a JVM that is still there
+        jvm_process.forget()  # kills a remaining JVM
         started = contexts.started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
         jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
@@ -225,7 +222,7 @@ def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:
         pass
     try:
         process.wait(patience)
-    except subprocess.TimeoutExpired:  # while an interpreter starts, nothing of the JVM that uses interpreters ends
+    except subprocess.TimeoutExpired:  # a JVM does not end while it starts an interpreter
         children = _children(process.pid)
         process.kill()
         process.wait()
@@ -235,7 +232,7 @@ def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started; none where the system does not list them."""
+    """Return the child processes of a process, none if the system does not list them."""
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -245,7 +242,7 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep signals: SparkContext takes SIGINT in the main thread; the launcher has handlers of its own."""
+    """Keep the handler of SIGINT, which SparkContext replaces in the main thread. The launcher has its own."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -1,7 +1,7 @@
-"""What the user set for Spark, read before its JVM runs, and pgsub's own defaults below it.
+"""The user's settings for Spark, read before its JVM starts, and pgsub's defaults.
 
-Spark's precedence is kept (SparkSubmitArguments.scala): settings made in code, then the submit arguments, then a
-properties file or ``spark-defaults.conf``, then environment variables. pgsub's defaults come after all of them.
+Spark's order of precedence is kept (SparkSubmitArguments.scala): settings made in code, submit arguments, a properties
+file or ``spark-defaults.conf``, environment variables. pgsub's defaults come last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.plural import counted
 
-#: Tasks wait for IO, so a local master has many more slots than the machine has cores.
+#: Minimum slots of a local master. They may exceed the number of cores, because tasks wait for IO.
 _LEAST_LOCAL_SLOTS = 16
 
 _OPTIONS = {
@@ -28,18 +28,18 @@ _OPTIONS = {
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
 
-#: For any master.
+#: Defaults for any master.
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.eventLog.enabled": "false",
-    "spark.ui.killEnabled": "false",  # whoever reaches the page, which asks for no password, could end apply
-    "spark.ui.liveUpdate.period": "0",  # else a task that runs may be shown as waiting until the next heartbeat, 10 s
-    "spark.speculation": "false",  # a second attempt of a task that writes is fenced off, but wasted
-    "spark.task.maxFailures": "1",  # the launcher retries, with a new epoch
-    "spark.scheduler.mode": "FAIR",  # a copy does not wait for the tasks of another job
+    "spark.ui.killEnabled": "false",  # anyone who reaches the page, which has no password, could end apply
+    "spark.ui.liveUpdate.period": "0",  # otherwise a running task may be shown as waiting for 10 s
+    "spark.speculation": "false",  # a second attempt of a writing task would be fenced off
+    "spark.task.maxFailures": "1",  # the launcher retries with a new epoch
+    "spark.scheduler.mode": "FAIR",  # copies do not wait for tasks of other jobs
 }
 
-#: For a master on this machine.
+#: Defaults for a master on this machine.
 _LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -48,10 +48,10 @@ _LOCAL_DEFAULTS = {
 
 
 def user_settings(conf: Mapping[str, str], spark_home: Path) -> dict[str, str]:
-    """Return Spark settings that the user made, by name, as far as they can be known without the JVM.
+    """Return the user's Spark settings by name, as far as they are known without the JVM.
 
-    :param conf: of pgsub's command line.
-    :param spark_home: whose ``conf/spark-defaults.conf`` counts, unless ``SPARK_CONF_DIR`` names another folder.
+    :param conf: settings of pgsub's command line.
+    :param spark_home: folder of ``conf/spark-defaults.conf``, unless ``SPARK_CONF_DIR`` names another.
     """
     submitted = dict(_submit_arguments(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))))
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or spark_home / "conf") / "spark-defaults.conf"
@@ -73,7 +73,7 @@ def _submit_arguments(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _properties(file: Path) -> dict[str, str]:
-    """Read a Java properties file, without its rarely used continuation lines."""
+    """Read a Java properties file, without the rare continuation lines."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
@@ -83,45 +83,45 @@ def _properties(file: Path) -> dict[str, str]:
 
 
 def default_master(workers: int) -> str:
-    """Return the master where the user names none.
+    """Return the master if the user names none.
 
-    :param workers: tasks that run at the same time.
+    :param workers: number of tasks that run at once.
     """
     return f"local[{max(_LEAST_LOCAL_SLOTS, workers + 2)}]"
 
 
 def is_local(master: str) -> bool:
-    """Return whether the tasks run on this machine."""
+    """Return whether tasks run on this machine."""
     return master.startswith("local")
 
 
 def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
-    """Return pgsub's own settings; each only where the user made none.
+    """Return pgsub's own settings, which apply where the user made none.
 
     :param run_folder: private folder for Spark's scratch files.
-    :param own_spark: whether Spark is the one of the installed pyspark package.
+    :param own_spark: whether Spark belongs to the installed pyspark package.
     """
     if not is_local(master):
         return dict(_DEFAULTS)
     chosen = {**_DEFAULTS, **_LOCAL_DEFAULTS, "spark.local.dir": str(run_folder / "spark")}
     if own_spark:
         chosen["spark.python.daemon.module"] = "pgsub.spark.daemon"
-    if not master.startswith("local-cluster"):  # Spark makes the secret by itself (SecurityManager.scala)
-        chosen["spark.authenticate"] = "true"  # other users of this machine reach the loopback too
+    if not master.startswith("local-cluster"):  # Spark makes the secret itself (SecurityManager.scala)
+        chosen["spark.authenticate"] = "true"  # other users of this machine can reach the loopback, too
     return chosen
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Return settings that keep other users from the python daemon, which forks for everyone who connects.
+    """Return settings that keep other users from the python daemon, which forks for every connection.
 
-    :param folder: private, and with a path that is short enough for the address of a socket.
+    :param folder: a private folder with a path short enough for a socket's address.
     """
     name = "spark.python.unix.domain.socket"
     return {f"{name}.enabled": "true", f"{name}.dir": str(folder)}
 
 
 def local_slots(master: str) -> int | None:
-    """Return how many tasks a local master runs at once; None for a cluster.
+    """Return how many tasks a local master runs at once, None for a cluster.
 
     :param master: ``local``, ``local[N]``, ``local[*]``, ``local[N,F]`` or ``local-cluster[N,cores,memory]``
         (SparkContext.scala, SparkMasterRegex).
@@ -136,12 +136,12 @@ def local_slots(master: str) -> int | None:
 
 
 def check_known_slots(setting: Callable[[str, str], str | None], workers: int, master: str) -> None:
-    """Check the slots that are known before anything runs, as :func:`check_slots`.
+    """Check slots that are known before the start, like :func:`check_slots`.
 
-    They are those of a local master, and those to which ``spark.cores.max`` limits an application of a standalone
-    cluster: waiting for more executors would be in vain there.
+    They are those of a local master, or those to which ``spark.cores.max`` limits an application of a standalone
+    cluster, where waiting for more executors would be useless.
 
-    :param setting: returns a setting, or the default that it is given.
+    :param setting: returns a setting, or the given default.
     """
     slots = local_slots(master)
     if slots is None and master.startswith("spark://"):
@@ -159,12 +159,12 @@ def _number(name: str, value: str) -> int:
 
 
 def check_slots(slots: int, workers: int, master: str, *, hint: str) -> None:
-    """Refuse a master on which long tasks would starve the others.
+    """Refuse a master on which long tasks would block the others.
 
-    :param slots: tasks that it runs at once.
-    :param workers: tasks that pgsub runs at once.
-    :param hint: what gives it more.
-    :raises StateForbids: where there are fewer slots than workers.
+    :param slots: number of tasks that it runs at once.
+    :param workers: number of tasks that pgsub runs at once.
+    :param hint: how to add slots.
+    :raises StateForbids: there are fewer slots than workers.
     """
     if slots < workers:
         raise StateForbids(
@@ -175,20 +175,20 @@ def check_slots(slots: int, workers: int, master: str, *, hint: str) -> None:
 
 
 def more_cores(master: str, cores: int) -> str:
-    """Return the hint with the option that gives as many cores."""
+    """Return the hint with the option for this number of cores."""
     if is_local(master):
         option = f"--master '{default_master(cores)}'"
     elif master.startswith("spark://"):
         option = f"--conf spark.cores.max={cores}"
     else:
-        option = f"--conf spark.executor.instances={cores}"  # of one core, as YARN and Kubernetes have it
+        option = f"--conf spark.executor.instances={cores}"  # with one core each, the default of YARN and Kubernetes
     return f"Give it more cores, or fewer subscriptions to one launcher.\n{option}"
 
 
 def check_version(spark_home: Path, pyspark_version: str) -> None:
     """Refuse a SPARK_HOME of another release than the Python package.
 
-    :raises StateForbids: where release and feature version differ; a vendor's suffix and a patch level may.
+    :raises StateForbids: the first two version numbers differ. Patch level and suffix may differ.
     """
     for jar in spark_home.glob("jars/spark-core_*.jar"):
         version = jar.stem.partition("-core_")[2].partition("-")[2]
@@ -203,7 +203,7 @@ def check_version(spark_home: Path, pyspark_version: str) -> None:
 def heartbeat_port(text: str) -> int:
     """Read spark.pgsub.heartbeat.port.
 
-    :raises UsageError: it is no port.
+    :raises UsageError: it is not a port number.
     """
     if not re.fullmatch(r"\d{1,5}", text) or int(text) > 0xFFFF:
         raise UsageError(f'invalid value for spark.pgsub.heartbeat.port: "{text}"')
@@ -211,18 +211,18 @@ def heartbeat_port(text: str) -> int:
 
 
 def own_address(master: str) -> str:
-    """Return this machine's address on the way to a master; nothing is sent to find it.
+    """Return this machine's address on the route to a master, without sending anything.
 
-    The name of a machine often leads to 127.0.0.1 on itself, where no executor of another one arrives.
+    A machine's own name often resolves to 127.0.0.1, which executors on other machines cannot reach.
     """
     if own := os.environ.get("SPARK_LOCAL_IP"):
         return own
     found = re.match(r"spark://(?:\[([0-9a-fA-F:]+)\]|([^:,/]+))", master)
-    host = (found[1] or found[2]) if found else "192.0.2.1"  # RFC 5737: the way there is the default route
+    host = (found[1] or found[2]) if found else "192.0.2.1"  # RFC 5737: the address uses the default route
     for name in (host, socket.gethostname()):
         with contextlib.suppress(OSError):
             found_there = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
-            # version 4 first: Spark itself uses it
+            # IPv4 first, like Spark itself.
             for family, kind, _, _, place in sorted(found_there, key=lambda one: one[0] != socket.AF_INET):
                 with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                     probe.connect(place)

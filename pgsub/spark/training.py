@@ -1,8 +1,8 @@
-"""``python -m pgsub.spark.training [FOLDER]``: make the class-data-sharing archive of this machine's Java and Spark.
+"""``python -m pgsub.spark.training [FOLDER]``: makes the class-data-sharing archive of this machine's Java and Spark.
 
-A session runs a job that does nothing, and its JVM writes the classes that it loaded. Several of these processes may
-start at once: one takes the lock, and the others end. Without a folder somebody waits for the archive: then they wait,
-as the one at work may make that of another installation. The archive appears under its name when it is whole.
+A session runs an empty job, and its JVM writes the loaded classes. If several of these processes start, one takes the
+lock and the others end. Without a folder, the user waits for the archive. Then the others wait, too, because the first
+may make the archive of another installation. The archive appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import Java, cache_folder, find_java
 from pgsub.spark.jobs import Submitter
 
-#: Seconds that a JVM may take to write its classes.
+#: Seconds within which a JVM must write its classes.
 _PATIENCE = 300
 
-#: What would make this session another than one without any setting of a user's.
+#: Variables that would make the session differ from one without user settings.
 _FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_SUBMIT_OPTS")
 
 
 def main(folder: str | None = None) -> int:
-    """Make the archive if nobody does.
+    """Make the archive if nobody else does.
 
-    :param folder: the session's private cache folder, from which programs are run; without it the user's is taken.
-    :return: exit code; with a folder 0 also where another process is at it.
+    :param folder: the session's private cache folder, None for the user's. Programs are run from it.
+    :return: exit code. With a folder it is 0 even if another process makes the archive.
     """
     os.nice(19 if folder else 0)
     for name in _FOREIGN:
