@@ -1,4 +1,4 @@
-"""The publisher: everything that pgsub says to it: sessions, walsender stream, slots, snapshots, publication queries.
+"""The publisher's side: sessions, walsender stream, slots, snapshots, and queries on publications by version.
 
 Mirrors ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c`` and the publisher queries of ``tablesync.c`` and
 ``subscriptioncmds.c``. Nothing here decodes changes, and nothing but slots is written on the publisher. Errors of

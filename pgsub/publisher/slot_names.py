@@ -55,5 +55,5 @@ def group_slot_name(subid: int, number: int, sysid: str) -> str:
 
 
 def is_sync_slot(subid: int, name: str) -> bool:
-    """Return whether the name is that of a slot that synchronizes tables of a subscription."""
+    """Return whether slots with this name synchronize tables of the subscription."""
     return re.fullmatch(rf"pgsub_{subid}_sync_[a-z0-9_]+", name) is not None

@@ -64,7 +64,7 @@ class FreeSlots(NamedTuple):
 
 
 def sync_slots(connection: Connection, subid: int) -> list[str]:
-    """List slots of this database whose names are those of slots that synchronize tables of a subscription."""
+    """List slots of this database that synchronize tables of a subscription, by their names."""
     query = """
         SELECT slot_name::text FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""

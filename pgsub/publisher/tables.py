@@ -21,7 +21,7 @@ Name = tuple[str, str]  #: schema and name of a table
 
 @dataclass(frozen=True, slots=True)
 class RemoteColumn:
-    """A column of a published table."""
+    """A published column of a table."""
 
     attnum: int
     name: str

@@ -42,7 +42,7 @@ def has_transaction(connection: Connection, lsn: int, time: int, oldest: int) ->
 
     :param connection: a replication connection. It must be closed afterwards, see
         :class:`~pgsub.publisher.stream.walsender.WalSender`.
-    :param time: of the transaction, see :meth:`~pgsub.protocol.wal_records.Wal.ended_transaction`.
+    :param time: time of the transaction, see :meth:`~pgsub.protocol.wal_records.Wal.ended_transaction`.
     :param oldest: no earlier WAL is requested, because it may be gone.
     :raises Unreadable: the server does not have or send the WAL.
     :raises psycopg.Error: the session broke.

@@ -67,7 +67,7 @@ class Equality:
         :return: groups of positions in ``keys``.
         """
         open_to = [position for position, column in enumerate(columns) if loose(column)]
-        # columns whose values are equal only if their texts are count as one value, whatever their number
+        # columns whose values are equal only if their texts are equal are joined to one value
         fixed = [json.dumps([None if n in open_to else v for n, v in enumerate(key)]) for key in keys]
         names = [f"c{position}" for position in open_to]
         grouped = [_typed(columns[position], name) for position, name in zip(open_to, names, strict=True)]

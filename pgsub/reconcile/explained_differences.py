@@ -1,8 +1,8 @@
 """Differences that the ledger explains: rows that were skipped, held or kept by a rule, by the hashes of their keys.
 
 The ledger keeps changes that were skipped and not replayed, and changes of a held table. Their rows differ because
-these changes wait there. A row that a rule kept differs because that was asked for. A change that a conflict left out
-without being kept is lost. It is recorded, but it is no explanation.
+these changes wait there. A row that a rule kept differs because an operator set the rule. A change that a conflict left
+out without being kept is lost. It is recorded, but it is no explanation.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def one_point(
     :param session: on the target, for the ledger.
     :param holder: on the target; its snapshot lasts as long as the block.
     :param deadline: time by which apply must have reached the point, by ``time.monotonic()``.
-    :param report: told which transactions of the publisher delay the point.
+    :param report: receives reports about transactions of the publisher that delay the point.
     :param check: called from time to time while waiting for apply; raises an error if apply cannot reach the point.
     :param seconds: maximum time that apply may wait.
     :raises TimeoutExpired: apply was too late, or waited longer than ``seconds`` too often.

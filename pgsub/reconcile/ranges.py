@@ -1,4 +1,4 @@
-"""The comparison of a large table, range by range of its key, so that another one can go on where it was interrupted.
+"""The comparison of a large table, range by range of its key, so that a later one can resume an interrupted one.
 
 NOTES
 Pieces by blocks tell nothing before both sides have been read completely, because a row may be in any block of the

@@ -1,7 +1,7 @@
 """The sync worker after its copy: it streams its own slot until the table is handed over. Mirrors tablesync.c.
 
 NOTES
-A table is handed over at one position: this worker applies what finishes before it, apply what finishes at it or later.
+A table is handed over at one position. This worker applies transactions that finish before it, and apply all others.
 The server agrees on the position through shared memory, where the sync worker waits (``w``) until apply has set it.
 Here only the ledger is shared, and either worker may be gone at any time.
 

@@ -169,7 +169,7 @@ class TlsTransport:
         if not self._ahead:
             self._library.SSL_set_read_ahead(self._session, 1)
             self._ahead = True
-        # only what has arrived: who decrypts as fast as the peer sends would read the records one by one
+        # only what has arrived: a reader as fast as the peer would otherwise read the records one by one
         here = int.from_bytes(fcntl.ioctl(self._pgconn.socket, termios.FIONREAD, bytes(4)), sys.byteorder)
         room = min(len(into), max(here, _RECORD))
         source = self._many if room > _BUFFERED else self._one

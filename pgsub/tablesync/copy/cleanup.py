@@ -38,7 +38,7 @@ def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[
 def may_go_on(connection: psycopg.Connection, sub: Subscription, claim: Claim, target: TargetRelation) -> bool:
     """Return whether the rows of earlier attempts can be compared, so that the copy need not begin again.
 
-    They cannot be if the session must not read the table, if a conflict rule may have changed a row, or if the table is
+    They cannot if the session must not read the table, if a conflict rule may have changed a row, or if the table is
     empty on the target.
     """
     done = chunks.brought(connection, claim)

@@ -29,7 +29,7 @@ CHUNKED_FROM_BYTES = CHUNK_BYTES
 LOCK_TIMEOUT = "5s"
 #: Minimum number of chunks for each task, so that the last task does not run alone for long.
 CHUNKS_PER_TASK = 4
-#: No chunk is smaller than this fraction of the maximum, because each costs some round trips.
+#: The minimum size of a chunk is the maximum divided by this, because each chunk costs some round trips.
 _SMALLEST = 8
 _OF_INSERTS = frozenset({"insert_exists", "multiple_unique_conflicts", conflict_rules.IDENTICAL})
 

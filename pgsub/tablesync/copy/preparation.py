@@ -204,14 +204,14 @@ def _adopted(session: psycopg.Connection, sub: Subscription, table: Table, unpub
     relation, selection = row_by_row.described(table.remote, table.target)
     piece = CopiedTable(relation, selection, table.target.oid, "", True, False, table.target.acts_as, True, ())
     rows = int(table.remote.reltuples) if table.remote.reltuples >= 0 else None
-    left = left_by(unpublished) - {MISSING}  # a copy brings all rows
+    left = left_by(unpublished) - {MISSING}  # a copy transfers all rows
     key, chunk = ChunkKey(table.claim, table.attempt, 0), Chunk(0, "", table.remote.bytes, rows)
     return Piece(key, chunk, piece, Adoption(both, frozenset(left)))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Both sides of a table, which attempt of its copy this is, and the publisher's version."""
+    """Both sides of a table, the number of the attempt to copy it, and the publisher's version."""
 
     remote: RemoteTable
     target: TargetRelation
@@ -221,7 +221,7 @@ class Table:
 
 
 def types_here(session: psycopg.Connection, columns: Sequence[RemoteColumn]) -> dict[str, str]:
-    """Return the publisher's types of columns by name, as SQL of the target, which alone writes it."""
+    """Return the publisher's types of columns by name, as SQL that the target itself formats."""
     names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in columns}
     types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in columns], names)
     return {c.name: text for c, text in zip(columns, types, strict=True)}
@@ -230,10 +230,10 @@ def types_here(session: psycopg.Connection, columns: Sequence[RemoteColumn]) -> 
 def _other_types(
     session: psycopg.Connection, remote: RemoteTable, target: TargetRelation
 ) -> tuple[tuple[str, str], ...]:
-    """Return the publisher's types, as SQL of the target, of columns that are of other types there.
+    """Return the publisher's types, as SQL for the target, of columns that have another type there.
 
-    :raises SchemaFault: the target lacks a column, or has it as a generated one: logicalrep_rel_open in copy_table,
-        which asks before the first row, and where there is none.
+    :raises SchemaFault: the target lacks a column, or it is generated. logicalrep_rel_open in copy_table checks this
+        too before the first row, even if there is none.
     """
     ours = {c.name: (c.type_oid, c.typmod) for c in target.columns if not c.generated}
     other = [c for c in remote.columns if ours.get(c.name) != (c.type_oid, c.typmod)]

@@ -212,7 +212,7 @@ class Resumed:
             failpoints.point("resume.before_commit")
         failpoints.point("resume.after_commit")
 
-    # bringing
+    # copying
 
     def _bring(self, result: PartResult) -> None:
         """Copy missing rows as a new chunk."""

@@ -4,7 +4,7 @@ NOTES
 A transaction of apply costs two round trips besides its data. :meth:`Progress.open` sends BEGIN and the lock of the
 progress row together. :meth:`Progress.close` sends the compare-and-set and COMMIT together, so COMMIT follows before
 the client has seen the row count. A compare-and-set that updates no row must therefore fail: it divides by zero. The
-lock also returns what may have changed since (states_version, skips), so nothing else is queried unless it has.
+lock also returns states_version and the skips, so nothing else is queried unless these have changed.
 
 The progress row is addressed by its remembered ctid, with the key as fallback. An old snapshot on the target makes the
 key's index chain grow with every version: 76 µs became 350 µs after 24,000 updates. By ctid it stays at 76 µs.
@@ -116,7 +116,7 @@ class Progress:
 
     @property
     def skips(self) -> bool:
-        """Whether anything is to be skipped."""
+        """Whether there is anything to skip."""
         return self.skip is not None or bool(self.rules)
 
     def claim(self) -> None:
@@ -222,7 +222,7 @@ class Progress:
 
         :param turn: turn of the previous transaction, which must hold its lock already.
         :param states_version: version of the table states by which the changes were decided.
-        :raises: the same errors as :meth:`close`.
+        :raises StreamsMustRestart: no row was updated; the other errors are those of :meth:`close`.
         """
         values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
         self._commit(turns.awaiting(turn), (self._succeed, values, self._moved))

@@ -81,7 +81,7 @@ def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
 
 
 def shown(skip: Skip | None, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Format what is to be skipped: one text for each transaction and each rule."""
+    """Format the skip and the rules: one text for each transaction and each rule."""
     lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
     return (*lsns, *(f"{rule.conflict} {rule.table} {rule.limit}" for rule in rules))
 
@@ -174,7 +174,7 @@ def check(skip: Skip, remote_lsn: int) -> None:
 
 
 def is_held(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
-    """Return whether it names a single transaction that apply has passed, and of which held tables keep changes."""
+    """Return whether the skip is of a single transaction that apply has passed except for changes of held tables."""
     return not skip.waits and held_tables.has_transaction(connection, subid, skip.lsn)
 
 

@@ -206,7 +206,7 @@ def table_states(connection: psycopg.Connection, subid: int) -> dict[int, Relati
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything about a subscription from the ledger."""
     with durable(connection):
-        for table in _TABLES:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
+        for table in _TABLES:  # one by one: session_replication_role = replica disables ON DELETE CASCADE
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
             )

@@ -69,7 +69,7 @@ def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> 
 def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
     """Set ``p`` → ``e`` if there is a table and all tables are ``r``, before START_REPLICATION asks for two_phase.
 
-    It is an event: whoever waits for ``replay_lsn`` finds the new state in log and ``state.db``, as with the server.
+    It is an event: once ``replay_lsn`` is reached, log and ``state.db`` show the new state, as with the server.
 
     :param claim: apply's claim.
     :return: whether it is ``e``, and the start position in that case. The slot keeps the position as ``two_phase_at``.

@@ -96,7 +96,7 @@ def holding(connection: psycopg.Connection, key: Key, seconds: float | None = No
 def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) -> None:
     """Take a lock of the open transaction.
 
-    :param what: the error message: what the holder is doing.
+    :param what: error message, which tells what the holder is doing.
     :raises LockHeld: it was not free within :data:`PATIENCE_SECONDS`.
     """
     if not take(connection, key, scope="xact_"):
@@ -113,9 +113,9 @@ def holder(connection: psycopg.Connection, key: Key) -> Holder | None:
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:
     """Make the error for a lock that was not free in time. It names the holder.
 
-    A session of pgsub that waits inside a statement outlives its client: the server does not look for that meanwhile
-    (SyncRepWaitForLSN, ProcSleep). pgsub ends none itself, because it cannot see whether the client is gone. To end one
-    loses nothing: a COMMIT that waits for a standby is done, and the client is not told that it is confirmed.
+    A session of pgsub that waits in a statement outlives its client, because the server does not check the connection
+    meanwhile (SyncRepWaitForLSN, ProcSleep). pgsub cannot see whether the client is gone, so it ends no such session.
+    To end one loses nothing: a COMMIT that waits for a standby is done, and is only not confirmed to the client.
 
     :param hint: a sentence before the statement that ends the session that holds it.
     """

@@ -182,7 +182,7 @@ def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> P
     message, detail, hint, context = server_words.said(error)
     text, state = f"could not {doing}: {message}", error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return InternalError(text)  # psycopg itself rejected the statement: there are no words of a server
+        return InternalError(text)  # psycopg itself rejected the statement; no server reported an error
     if is_transient(state, error.diag.source_file):
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":

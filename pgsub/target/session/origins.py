@@ -25,7 +25,7 @@ POOL = 32
 #: subscription cannot do without one.
 LEFT_TO_OTHERS = 4
 _COUNTING = 0x70677375626F  #: "pgsubo", an advisory lock
-_IN_USE = 0x70676F00  #: "pgo" plus the number of an origin; with a subid, the advisory lock of the session that uses it
+_IN_USE = 0x70676F00  #: "pgo" plus an origin's number; with a subid, the advisory lock of the session that uses it
 FEATURE = "replication origins"  #: name of the missing feature in ``status``
 EXHAUSTED = "53400"  #: configuration_limit_exceeded, from replorigin_session_setup if no origin is free
 SHORT_HINT = "Raise max_active_replication_origins (max_replication_slots before 18) and restart the target."
@@ -128,7 +128,7 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
 
 
 def _numbers(connection: psycopg.Connection, subid: int) -> Iterator[int]:
-    """Give the numbers of the pool in order, but at the end those that another session seems to use.
+    """Yield the numbers of the pool in order; last come those that another session seems to use.
 
     The server logs an error for each attempt to use an origin that is in use. The lock is only a hint, because anyone
     can hold it. The session keeps the lock of its origin until it ends.

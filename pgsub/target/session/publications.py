@@ -32,7 +32,7 @@ def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str
 def check_not_published(connection: psycopg.Connection, relid: int, what: str) -> None:
     """Refuse changes without a replication origin to a table that the target publishes.
 
-    :param what: the changes, as the subject of the message.
+    :param what: name of the changes, the subject of the error message.
     :raises StateForbids: a publication of the target has it.
     """
     if found := publication_of(connection, relid):

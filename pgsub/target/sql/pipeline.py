@@ -107,7 +107,7 @@ class Pipeline:
     def round_trip(self, *steps: Step) -> None:
         """Send statements with their values as text, and wait for all of them. Each statement is its own tag.
 
-        :raises: the same errors as :meth:`sync`.
+        :raises StatementFailed: see :meth:`sync`, also for TargetUnavailable.
         """
         for statement, values, on_row in steps:
             texts = [None if value is None else str(value).encode() for value in values]

@@ -1,7 +1,7 @@
 """TRUNCATE of tables that are copied again, and the checks before it. Mirrors ExecuteTruncate (tablecmds.c).
 
-If PostgreSQL would refuse, it is refused before anything is changed, naming the constraint, the trigger or the GRANT.
-So is what PostgreSQL would do although nobody wants it: truncate rows of another subscription, or replicate TRUNCATE.
+If PostgreSQL would reject it, it is rejected before anything is changed, naming the constraint, the trigger or the
+GRANT. It is also rejected if rows of another subscription would be truncated, or the TRUNCATE would be replicated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SQL of change sets: one statement for all rows of a relation, over ``unnest`` of one array per column.
 
 Binary values form arrays of the column's type, which its receive function reads. Text values form arrays of text, cast
-as the input function would read them, if :class:`~pgsub.target.catalog.relation.TargetColumn` says that this is so.
+as the input function would read them; :class:`~pgsub.target.catalog.relation.TargetColumn` tells for which types.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ From ``f`` on, a crash never leads to another copy.
 
 Apply decides about a change under the lock of its progress row, with table states as of a ``states_version``. So a
 state change that affects this decision updates that row (lock and version in one statement) in its transaction:
-:func:`changing`. Between states that apply treats alike (``i``, ``d``, ``f`` without a claim), it need not.
+:func:`changing`. Changes between states that apply treats alike (``i``, ``d``, ``f`` without a claim) do not.
 Lock order everywhere: apply's row, then tables by relid. Only ``f`` is set in a transaction that also writes data. Each
 state is on disk before anything depends on it.
 """

@@ -19,7 +19,7 @@ from pgsub.target.ledger.tables import chunks, held_tables, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import advisory_locks
 
-_LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
+_LOCK_CLASS = 0x7067736D  #: "pgsm", different from the launcher's key
 _REL = "subid = %s AND srrelid = %s"
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
