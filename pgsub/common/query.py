@@ -7,11 +7,18 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Params
+from psycopg.abc import Buffer, Params
+from psycopg.adapt import Loader
 from psycopg.pq import TransactionStatus
 
 from pgsub.common import quoting
 from pgsub.common.errors import ProtocolViolation
+
+#: The statement of another session of the same database, as SQL in a line of 80 characters; ``{}`` is what has it. Of a
+#: database of SQL_ASCII nothing can be sent that is no UTF-8, so that only what is printable ASCII is left of it.
+STATEMENT = """
+pg_catalog.left(pg_catalog.regexp_replace({}.query,
+    CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN '[^!-~]+' ELSE '\\s+' END, ' ', 'g'), 80)"""
 
 
 def row(
@@ -20,6 +27,25 @@ def row(
     """Return the first row of a query; None if there is none."""
     text = query.encode() if isinstance(query, str) else sql.Composed([query])
     return connection.execute(text, params).fetchone()
+
+
+class _Legible(Loader):
+    """A loader of texts that makes something legible of any bytes."""
+
+    def load(self, data: Buffer) -> str:
+        """Return the text."""
+        return bytes(data).decode("utf-8", "replace")
+
+
+def shown(connection: psycopg.Connection, query: str, params: Params | None = None) -> list[tuple[Any, ...]]:
+    """Return the rows of a query whose texts are only shown to people.
+
+    Statements of sessions, names of roles and databases, and identifiers of prepared transactions are those of the
+    whole server. No server converts them: they are in the encoding of the database that they came from.
+    """
+    with connection.cursor() as cursor:
+        cursor.adapters.register_loader("text", _Legible)
+        return cursor.execute(query.encode(), params).fetchall()
 
 
 def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None) -> Any:

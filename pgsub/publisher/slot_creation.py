@@ -18,7 +18,7 @@ import psycopg
 
 from pgsub.common import quoting, server_words
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, one_line
-from pgsub.common.query import number
+from pgsub.common.query import number, shown
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
@@ -92,10 +92,13 @@ def _line(query: str) -> str:
 
 
 # A role without pg_read_all_stats does not see the activity of other roles, except pid, user and application.
+# A database of SQL_ASCII sends nothing that is no UTF-8; others send what a database of another encoding has, too.
 _TRANSACTIONS = """
     SELECT a.pid, NULL::text, a.usename::text, a.application_name, a.datname::text,
         to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'),
-        date_part('epoch', clock_timestamp() - a.xact_start), a.state, a.query
+        date_part('epoch', clock_timestamp() - a.xact_start), a.state,
+        CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII'
+             THEN pg_catalog.regexp_replace(a.query, '[^!-~]+', ' ', 'g') ELSE a.query END
     FROM pg_catalog.pg_stat_activity a WHERE a.backend_xid IS NOT NULL AND {active}
     UNION ALL
     SELECT NULL, p.gid, p.owner::text, NULL, p.database::text,
@@ -128,8 +131,7 @@ def long_transactions(connection: Connection, age: float) -> list[OpenTransactio
 
 
 def _transactions(connection: Connection, query: str, params: dict[str, Any]) -> list[OpenTransaction]:
-    found = connection.execute(query.encode(), params).fetchall()
-    return [_transaction(*row) for row in found]
+    return [_transaction(*row) for row in shown(connection, query, params)]
 
 
 def _transaction(pid: Any, gid: Any, user: Any, application: Any, database: Any, *known: Any) -> OpenTransaction:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from fix_servers import Database
 
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError
+from pgsub.launcher.mirror import lock_waits
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip
 from pgsub.target.sql import jsonb
@@ -86,3 +89,17 @@ def test_a_document_has_what_its_database_can_have(encoding: str, read: object) 
 def test_a_document_has_no_zero_byte_for_no_database_has_it(subdb: Database, encoding: str) -> None:
     text = jsonb.text({"a\0": "\0 \\\0 \\u0000 \\\\u0000"}, encoding)
     assert subdb.value("SELECT %s::jsonb", text) == {"a\\x00": "\\x00 \\\\x00 \\u0000 \\\\u0000"}
+
+
+def test_who_holds_up_a_worker_is_shown_whatever_bytes_his_statement_has(into: Callable[[str], Pair]) -> None:
+    p = into("SQL_ASCII")
+    holder = p.subdb.connect(client_encoding="SQL_ASCII")
+    with closing(holder), closing(p.subdb.connect(application_name=f"pgsub {p.subid} x 1")) as own:
+        holder.execute(b"BEGIN; LOCK TABLE t\xc3\xbc -- caf\xe9")
+        waits = threading.Thread(target=lambda: own.execute("BEGIN; LOCK TABLE tü; ROLLBACK"))
+        waits.start()
+        p.until("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tü'::regclass", value=1)
+        found = lock_waits.locks(p.session, p.subid)
+        holder.execute("ROLLBACK")
+        waits.join()
+    assert found["x"].endswith(": BEGIN; LOCK TABLE t -- caf ")

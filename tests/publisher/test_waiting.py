@@ -104,6 +104,28 @@ def test_a_prepared_transaction_that_is_waited_for_is_named_by_its_gid(pubdb, re
     assert hint.splitlines()[1:] == ["COMMIT PREPARED 'it''s me';", "ROLLBACK PREPARED 'it''s me';"]
 
 
+def test_what_is_waited_for_in_a_database_of_another_encoding_is_named_too(pubdb, replication, server):
+    other = Database(server, f"{pubdb.name}_latin1", "LATIN1")
+    said = LogText()
+    with other.connect(client_encoding="LATIN1") as writer:
+        writer.execute("BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'caf\u00e9'")
+        writer.execute("BEGIN; SELECT txid_current() -- caf\u00e9")
+        found = long_transactions(replication, 0)
+
+        def finish():
+            assert said.some.wait(patience.SECONDS)
+            writer.execute("COMMIT")
+            writer.execute("ROLLBACK PREPARED 'caf\u00e9'")
+
+        ending = threading.Thread(target=finish)
+        ending.start()
+        assert _create(pubdb, replication, said) > 0
+        ending.join()
+    other.drop()
+    assert {one.gid or one.query for one in found} == {"caf\ufffd", "BEGIN; SELECT txid_current() -- caf\ufffd"}
+    assert any(detail.endswith("-- caf\ufffd") for _, detail, _ in said.all)
+
+
 @pytest.mark.parametrize("after", [0.05, 60], ids=["looked before", "not yet looked"])
 def test_a_deadline_ends_the_creation_names_the_culprit_and_leaves_no_slot(pubdb, replication, after):
     with pubdb.connect() as writer:

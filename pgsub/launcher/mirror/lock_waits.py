@@ -10,6 +10,7 @@ import psycopg
 from pgsub.catalog.rows import WorkerRow
 from pgsub.catalog.times import seconds_since
 from pgsub.common.errors import Log, log_text
+from pgsub.common.query import STATEMENT, shown
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger.subscriptions import RelationState
@@ -21,18 +22,18 @@ SILENT_SECONDS = 2.0
 LOG_SECONDS = 8.0
 
 # A session that waits for another worker of the same subscription is not reported; that other worker is.
-_WAITS = """
-SELECT {role}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name,
+_WAITS = f"""
+SELECT {{role}}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name,
        b.state || CASE b.wait_event WHEN 'SyncRep' THEN ', waits for a synchronous standby' ELSE '' END,
-       pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
+       {STATEMENT.format("b")}
   FROM pg_catalog.pg_stat_activity a
  CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS by (pid)
   LEFT JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
   LEFT JOIN pg_catalog.pg_locks l ON l.pid = a.pid AND NOT l.granted
   LEFT JOIN pg_catalog.pg_class t ON l.locktype IN ('relation', 'tuple') AND t.oid = l.relation
- WHERE a.wait_event_type = 'Lock' AND pg_catalog.starts_with(a.application_name, %(own)s) AND {ours}
+ WHERE a.wait_event_type = 'Lock' AND pg_catalog.starts_with(a.application_name, %(own)s) AND {{ours}}
    AND CASE WHEN by.pid = 0 THEN true
-            ELSE b.pid IS NOT NULL AND NOT (b.application_name ~ %(workers)s AND {theirs}) END
+            ELSE b.pid IS NOT NULL AND NOT (b.application_name ~ %(workers)s AND {{theirs}}) END
  ORDER BY b.xact_start, by.pid
 """
 _LOCKS = _WAITS.format(
@@ -99,7 +100,7 @@ def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str
 
 def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, Any], lock: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for role, table, pid, user, name, state, text in session.execute(query.encode(), names):
+    for role, table, pid, user, name, state, text in shown(session, query, names):
         what = "" if table is None else f" on table {table}"
         who = ", ".join(filter(None, (user, name or "no name", state)))
         does = f": {text}" if state is not None else ""  # None: only members of pg_read_all_stats may see it

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.common.query import scalar
+from pgsub.common.query import scalar, shown
 from pgsub.protocol.lsn import format_lsn
 
 PREPARE, COMMIT, ROLLBACK = map(sql.SQL, ("PREPARE TRANSACTION {}", "COMMIT PREPARED {}", "ROLLBACK PREPARED {}"))
@@ -119,8 +119,8 @@ class PreparedTransactions:
 
     def holder(self, gid: str) -> tuple[str, str] | None:
         """Return owner and database of the prepared transaction with this name. Names are unique in the cluster."""
-        row = self._connection.execute(_HOLDER, (gid,)).fetchone()
-        return None if row is None else (str(row[0]), str(row[1]))
+        found = shown(self._connection, _HOLDER, (gid,))
+        return (str(found[0][0]), str(found[0][1])) if found else None
 
     def mark(self, connection: psycopg.Connection, gid: str) -> None:
         """Write the marker row in the transaction that is about to be prepared.

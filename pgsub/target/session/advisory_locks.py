@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.errors import LockHeld
-from pgsub.common.query import row
+from pgsub.common.query import row, shown
 
 #: "pgsu", used with a subid: this lock ensures one launcher per subscription, across hosts and state stores.
 LAUNCHER = 0x70677375
@@ -106,8 +106,8 @@ def take_for_transaction(connection: psycopg.Connection, key: Key, what: str) ->
 def holder(connection: psycopg.Connection, key: Key) -> Holder | None:
     """Return the other session or the prepared transaction that holds a lock; None if there is none."""
     high, low = key if len(key) == 2 else (key[0] >> 32, key[0] & 0xFFFFFFFF)
-    found: tuple[int | None, str, str, str | None] | None = row(connection, _HOLDER, (high, low, len(key)))
-    return None if found is None else Holder(*found)
+    found = shown(connection, _HOLDER, (high, low, len(key)))
+    return Holder(*found[0]) if found else None
 
 
 def held(connection: psycopg.Connection, key: Key, message: str, hint: str = "") -> LockHeld:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common import quoting, table_lock
 from pgsub.common.errors import PermissionMissing, StateForbids, one_line
-from pgsub.common.query import current_role, row
+from pgsub.common.query import STATEMENT, current_role, row, shown
 from pgsub.target.session import publications
 
 _TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE
@@ -51,9 +51,9 @@ SELECT s.subname::text, r.srrelid::regclass::text FROM pg_catalog.pg_subscriptio
   JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid WHERE r.srrelid = ANY (%s::oid[])
  ORDER BY 2, 1
 """
-_HOLDERS = """
+_HOLDERS = f"""
 SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
-       pg_catalog.left(pg_catalog.regexp_replace(a.query, '\\s+', ' ', 'g'), 80)
+       {STATEMENT.format("a")}
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
  WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
@@ -198,5 +198,5 @@ def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -
 def lock_holders(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> list[str]:
     """List the sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
     members = [oid for table in tables for oid in table.members]
-    rows = connection.execute(_HOLDERS.encode(), (members,)).fetchall()
+    rows = shown(connection, _HOLDERS, (members,))
     return [f"PID {pid} ({user}, {name or 'no name'}, {state}): {query}" for pid, user, name, state, query in rows]
