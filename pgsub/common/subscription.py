@@ -68,7 +68,7 @@ class Subscription:
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
-    """Return whether a running worker need not restart, because only options differ that it reads again anyway."""
+    """Return whether a running worker need not restart: only options differ that the server rereads without one."""
     fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences", "unrefreshed")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after
 

@@ -190,7 +190,7 @@ class Frames:
 
 
 class Segment(NamedTuple):
-    """Messages ``start`` to ``end`` (exclusive) of some frames, without keepalives."""
+    """Consecutive messages of some frames, ``start`` to ``end`` (exclusive)."""
 
     frames: Frames
     start: int

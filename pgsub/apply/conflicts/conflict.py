@@ -167,7 +167,7 @@ def new_record(place: Place, kind: str, schema: str | None = None, name: str | N
 def add_rows_in_the_way(
     record: ConflictRecord, place: Place, rows: Sequence[ConflictingRow], found: Search | None
 ) -> None:
-    """Complete the record of a unique conflict (errdetail_apply_conflict).
+    """Add the conflicting rows to the record of a unique conflict (errdetail_apply_conflict).
 
     :param found: the search result; None if nothing could be read.
     """

@@ -106,7 +106,7 @@ class Executor:
 
         :param should_apply: called for each relation, with a transaction's finish LSN.
         :return: messages, and changes that were skipped because their row is missing.
-        :raises SetFallback: a set met what only single rows can handle, or a missing row has appeared.
+        :raises SetFallback: a set needs to be executed row by row, or a missing row has appeared.
         """
         self.begin(should_apply)
         for item in items:

@@ -53,7 +53,7 @@ class RowStatements:
         return self._updating(place, b"U", statements.update)
 
     def leaves(self, place: Place) -> Statement:
-        """Build a query whether an updated row would leave its partition; may query the target outside the pipeline."""
+        """Build a check whether an updated row leaves its partition; may query the target outside the pipeline."""
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:

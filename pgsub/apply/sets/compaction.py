@@ -6,10 +6,10 @@ executed row by row, with the rule as the reason.
 * Keys are equal if and only if their bytes are. :mod:`~pgsub.apply.sets.eligibility` admits only such types and
   collations.
 * No change changes a key, and no trigger, rule or enforced foreign key sees an intermediate state.
-* The changes of a key form a sequence: an INSERT comes first or after a DELETE, and nothing else does.
+* The changes of a key form a sequence: only an INSERT follows a DELETE, and any other INSERT is the first change.
 * The first change of a key is its precondition: the key must be absent (INSERT) or exist (UPDATE, DELETE). Row counts
   on the target check it; a deviation rolls back.
-* A row that was deleted and inserted again is never updated, so that columns that only the target has start anew.
+* A row that was deleted and inserted again is deleted and inserted, not updated: local-only columns start anew.
 * An unchanged TOAST value is the newest value sent since the row began; without one, the column is not set.
 
 ``tests/models/change_set_model.py`` shows the mistake that each rule prevents.

@@ -21,7 +21,7 @@ def order_matters(relation: RelationMap) -> str | None:
 def reason(relation: RelationMap) -> str | None:
     """Return why this relation is changed row by row, None if sets are allowed.
 
-    Sets of inserts only need no more than :func:`order_matters`, because row by row also uses COPY in order.
+    Sets that have only inserts need no more than :func:`order_matters`: inserts row by row also use COPY in order.
     """
     target = relation.target
     found = order_matters(relation)

@@ -52,7 +52,7 @@ class ReplayFilter:
     def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
         self._states = table_states(connection, subid)
         self._finish_lsn = finish_lsn
-        #: a sync worker skipped the present change; its table's srsublsn covers it
+        #: true while the present change was skipped by a sync worker, whose table's srsublsn covers it
         self.of_sync = False
 
     def admits(self, _remote: Relation, oid: int) -> int | str:

@@ -46,8 +46,8 @@ class RemoteTransaction:
     size: int = 0
     received: list[Segment] = field(default_factory=list)
     spooled: SpooledTransaction | None = None
-    #: the relations that a streamed transaction described, as the publisher believes us to know them: other
-    #: transactions may have described them anew since
+    #: the relations that a streamed transaction described, as the publisher believes they are known here: since then,
+    #: other transactions may have described them differently
     leaves: tuple[Relation, ...] = ()
     _scanned: tuple[set[int], set[Relation]] | None = None
 

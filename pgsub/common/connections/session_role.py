@@ -1,6 +1,6 @@
 """Determines a session's own role: the user, or the role in the user's settings.
 
-``ALTER DATABASE SET role``, and ALTER ROLE for all users of a database, belong to the database's owner. They would make
+The database's owner may use ``ALTER DATABASE SET role``, and ALTER ROLE for all users of the database. They would make
 sessions create objects for a role of the owner's choice. So only the conninfo's ``options`` and the settings of the
 connecting user count. Only the user, or someone who may change its password, can set the latter.
 
