@@ -1,4 +1,4 @@
-"""The command tree, of the commands that the modules of the command line register."""
+"""The command tree, made of the commands that the modules of the command line register."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ database, and shows how far they are. Words, options and states are those of CRE
 Start with pgsub create --dry-run: it changes nothing and names what is missing. pgsub demo needs no servers of yours.
 """
 
-#: of the commands in the help; each registered itself when its module was imported
+#: Order of the commands in the help. Each registers itself when its module is imported.
 _ORDER = (
     *("create", "run", "refresh", "alter", "status", "wait", "enable", "disable", "disable-on-error"),
     *(
@@ -83,7 +83,7 @@ for _name in _ORDER:
 
 
 def program() -> TyperGroup:
-    """Return the command tree as click sees it."""
+    """Return the command tree as a click object."""
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     return group

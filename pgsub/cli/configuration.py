@@ -1,8 +1,8 @@
-"""``config.toml``: defaults of settings and of the options of commands. ``pgsub config`` shows what is in effect.
+"""``config.toml``: defaults of settings and of commands' options. ``pgsub config`` shows the values in effect.
 
-A setting at the top of the file stands in for an environment variable that is not set, so workers get it as they get
-the environment. A table with the name of a command has defaults of its options. Mirrors the order of
-``guc-file.l`` and the clients: command line, environment, file, default.
+A top-level setting takes the place of an environment variable that is not set, so workers get it as part of the
+environment. A table with the name of a command contains defaults of its options. Mirrors the order of ``guc-file.l``
+and the clients: command line, environment, file, default.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgsub.common.machine.path_safety import exchangeable
 class Setting:
     """A setting of the program."""
 
-    name: str  #: in config.toml
-    variable: str  #: of the environment
+    name: str  #: name in config.toml
+    variable: str  #: environment variable
     help: str
     default: str | None = None
 
 
-#: in the order in which they are shown
+#: In the order in which they are shown.
 SETTINGS = (
     Setting("state_dir", "PGSUB_STATE_DIR", "The state folder, if --state-dir is not given.", "~/.local/state/pgsub"),
     Setting("connection", "PGSUB_CONNECTION", "The publisher for pgsub create, if --connection is not given."),
@@ -49,15 +49,15 @@ SETTINGS = (
 
 @dataclass
 class Configuration:
-    """A configuration file as it was read."""
+    """The contents of a configuration file."""
 
-    path: Path | None = None  #: None if there is none
-    settings: dict[str, str] = field(default_factory=dict)  #: by name
+    path: Path | None = None  #: None without a file
+    settings: dict[str, str] = field(default_factory=dict)  #: values by name
     commands: dict[str, dict[str, Any]] = field(default_factory=dict)  #: defaults of options, by command and parameter
-    used: set[str] = field(default_factory=set)  #: names of settings that the environment did not override
+    used: set[str] = field(default_factory=set)  #: names of settings in effect, which the environment did not override
 
 
-#: of this process
+#: The configuration of this process.
 configuration = Configuration()
 
 
@@ -73,10 +73,10 @@ def find() -> Path | None:
 
 
 def load(commands: Mapping[str, Any]) -> Configuration:
-    """Read the file, and take its settings into the environment where that has none.
+    """Read the file. Put its settings into the environment unless they are already set there.
 
-    :param commands: of the program, by name; the file may only name their options.
-    :raises StateForbids: the file cannot be read or trusted, or has what no setting or option is called.
+    :param commands: the program's commands by name, whose options the file may name.
+    :raises StateForbids: the file cannot be read or trusted, or has an unknown setting or option.
     """
     vars(configuration).update(vars(Configuration(find())))
     if configuration.path is None:
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise _invalid(path, "it is nested too deeply") from None
     except ValueError as error:
-        # the text may quote a line with a password
+        # The full text may quote a line with a password.
         raise _invalid(path, str(error).rpartition("(")[2].rstrip(")") or "it is no TOML") from None
     if null is not None:
         raise _invalid(path, f'"{null}" contains a null character')
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Refuse what another user wrote, or could write or exchange: the file names servers and the options of Spark."""
+    """Refuse a file that another user wrote or could change: it names servers and Spark options."""
     problem = hint = None
     if status.st_uid not in (0, os.geteuid()):
         problem = f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}."
@@ -142,7 +142,7 @@ def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str
 
 
 def _strings(value: Any) -> str:
-    """Join all strings of a value; none can have a null character, as those of an environment cannot."""
+    """Join all strings of a value, which must not contain null characters, like the environment."""
     if isinstance(value, dict):
         return " ".join(map(_strings, value.values()))
     return " ".join(map(_strings, value)) if isinstance(value, list) else str(value)

@@ -1,6 +1,6 @@
 """``python -m pgsub.cli.docs [FOLDER]``: writes ``man/`` and ``completions/`` from the command tree.
 
-To be run after a change of options; a test compares the result with the committed files. The program never imports it.
+Run it after a change of options. A test compares the result with the committed files. The program never imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
 
 
 def files() -> dict[str, str]:
-    """Generate everything.
+    """Generate all files.
 
     :return: text by path below the sources.
     """
@@ -28,9 +28,9 @@ def files() -> dict[str, str]:
 
 
 def write(folder: Path) -> None:
-    """Write everything that is generated.
+    """Write all generated files.
 
-    :param folder: of the sources.
+    :param folder: the folder of the sources.
     """
     for name, text in files().items():
         path = folder / name

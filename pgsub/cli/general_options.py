@@ -1,7 +1,7 @@
-"""General options, which every command has, and their values in this process.
+"""The general options, which every command has, and their values in this process.
 
-They may stand before the command or behind it. The error handler needs them after the parser is gone, hence one
-object for the process, as the frontends' ``logging.c`` keeps its level and colours.
+They may precede or follow the command. The error handler needs them after parsing, so there is one object per process,
+like the level and colors in the frontends' ``logging.c``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Settings:
     color: str = "auto"
     verbosity: int = 0
     debug: bool = False
-    #: libpq's variables by keyword, once a command that connects took them out of the process's environment
+    #: libpq's variables by keyword, after a connecting command has removed them from the process's environment
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -36,13 +36,13 @@ class Settings:
         return state_dir(self.state_dir_option)
 
     def take_environment(self) -> None:
-        """Take libpq's variables out of the process's environment, before anything connects."""
+        """Remove libpq's variables from the process's environment before anything connects."""
         from pgsub.common.connections.conninfo import take_environment
 
         self.environment = take_environment()
 
     def coloured(self) -> bool:
-        """Decide on colours of stderr: the option, else NO_COLOR, PG_COLOR, CLICOLOR_FORCE, else the terminal."""
+        """Return whether stderr gets colors: the option, else NO_COLOR, PG_COLOR, CLICOLOR_FORCE, else the terminal."""
         if self.color != "auto":
             return self.color == "always"
         if os.environ.get("NO_COLOR"):
@@ -73,12 +73,12 @@ def remember(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an unexpected error.")] = False,
 ) -> None:
-    """Take over the general options; what was not given keeps its value."""
+    """Store the general options. Values that were not given are unchanged."""
     current.state_dir_option = state_dir or current.state_dir_option
     current.color = color or current.color
     current.verbosity += verbose - quiet
     current.debug = current.debug or debug or os.environ.get("PGSUB_DEBUG", "0") not in ("", "0")
 
 
-#: parameters of the general options, which every command has
+#: Parameters of the general options.
 SHARED = inspect.signature(remember, eval_str=True).parameters

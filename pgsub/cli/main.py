@@ -1,6 +1,6 @@
-"""Entry of the program: runs the command tree and makes exit codes and messages out of exceptions.
+"""The entry point of the program: runs the command tree, and turns exceptions into messages and exit codes.
 
-Nowhere else does pgsub end the process. Mirrors ``main()`` of the client programs in ``src/bin``.
+pgsub ends the process nowhere else. Mirrors ``main()`` of the client programs in ``src/bin``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIKE = re.compile(r": (--?\S+) \((?:Possible options: |Did you mean )(.*?)\??\)
 _ONE_OF = re.compile(r"'([^']*)' is not one of (.*)")
 _NUMBER = re.compile(r"Input should be a valid (?:integer|number).*")
 _AT_LEAST = re.compile(r"Input should be greater than or equal to (\S+)")
-INTERRUPTED = 130  #: 128 + SIGINT, as shells have it
+INTERRUPTED = 130  #: 128 + SIGINT, like in shells
 
 
 def main() -> NoReturn:
@@ -35,7 +35,7 @@ def main() -> NoReturn:
 def run(args: Sequence[str]) -> int:
     """Run one command line.
 
-    :param args: without the program's name.
+    :param args: the words after the program's name.
     :return: the exit code.
     """
     if args[:1] == ["__complete"]:
@@ -68,7 +68,7 @@ def _invoke(args: Sequence[str]) -> int:
     except typer.TyperException as error:
         raise _usage(error) from None
     except typer.Abort:
-        console.say("")  # the prompt's line is not ended yet
+        console.say("")  # the prompt's line has not ended
         raise PgsubError("canceled", detail="Nothing was changed.") from None
     return code if isinstance(code, int) else 0
 
@@ -76,7 +76,7 @@ def _invoke(args: Sequence[str]) -> int:
 def _usage(error: typer.TyperException) -> UsageError:
     """Turn an error of the parser into one of pgsub's."""
     text = console.redacted(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
-    text = text.replace(": Value error, ", ": ")  # the words of a validator that the parser calls
+    text = text.replace(": Value error, ", ": ")  # text of a validator that the parser calls
     text = _NUMBER.sub("must be a number", text)
     text = _AT_LEAST.sub(r"must be at least \1", _ONE_OF.sub(_one_of, _LIKE.sub(_like, text)))
     context = getattr(error, "ctx", None)
@@ -89,7 +89,7 @@ def _one_of(match: re.Match[str]) -> str:
 
 
 def _like(match: re.Match[str]) -> str:
-    """Name the options that a mistyped one resembles; the parser's own choice is generous."""
+    """Name the options that resemble a mistyped one. The parser suggests too many."""
     near = difflib.get_close_matches(match[1], match[2].split(", "), cutoff=0.7)
     return f": {match[1]}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
 

@@ -1,4 +1,4 @@
-"""``pgsub __complete``: names for completion scripts, from the state store alone and without the option parser."""
+"""``pgsub __complete``: names for completion scripts, from the state store only and without the option parser."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pgsub.common.errors import PgsubError
 
 
 def complete(args: Sequence[str]) -> int:
-    """Print the names of subscriptions, one in a line; a store that is not there or unreadable has none.
+    """Print the names of subscriptions, one per line. A missing or unreadable store has none.
 
-    :param args: ``subscriptions`` and, if the line being completed names one, the state folder.
+    :param args: ``subscriptions`` and, if the completed line names one, the state folder.
     :return: the exit code; 2 for anything but subscriptions.
     """
     if not args or args[0] != "subscriptions":
@@ -21,7 +21,7 @@ def complete(args: Sequence[str]) -> int:
 
     try:
         folder = state_dir(args[1] if len(args) > 1 else None)
-        # a press of the tabulator creates nothing
+        # Completion must not create anything.
         if not Path(folder, FILE_NAME).exists():
             return 0
         with StateStore.open(folder, create=False) as store:

@@ -1,4 +1,4 @@
-"""The texts of a command, kept once: ``--help``, the manual page and the README are made from them.
+"""The texts of a command, from which ``--help``, the manual page and the README are made.
 
 Mirrors ``doc/src/sgml/ref``: a purpose in one line, a description, examples.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 class Page:
     """The texts of one command."""
 
-    summary: str  #: one line, no full stop
+    summary: str  #: one line without a full stop
     description: str  #: paragraphs, separated by empty lines
-    examples: tuple[tuple[str, str], ...]  #: what it does, the command to paste
+    examples: tuple[tuple[str, str], ...]  #: purpose, and the command to paste
 
     def paragraphs(self) -> list[str]:
-        """Return the description, one string a paragraph, without line breaks."""
+        """Return the paragraphs of the description, without line breaks."""
         return [" ".join(part.split()) for part in self.description.strip().split("\n\n")]
 
 
-#: by command
+#: Pages by command.
 PAGES: dict[str, Page] = {}

@@ -1,4 +1,4 @@
-"""How a command joins the tree, and the tree as values: options, pages, completion scripts.
+"""Registration of commands in the tree, and the tree as values: options, pages, completion scripts.
 
 Entry points: :mod:`~pgsub.cli.command_tree.command`, :mod:`~pgsub.cli.command_tree.tree`.
 """

@@ -1,7 +1,7 @@
-"""How a command joins the tree: its page, the options that every command has, and its ``--help``.
+"""Registration of a command in the tree: its page, the general options, and its ``--help``.
 
-Help is written here and not by the option parser, so that it is the same whatever version of the parser is
-installed, and the same as in the manual page. Mirrors the ``usage()`` functions of the client programs.
+Help is written here instead of by the option parser, so that it does not depend on the parser's version, and equals the
+manual page. Mirrors the ``usage()`` functions of the client programs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 class Command(TyperCommand):
-    """A command whose help is made from its page, and whose error names everything that was left out."""
+    """A command whose help is made from its page, and whose error names all missing parameters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the parser alone would name what is missing one by one."""
+        """Parse the arguments. Name all missing ones in the error; the parser would name only the first."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -40,7 +40,7 @@ class Command(TyperCommand):
             raise
 
     def needs(self, param: Any) -> bool:
-        """Return whether the command can do nothing without a parameter, where the environment does not give it."""
+        """Return whether the command requires a parameter, unless the environment contains it."""
         return bool(param.required)
 
     def _missing(self, ctx: Any, args: list[str]) -> list[Any]:
@@ -88,19 +88,19 @@ def _record(option: tree.Option) -> tuple[str, str]:
     return option.synopsis, option.help + (f" [{'; '.join(notes)}]" if notes else "")
 
 
-#: functions of commands as the parser calls them, by name
+#: For each command, its class and the function that the parser calls.
 COMMANDS: dict[str, tuple[type[Command], Callable[..., None]]] = {}
 
 
 def command(
     name: str, page: Page, *groups: Sequence[inspect.Parameter], cls: type[Command] = Command, connects: bool = False
 ) -> Callable[[Function], Function]:
-    """Make a function a command. It gets the options that every command has, too, which are :func:`remember`-ed.
+    """Make a function a command. The general options are added and passed to :func:`remember`.
 
-    :param page: its texts, for ``--help`` and the manual page.
-    :param groups: options that the function takes by keywords, see :func:`parameters`; else its own parameters.
-    :param connects: whether it connects to the target, and so takes libpq's variables out of the environment: neither
-        may they name the publisher, nor may children inherit them.
+    :param page: the texts for ``--help`` and the manual page.
+    :param groups: options that the function takes as keywords, see :func:`parameters`; otherwise its own parameters.
+    :param connects: whether it connects to the target. Libpq's variables are then removed from the environment: they
+        must not affect the publisher's connection, and children must not inherit them.
     """
     PAGES[name] = page
 
@@ -123,9 +123,9 @@ def command(
 
 
 def parameters(options: type, *, optional: bool = False) -> list[inspect.Parameter]:
-    """Make parameters of a class whose annotated attributes are options.
+    """Return parameters for a class whose annotated attributes are options.
 
-    :param optional: for a command that changes what is given and nothing else: what is not given is None.
+    :param optional: make the default of each option None, for commands that change only given options.
     """
     found = []
     for name, annotation in get_type_hints(options, include_extras=True).items():

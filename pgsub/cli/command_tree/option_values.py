@@ -1,7 +1,7 @@
-"""Values of options: durations, LSNs, settings of the form k=v, and conninfos from stdin.
+"""Values of options: durations, LSNs, settings of the form k=v, and connection strings from stdin.
 
-Wrong ones are usage errors that name the option. Mirrors ``src/fe_utils/option_utils.c`` and, for durations, the units
-of ``guc.c``.
+Invalid values are usage errors that name the option. Mirrors ``src/fe_utils/option_utils.c`` and, for durations, the
+units of ``guc.c``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def parse_duration(text: str | float) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-#: Sessions of one subscription that may apply at once.
+#: Maximum number of sessions of one subscription that apply at once.
 MOST_WRITERS = 16
 
 
 def receiver_timeout(text: str | None) -> str | None:
-    """Refuse what the server would not take as wal_receiver_timeout."""
+    """Refuse values that the server does not accept as wal_receiver_timeout."""
     from pgsub.common import subscription
 
     if text is not None:
@@ -70,9 +70,9 @@ def sessions_that_apply(text: str | int) -> int:
 
 
 def unsupported(message: str, detail: str, hint: str) -> Callable[[Value], Value]:
-    """Make a callback for an option of which only the default is supported.
+    """Return a callback for an option of which only the default is supported.
 
-    :return: raises :class:`~pgsub.common.errors.StateForbids` for anything else.
+    :return: raises :class:`~pgsub.common.errors.StateForbids` for any other value.
     """
 
     def refuse(value: Value) -> Value:
@@ -103,9 +103,9 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_settings(items: Iterable[str]) -> dict[str, str]:
-    """Read repeated ``key=value``.
+    """Read repeated ``key=value`` items.
 
-    :raises UsageError: for an item without a key or without ``=``.
+    :raises UsageError: an item has no key or no ``=``.
     """
     settings = {}
     for item in items:
@@ -119,8 +119,8 @@ def parse_settings(items: Iterable[str]) -> dict[str, str]:
 def conninfo(value: str | None, option: str) -> str | None:
     """Return a connection string as given, or one line of stdin for ``-``.
 
-    :param option: its name, for the error.
-    :raises UsageError: if stdin has no line.
+    :param option: name of the option for the error.
+    :raises UsageError: stdin has no line.
     """
     if value != "-":
         return value
@@ -131,7 +131,7 @@ def conninfo(value: str | None, option: str) -> str | None:
 
 
 def take_conninfos() -> dict[str, str | None]:
-    """Remove the variables with connection strings: what only this command was given is not for its children.
+    """Remove the variables with connection strings, so that children do not inherit them.
 
     :return: their values by option.
     """
@@ -139,7 +139,7 @@ def take_conninfos() -> dict[str, str | None]:
 
 
 def _warn_of_passwords(given: Mapping[str, str | None]) -> None:
-    """Warn once of passwords on the command line.
+    """Warn of passwords on the command line.
 
     :param given: connection strings by option.
     """
@@ -158,9 +158,9 @@ def _warn_of_passwords(given: Mapping[str, str | None]) -> None:
 
 
 def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
-    """Make a command's options of what the command line gave, in the types of its fields.
+    """Make a command's options from the command line, with the types of its fields.
 
-    :param options: a dataclass; what is given and none of its fields is left out.
+    :param options: a dataclass. Values that are not its fields are left out.
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     strings = ("connection", "target")
@@ -172,37 +172,37 @@ def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
 
 
 def value(metavar: str, meaning: str, **more: Any) -> Any:
-    """Declare an option with a value, by the name of its parameter."""
+    """Declare an option with a value. Its name is that of the parameter."""
     return typer.Option(metavar=metavar, help=meaning, **more)
 
 
 def flag(name: str, meaning: str) -> Any:
-    """Declare an option that is on where it is given."""
+    """Declare an option that is on if given."""
     return typer.Option(f"--{name}", help=meaning)
 
 
 def choice(words: str, meaning: str) -> Any:
     """Declare an option whose value is one of some words.
 
-    :param words: with ``|`` between them.
+    :param words: the words, separated by ``|``.
     """
     return typer.Option(metavar=words, case_sensitive=False, help=meaning)
 
 
 def repeatable(metavar: str, meaning: str) -> Any:
-    """Declare an option that may be given several times."""
+    """Declare an option that may be repeated."""
     return typer.Option(metavar=metavar, help=f"{meaning}; may be repeated.")
 
 
 def switch(name: str, meaning: str) -> Any:
-    """Declare a switch whose value is None where it is not given; it is then on, unless other options turn it off."""
+    """Declare a switch whose value is None if not given. It is then on, unless other options turn it off."""
     return typer.Option(f"--{name}/--no-{name}", show_default=f"--{name}", help=meaning)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
-#: What the connection string of the publisher may be, for the help.
+#: Forms of the publisher's connection string, for the help.
 PUBLISHER = "Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input."
 Connection = Annotated[
     str | None, typer.Option("--connection", metavar="CONNINFO", envvar="PGSUB_CONNECTION", help=PUBLISHER)

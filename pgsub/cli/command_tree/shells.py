@@ -1,6 +1,6 @@
-"""Completion scripts made from the command tree. Static: no Python runs on a press of the tabulator, except for names.
+"""Completion scripts, made from the command tree. They are static: Python runs only to complete names.
 
-Written in the manner of the scripts that git and borg install. No shell evaluates a name: names arrive one in a line.
+They follow the style of the scripts of git and borg. No shell evaluates names, which are read one per line.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _bash_command(command: Command) -> str:
 
 
 def _bash_places(command: Command) -> list[str]:
-    """Complete each place by what fits there, where places differ."""
+    """Return the completions for each place of a command whose places differ."""
     lines = []
     for place, argument in enumerate(command.arguments):
         if argument.is_name:

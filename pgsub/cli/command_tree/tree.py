@@ -1,4 +1,4 @@
-"""The command tree as plain values, for everything that is generated from it: manual pages and completions."""
+"""The command tree as plain values, from which manual pages and completions are generated."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _WORD = re.compile(r"[a-z][a-z_-]*")
 class Option:
     """An option as the user sees it."""
 
-    names: tuple[str, ...]  #: long ones first
+    names: tuple[str, ...]  #: long names first
     help: str
     opposite: str | None = None  #: ``--no-x``
     metavar: str | None = None  #: None if it takes no value
     default: str | None = None
-    variable: str | None = None  #: environment variable that stands in for it
+    variable: str | None = None  #: environment variable with its default
     repeatable: bool = False
     required: bool = False
-    shared: bool = False  #: every command has it
+    shared: bool = False  #: whether every command has it
 
     @property
     def synopsis(self) -> str:
@@ -36,7 +36,7 @@ class Option:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Values that can be listed."""
+        """The values that can be listed."""
         if self.names[0] == "--view":
             from pgsub.catalog.store import VIEWS
             from pgsub.commands.status.status import PUBLISHER_VIEWS
@@ -71,7 +71,7 @@ class Argument:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Values that can be listed."""
+        """The values that can be listed."""
         return words(self.metavar)
 
 
@@ -86,12 +86,12 @@ class Command:
 
     @property
     def names_subscription(self) -> bool:
-        """Whether its first argument is a subscription that exists."""
+        """Whether its first argument is an existing subscription."""
         return self.name != "create" and any(argument.is_name for argument in self.arguments)
 
     @property
     def places(self) -> bool:
-        """Whether some arguments are names of subscriptions and others have values that can be listed."""
+        """Whether some arguments are names of subscriptions, and others have values that can be listed."""
         return self.names_subscription and any(argument.words for argument in self.arguments)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pgsub.catalog.rows import ConflictRow
 
 _LIMIT = 100
-#: options that an action takes, by parameter
+#: Options of each action, by parameter.
 _TAKEN = {
     "list": ("conflict_type", "table", "since", "limit"),
     "show": ("number",),
@@ -70,10 +70,10 @@ pgsub-conflicts(7) explains each type with an example.
 
 
 class ConflictsCommand(Command):
-    """A command that suggests an action where only a subscription is named."""
+    """A command that suggests an action if only a subscription is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as every command does."""
+        """Parse like other commands. Suggest an action for an unknown one."""
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException:
@@ -94,7 +94,7 @@ def _unknown(action: str, name: str | None) -> UsageError:
 
 
 class Options:
-    """Options of all actions; None, or False, where one is not given."""
+    """Options of all actions. One that was not given is None or False."""
 
     action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")]
     name: Name
@@ -121,7 +121,7 @@ class Options:
 
 @command("conflicts", PAGE, parameters(Options), cls=ConflictsCommand)
 def conflicts(action: str, name: str, as_json: bool, **given: Any) -> None:
-    """Show conflicts, or apply skipped changes."""
+    """Show conflicts, or apply or remove skipped changes."""
     if action not in _TAKEN:
         raise _unknown(action, name)
     for option, chosen in given.items():
@@ -223,6 +223,6 @@ def _value(value: object) -> str:
 
 
 def _log_lines(row: ConflictRow) -> list[str]:
-    """Return the message of the log, with its fields."""
+    """Return the log message with its fields."""
     fields = [field(name, text) for name, text in (("DETAIL", row.detail), ("CONTEXT", row.context)) if text]
     return [console.printable(text) for text in (one_line(row.message or ""), *fields)]

@@ -1,4 +1,4 @@
-"""``pgsub origin-advance``: shows what would be lost, asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub origin-advance``: shows what would be lost and asks on a terminal. Elsewhere it requires ``--yes``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def origin_advance(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show or advance."""
+    """Show what would be lost, or advance."""
     to = parse_lsn(lsn)
     if not preview and not yes:
         words = ["pgsub", "origin-advance", name, lsn]

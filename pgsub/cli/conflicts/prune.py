@@ -1,4 +1,4 @@
-"""``pgsub conflicts prune``: shows what would go, asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub conflicts prune``: shows what would be removed and asks on a terminal. Elsewhere it requires ``--yes``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def prune(name: str, *, replayed: bool, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Show or remove.
+    """Show what would be removed, or remove it.
 
     :raises UsageError: nothing was chosen, or there is no terminal to ask on.
     """

@@ -1,4 +1,4 @@
-"""``pgsub conflicts replay``: shows what it would do, asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub conflicts replay``: shows what would be applied and asks on a terminal. Elsewhere it requires ``--yes``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def replay(
     name: str, *, number: int | None, lsn: str | None, table: str | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Show or replay.
+    """Show what would be applied, or replay it.
 
-    :raises UsageError: not exactly one choice, or no terminal to ask on.
+    :raises UsageError: there is not exactly one choice, or no terminal to ask on.
     """
     if (number is None) == (lsn is None):
         raise UsageError(

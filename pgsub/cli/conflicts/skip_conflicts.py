@@ -1,4 +1,4 @@
-"""``pgsub skip-lsn --conflict``: a conflict rule with a limit; asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub skip-lsn --conflict``: a conflict rule with a limit. Asks on a terminal, and requires ``--yes`` elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json: bool) -> None:
     """Set a rule.
 
-    :raises UsageError: nobody to ask.
+    :raises UsageError: there is no terminal to ask on.
     """
     if not yes:
         words = ["pgsub", "skip-lsn", name, "--conflict", conflict, "--table", table, "--limit", str(limit), "--yes"]

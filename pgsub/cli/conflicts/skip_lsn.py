@@ -1,4 +1,4 @@
-"""``pgsub skip-lsn``: shows what would be lost, asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub skip-lsn``: shows what would be lost and asks on a terminal. Elsewhere it requires ``--yes``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgsub.common.plural import counted
 if TYPE_CHECKING:
     from pgsub.target.ledger.skip import Skip
 
-LISTED = 40  #: rows that are listed where nothing else is asked for
+LISTED = 40  #: maximum number of listed rows
 
 PAGE = Page(
     summary="Skip a transaction that apply cannot apply",
@@ -81,7 +81,7 @@ def skip_lsn(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show or skip."""
+    """Show what would be lost, or skip."""
     if (conflict, table, limit) != (None, None, None):
         if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
             raise UsageError("--conflict, --table, and --limit must be given together, and without other options")
@@ -189,7 +189,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def change_rows(shown: list[dict[str, Any]]) -> str:
-    """Return the first changes of a preview, as its document has them."""
+    """Return the first changes of a preview document as a table."""
     return render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:LISTED]])
 
 

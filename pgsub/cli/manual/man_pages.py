@@ -1,6 +1,6 @@
-"""Manual pages made from the command tree and the exception classes, in the order of the server's reference pages.
+"""Manual pages, made from the command tree and the exception classes, in the order of the server's reference pages.
 
-No date and nothing of the machine goes in: the same sources give the same bytes.
+They contain no date and no data of the machine, so the same sources always give the same bytes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _usage(option: Option) -> str:
     name = option.names[0].replace("--", "--[no-]", 1) if option.opposite else option.names[0]
     text = rf"\fB{escaped(name)}\fR" + (rf" \fI{escaped(option.metavar)}\fR" if option.metavar else "")
     text = (text if option.required else f"[{text}]") + "..." * option.repeatable
-    return text.replace(" ", r"\ ")  # an option and its value stay on one line
+    return text.replace(" ", r"\ ")  # keeps an option and its value on one line
 
 
 def _item(term: str, text: str) -> list[str]:
@@ -147,7 +147,7 @@ def _item(term: str, text: str) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Escape characters that mean something to the formatter."""
+    """Escape characters that have a meaning for the formatter."""
     shown = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
     shown = shown.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
     return r"\&" + shown if shown.startswith(".") else shown

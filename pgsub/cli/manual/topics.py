@@ -1,7 +1,7 @@
-"""Manual pages that are about no command: made from texts in ``docs/``. For ``python -m pgsub.cli.docs`` only.
+"""Manual pages that do not belong to a command, made from texts in ``docs/``. Only ``pgsub.cli.docs`` uses this.
 
-A text begins with ``name section: summary``. ``# NAME`` begins a section, ``: text`` under a line describes it, and
-what is indented stays as it is.
+A text begins with ``name section: summary``. ``# NAME`` begins a section, ``: text`` below a line describes it, and
+indented lines are kept unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _page(text: str) -> tuple[str, str]:
     for block in rest.strip("\n").split("\n\n"):
         lines += _block(block)
     page = "\n".join([*lines, ""])
-    # blocks of what stays as it is that follow each other are one, with an empty line between them
+    # Successive unchanged blocks are joined, with an empty line between them.
     return f"{name}.{section}", page.replace(".RE\n.fi\n.PP\n.nf\n.RS 4\n", "\\&\n")
 
 
@@ -53,7 +53,7 @@ def _block(block: str) -> Iterator[str]:
         yield f".SH {escaped(block[2:])}"
     elif block.startswith("    "):
         yield from (".PP", ".nf", ".RS 4")
-        # a line that begins with a control character would be a request
+        # A line that begins with a control character would be a request.
         yield from (rf"\&{escaped(line[4:])}" for line in block.split("\n"))
         yield from (".RE", ".fi")
     elif rest.startswith(": "):

@@ -1,4 +1,4 @@
-"""``pgsub completion``: the scripts are made from the command tree, so they always fit it."""
+"""``pgsub completion``: prints completion scripts, which are made from the command tree and so always match it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pgsub config``: every setting, its value, and where it comes from."""
+"""``pgsub config``: every setting, its value, and its origin."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _options() -> Iterator[dict[str, Any]]:
 
 
 def _concealed(value: str) -> str:
-    """Conceal secrets: those of a connection string as libpq reads it, else those that look like some."""
+    """Conceal secrets: those of a connection string as libpq reads it, otherwise text that resembles one."""
     from pgsub.common.connections import conninfo
 
     name, equals, _ = value.partition("=")
@@ -80,6 +80,6 @@ def _concealed(value: str) -> str:
         if "://" in value and "@" in value:
             return "****"
         before, found, _ = console.redacted(value).partition("****")
-        return before + found  # where a secret ends that libpq does not read is unknown
+        return before + found  # libpq cannot read it, so the end of the secret is unknown
     shown = {key: text for key, text in params.items() if key not in SECRETS}
     return conninfo.join({**shown, **dict.fromkeys(params.keys() - shown, "****")}) if shown != params else value

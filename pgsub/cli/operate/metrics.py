@@ -46,14 +46,14 @@ def metrics() -> None:
 
 
 class Address(NamedTuple):
-    """Address that metrics are served on."""
+    """An address for serving metrics."""
 
     host: str
     port: int
 
 
 def parse_address(text: str | Address) -> Address:
-    """Read ``HOST:PORT``, ``[ADDRESS]:PORT`` or ``PORT``; without a host it is the loopback address."""
+    """Read ``HOST:PORT``, ``[ADDRESS]:PORT`` or ``PORT``. The default host is the loopback address."""
     if isinstance(text, Address):
         return text
     host, _, port = text.rpartition(":")
@@ -63,9 +63,9 @@ def parse_address(text: str | Address) -> Address:
 
 
 def listen(address: Address, folder: Path) -> MetricsServer:
-    """Serve the metrics in a thread of its own until the process ends.
+    """Serve the metrics in a thread until the process ends.
 
-    :raises PgsubError: the address cannot be listened on.
+    :raises PgsubError: the address cannot be used.
     """
     from pgsub.cli.operate.metrics_server import MetricsServer
 

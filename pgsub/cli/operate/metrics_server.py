@@ -1,4 +1,4 @@
-"""The HTTP server of ``run --metrics-listen``: bounded, since the launcher itself needs threads and descriptors."""
+"""The HTTP server of ``run --metrics-listen``. It is limited, because the launcher needs threads and descriptors."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from prometheus_client.exposition import choose_encoder
 from pgsub.cli.output import console
 from pgsub.commands.status.metrics import registry
 
-CONNECTIONS = 4  #: that are served at once; others wait in the backlog
-_HEAD = 8192  #: bytes of a request that are read
-_QUIET = 60.0  #: seconds between two warnings
+CONNECTIONS = 4  #: maximum number served at once; others wait in the backlog
+_HEAD = 8192  #: maximum number of bytes read of a request
+_QUIET = 60.0  #: minimum seconds between two warnings
 
 
 class MetricsServer(socketserver.ThreadingTCPServer):
-    """A server of ``/metrics`` that serves at most :data:`CONNECTIONS` at once, and each for a bounded time."""
+    """A server of ``/metrics`` that serves at most :data:`CONNECTIONS` at once, each for a limited time."""
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = 2 * CONNECTIONS
-    pause = 1.0  #: seconds behind a connection that could not be accepted
-    seconds = 5.0  #: in which a request has to arrive, and its answer to be taken
+    pause = 1.0  #: seconds to wait after a failure to accept a connection
+    seconds = 5.0  #: limit for a request to arrive, and for its answer to be read
 
     def __init__(self, host: str, port: int, folder: Path) -> None:
-        """Listen on an address, and serve it in a thread of its own until the process ends.
+        """Listen on an address, and serve it in a thread until the process ends.
 
-        :raises OSError: the address cannot be listened on.
+        :raises OSError: the address cannot be used.
         """
         family, _, _, _, address = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]
         self.address_family = family
@@ -50,7 +50,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         Thread(target=self.serve_forever, daemon=True, name="pgsub metrics").start()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; one that cannot be accepted, for want of descriptors, stays where it waits."""
+        """Accept a connection. Without free descriptors, the connection keeps waiting."""
         try:
             return super().get_request()
         except OSError:
@@ -59,7 +59,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread, once fewer than :data:`CONNECTIONS` are served."""
+        """Serve a connection in a thread when fewer than :data:`CONNECTIONS` are served."""
         self._slots.acquire()
         try:
             super().process_request(request, client_address)
@@ -75,7 +75,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Warn of a failure of pgsub, once a minute at most; a client that left or was too slow is none."""
+        """Warn of a failure of pgsub, at most once a minute. A lost or slow client is no failure."""
         failure, now = sys.exception(), time.monotonic()
         if not isinstance(failure, OSError) and now - self._warned >= _QUIET:
             self._warned = now
@@ -83,14 +83,14 @@ class MetricsServer(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, of GET or HEAD."""
+    """One GET or HEAD request."""
 
     server: MetricsServer
     connection: socket
     server_version, sys_version = "pgsub", ""
 
     def setup(self) -> None:
-        """Read the head of the request, all of it within the time for one."""
+        """Read the whole head of the request within the time limit."""
         super().setup()
         head, deadline = b"", time.monotonic() + self.server.seconds
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.wfile.write)
 
     def do_HEAD(self) -> None:
-        """Send the headers alone."""
+        """Send only the headers."""
         self._answer(len)
 
     def log_message(self, *_: object) -> None:
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         try:
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             return self.send_error(400)
         try:
             text = encode(registry(self.server.folder))
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _addressed(self) -> bool:
-        # a page in a browser of this machine can have its own name resolve to the loopback address
+        # A website in a browser on this machine can resolve its own name to the loopback address.
         given = self.headers.get("Host")
         if given is None or not self.server.private:
             return True

@@ -68,7 +68,7 @@ subscription that the state folder already has is not changed.
 
 
 class Options:
-    """The subscriptions to serve, and until when."""
+    """The subscriptions to serve, and the end of the run."""
 
     names: Annotated[
         list[str], typer.Argument(metavar="NAME", help="Subscriptions to serve; all if none is named.")
@@ -99,7 +99,7 @@ def run(**given: Any) -> None:
     if given["until_caught_up"] and given["until_lsn"] is not None:
         raise typer.BadParameter("cannot be used together with --until-caught-up", param_hint="--until-lsn")
     for name in ("connection", "target", "publication"):
-        # variables may be there for other commands
+        # Variables may be set for other commands.
         if given[name] and given[name] != variables.get(name) and not given["from_target"]:
             raise typer.BadParameter("needs --from-target", param_hint=f"--{name}")
     if given["metrics_listen"] is not None:

@@ -28,7 +28,7 @@ def print_runbook(subscription: str | None, *, as_json: bool) -> None:
         emit_document("status", {"subscription": name, "runbook": steps})
         return
     for number, one in enumerate(steps, 1):
-        text = " ".join(str(one["text"]).split("\n"))  # servers and names choose line breaks, and every line is a step
+        text = " ".join(str(one["text"]).split("\n"))  # one line per step, even if servers or names contain line breaks
         lines = [f"{number}. {text}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
         emit(console.pasted("\n".join(map(console.printable, lines))))
     if not steps:

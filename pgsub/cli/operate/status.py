@@ -1,4 +1,4 @@
-"""``pgsub status``: one look, a sequence of looks, a verdict for monitoring, or a view of the state store."""
+"""``pgsub status``: the status once or repeatedly, a verdict for monitoring, or a view of the state store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.common.errors import StateForbids, UsageError
 
-_EVERY = "2"  #: seconds, for --watch without a value
+_EVERY = "2"  #: seconds for --watch without a value
 
 PAGE = Page(
     summary="Show subscriptions, their tables and workers",
@@ -97,7 +97,7 @@ next. Elsewhere it prints again and again. It ends with 3 if the state folder ha
 
 
 class StatusCommand(Command):
-    """A command whose ``--watch`` needs no value; the parser knows no such options."""
+    """A command whose ``--watch`` needs no value, which the parser does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Complete the arguments, then parse them."""
@@ -131,7 +131,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Shown:
-    """The contents of the output: of which subscription, and in which format."""
+    """The contents of the output: the subscription and the format."""
 
     name: str | None
     view: str | None
@@ -147,7 +147,7 @@ class Shown:
         return self.columns is not None or self.sort is not None
 
     def choice(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> render.Content:
-        """Take the chosen columns and order."""
+        """Return the chosen columns in the chosen order."""
         names = None if self.columns is None else [name.strip() for name in self.columns.split(",")]
         return render.choice(columns, rows, names, self.sort)
 
@@ -209,8 +209,8 @@ def _view(name: str, subscription: str | None) -> tuple[tuple[str, ...], list[di
 def _print(look: Shown, found: list[Any], *, checked: bool = False) -> list[str]:
     """Show subscriptions.
 
-    :param checked: what needs attention is told afterwards.
-    :return: what launchers cannot write at present; of that a warning is shown.
+    :param checked: whether the caller reports problems afterwards.
+    :return: what launchers currently cannot write, which is shown as warnings.
     """
     from pgsub.catalog.locks import troubles
 
@@ -237,7 +237,7 @@ def _print(look: Shown, found: list[Any], *, checked: bool = False) -> list[str]
 
 
 def _nothing() -> StateForbids:
-    """Make the error of an empty state folder, which may be a mistyped one."""
+    """Return the error for an empty state folder, whose name may be mistyped."""
     return StateForbids(
         f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
         hint="Is it the right one?\npgsub --state-dir FOLDER status",
@@ -264,14 +264,14 @@ def _watch(seconds: float, look: Shown) -> None:
         if terminal and not plain:
             _watch_screen(seconds, look)
         while True:
-            if not states.status(current.state_dir, look.name):  # a mistyped folder would be told of again and again
+            if not states.status(current.state_dir, look.name):  # a mistyped folder must not be shown repeatedly
                 raise _nothing()
             if terminal and not look.as_json:
                 emit(time.strftime("%Y-%m-%d %H:%M:%S %Z"), clear=True)
             _show(look)
             time.sleep(seconds)
     except KeyboardInterrupt:
-        return  # asked to stop
+        return  # the user's way to stop
 
 
 def _watch_screen(seconds: float, look: Shown) -> None:

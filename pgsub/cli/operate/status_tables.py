@@ -1,4 +1,4 @@
-"""The tables of ``pgsub status``: a row for each subscription, and what one of them shows in detail."""
+"""The tables of ``pgsub status``: a row for each subscription, and the details of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ORDER = "idfsr"
 _ERRORS = ("apply_error_count", "sync_seq_error_count", "sync_table_error_count")
-_CUT, _LEAST = "last_error", 20  #: the column that is cut on a narrow terminal, and what is left of it at least
+_CUT, _LEAST = "last_error", 20  #: the column that a narrow terminal cuts, and its minimum width
 LEGEND = "srsubstate: i initialize, d data copy, f finished copy, s synchronized, r ready"
 
 
@@ -28,7 +28,7 @@ def summary(
     expanded: bool = False,
     choice: Callable[[Sequence[str], Sequence[Mapping[str, Any]]], render.Content] | None = None,
 ) -> str:
-    """Show subscriptions, one a row."""
+    """Format subscriptions, one per row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors_total", "last_error"]
     if any(one.definition.skips for one in found):
@@ -73,18 +73,18 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
 
 
 def _slot(one: SubscriptionStatus) -> str | None:
-    """Format what the publisher said of the slot; as of when, where that is old."""
+    """Format the publisher's status of the slot, with its time if that is old."""
     status: str | None = (one.slot or {}).get("wal_status")
     return f"{status} at {readable(one.slot_as_of)}" if status and one.slot_as_of else status
 
 
 def _prepared(one: SubscriptionStatus) -> str | None:
-    """Format the number of prepared transactions; None without two_phase."""
+    """Format the number of prepared transactions, None without two_phase."""
     return {"d": None, "p": "two_phase is pending"}.get(one.definition.two_phase, str(len(one.prepared)))
 
 
 def _skipped(kept: Mapping[str, Any] | None) -> str | None:
-    """Format the size of pgsub.skipped_change."""
+    """Format the amount of rows in pgsub.skipped_change."""
     if kept is None:
         return None
     changes = counted(kept["waiting_changes"] + kept["replayed_changes"], "change")
@@ -92,7 +92,7 @@ def _skipped(kept: Mapping[str, Any] | None) -> str | None:
 
 
 def _fitting(columns: Sequence[str], row: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Cut the last error of a row, so that the table fits the screen if that can be had."""
+    """Cut the last error of a row so that the table fits the screen if possible."""
     others = [
         max(render.text_width(render.cell(one[name])) for one in (*every, {name: name}))
         for name in columns
@@ -104,7 +104,7 @@ def _fitting(columns: Sequence[str], row: Mapping[str, Any], every: Sequence[Map
 
 
 def well(found: Sequence[SubscriptionStatus]) -> str | None:
-    """Say in one line that nothing needs attention; None where something does."""
+    """Return a line saying that nothing needs attention, None if something does."""
     if not found or any(map(_needs_attention, found)):
         return None
     name = found[0].definition.name
@@ -127,14 +127,14 @@ def _needs_attention(one: SubscriptionStatus) -> bool:
 
 
 def troubled(found: Sequence[SubscriptionStatus]) -> Iterator[str]:
-    """Yield a line for each subscription that needs attention: its state, and the command to type."""
+    """Yield a line for each subscription that needs attention, with its state and the next command."""
     for one in found:
         if one.next:
             yield f'Subscription "{one.definition.name}" is in state {one.state}. The next command is:\n{one.next}'
 
 
 def details(one: SubscriptionStatus) -> Iterator[str]:
-    """Yield tables about one subscription: its relations, and whatever needs attention."""
+    """Yield tables about one subscription: its relations, and everything that needs attention."""
     yield relations(one)
     if one.sequences:
         yield sequences(one)
@@ -160,19 +160,19 @@ def _several(one: SubscriptionStatus) -> bool:
 
 
 def applying(one: SubscriptionStatus) -> str:
-    """Format how many sessions of the target apply, and why."""
+    """Format the number of the target's sessions that apply, with the reason."""
     return render.rows(["sessions", "why"], [one.applying or {}], expanded=True)
 
 
 def relations(one: SubscriptionStatus) -> str:
-    """Format the tables of one subscription, one a row."""
+    """Format the tables of a subscription, one per row."""
     table = render.rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
     unready = any(row["srsubstate"] != "r" for row in one.relations)
     return f"{table}\n{LEGEND}" if unready and render.terminal() else table
 
 
 def sequences(one: SubscriptionStatus) -> str:
-    """Format the sequences of one subscription, one a row, as the last attempt to synchronize them left them."""
+    """Format the sequences of a subscription after the last attempt to synchronize them, one per row."""
     columns = ["sequence", "srsubstate", "publisher_value", "target_value", "ahead", "taken_at"]
     columns += ["problem"] if any(row["problem"] for row in one.sequences) else []
     shown = [{**row, "sequence": f"{row['schemaname']}.{row['relname']}"} for row in one.sequences]
@@ -180,7 +180,7 @@ def sequences(one: SubscriptionStatus) -> str:
 
 
 def copies(one: SubscriptionStatus) -> str:
-    """Format the tables of one subscription that are being copied, one a row."""
+    """Format the tables that are being copied, one per row."""
     columns = ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
     return render.rows(columns, [_copy_row(row) for row in one.copies])
 
@@ -201,7 +201,7 @@ def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied_rows(row: Mapping[str, Any]) -> str | None:
-    """Format the rows of a copy; their number is known once a piece of the table is committed."""
+    """Format the rows of a copy. Their number is known after the first commit of a chunk."""
     done, total = row["tuples_processed"], row["tuples_total"]
     if not done and row["bytes_processed"]:
         return f"of {total}" if total else None
@@ -209,7 +209,7 @@ def _copied_rows(row: Mapping[str, Any]) -> str | None:
 
 
 def held(one: SubscriptionStatus) -> str:
-    """Format the tables of one subscription that are on hold, one a row."""
+    """Format the held tables of a subscription, one per row."""
     shown = [
         {
             "held": f"{row['schemaname']}.{row['relname']}",
@@ -235,7 +235,7 @@ def waits(one: SubscriptionStatus) -> str:
 
 
 def table_waits(one: SubscriptionStatus) -> str:
-    """Format the tables of one subscription whose synchronization waits for a lock, one a row."""
+    """Format the tables whose synchronization waits for a lock, one per row."""
     shown = [
         {
             "table": f"{row['schemaname']}.{row['relname']}",
@@ -255,7 +255,7 @@ def waiting(one: SubscriptionStatus) -> str:
 
 
 def blocked(one: SubscriptionStatus) -> str:
-    """Format why a subscription is blocked, a line for each fact."""
+    """Format why a subscription is blocked, one line per fact."""
     found = one.blocked or {}
     shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
     for name in ("waiting", "retained"):

@@ -138,7 +138,7 @@ def switchover(
     back_publication: list[str] | None,
     **given: Any,
 ) -> None:
-    """Move the writes."""
+    """Move the writes, or show, rehearse or abort that."""
     if sum((dry_run, status, abort)) > 1:
         raise UsageError("only one of --dry-run, --status and --abort can be given")
     if given["gone"] is not None and (dry_run or status):
@@ -161,7 +161,7 @@ def switchover(
 
 
 def _say_which(options: SwitchoverOptions) -> None:
-    """Say which server is called the publisher on the way back: it is not the one that was it before."""
+    """Report which server is called the publisher, because ``--back`` exchanges the two."""
     from pgsub.catalog.store import StateStore
     from pgsub.commands.switchover.parties import found
     from pgsub.common.connections import conninfo
@@ -176,7 +176,7 @@ def _say_which(options: SwitchoverOptions) -> None:
 def _run(options: SwitchoverOptions, *, dry_run: bool, status: bool, abort: bool) -> Outcome:
     from pgsub.cli.output.reporting import ConsoleReporter
 
-    # somebody who watches reads each step; a script with -v
+    # Terminals show each step. Scripts need -v for that.
     reporter = ConsoleReporter(log_from=0 if sys.stderr is not None and sys.stderr.isatty() else 1)
     if status:
         from pgsub.commands.switchover import status as standing

@@ -20,7 +20,7 @@ from pgsub.common.size import parse_size
 if TYPE_CHECKING:
     from pgsub.commands.verify.result import Verification
 
-_SHOWN = 10  #: differing rows of a table that are printed
+_SHOWN = 10  #: maximum number of differing rows to print for each table
 
 PAGE = Page(
     summary="Compare the tables of a subscription with the publisher's",
@@ -140,7 +140,7 @@ def verify(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare, and repair what differs."""
+    """Compare, and repair differences."""
     for option, given in (("--dry-run", dry_run), ("--yes", yes), ("--from", right is not None)):
         if given and not repair:
             raise UsageError(f"{option} needs --repair")
@@ -235,7 +235,7 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def _outcome(table: dict[str, Any]) -> str:
-    """Return what a table's row shows: one that is equal but for what is explained is not called equal."""
+    """Return the outcome to show. A table with explained differences is not called equal."""
     return "explained" if table["outcome"] == "equal" and table["explained"] else str(table["outcome"])
 
 

@@ -1,4 +1,4 @@
-"""What goes to stderr: errors, warnings and notices in the form and the colours of the server's client programs.
+"""Messages on stderr: errors, warnings and notices in the format and colors of the server's client programs.
 
 Mirrors ``src/common/logging.c`` and, for the fields of a message, ``pqBuildErrorMessage3`` in ``fe-protocol3.c``.
 """
@@ -19,22 +19,22 @@ from pgsub.common.text import printable as printable
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
 _COMMAND = re.compile(r"(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b")
 _COMPLETE = re.compile(r"--(?:help|state-dir)\b")
-#: keywords of secrets, also as a URI may encode them; and what Spark itself conceals (spark.redaction.regex)
+#: Keywords of secrets, also URI-encoded, and those that Spark itself conceals (spark.redaction.regex).
 _NAME = "|".join("".join(f"(?:{letter}|%{ord(letter):02x})" for letter in name) for name in SECRETS)
 _SPARK = re.compile(r"(?i)secret|password|token|access[.]?key")
 _VALUE = r"(?:'(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)"
 _SECRET = re.compile(rf"(?is)((?:{_NAME})['\"]?\s*[=:]\s*){_VALUE}")
 _SECRET_OF_OPTION = re.compile(f"(?s){_VALUE}")
-#: A name and what is between it and its value. It is tried once for each name, and not from each of its letters.
+#: A name and the text up to its value. It matches once per name, not at each of its letters.
 _OPTION = re.compile(r"(?<![\w.-])([\w.-]+)['\"]?\s*[=:]\s*")
-#: It takes up to the next space or @ in any case, so that no part of a text is read for two matches.
+#: It always extends to the next space or @, so that no part of a text is read for two matches.
 _URI = re.compile(r"(://[^\s:/@]*:)[^\s@]*(@?)")
 
 
 def pasted(text: str) -> str:
-    """Add ``--state-dir``, if this command was given one, to each command to paste in a text.
+    """Add ``--state-dir``, if this command was given it, to each command to paste in a text.
 
-    Commands stand on lines of their own, behind a colon at the end of a sentence, or behind each other with ``&&``.
+    Commands are on lines of their own, after a colon at the end of a sentence, or joined with ``&&``.
     """
     folder = current.state_dir_option
     if folder is None or "pgsub " not in text:
@@ -44,7 +44,7 @@ def pasted(text: str) -> str:
 
 
 def _completed(line: str, more: str) -> str:
-    """Complete the commands of a line in one pass: servers choose what it holds, and how long it is."""
+    """Complete the commands of a line in one pass, because servers choose its contents and length."""
     done, parts = 0, []
     start = max((match.end() for match in _COMPLETE.finditer(line)), default=0)
     for run in re.finditer("[^&]+", line):
@@ -59,7 +59,7 @@ def _completed(line: str, more: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Remove secrets of conninfos, URIs and options of Spark from a text that quotes the command line."""
+    """Remove secrets in connection strings, URIs and Spark options from a text that quotes the command line."""
     concealed = _URI.sub(lambda match: f"{match[1]}****@" if match[2] else match[0], text)
     return _SECRET.sub(lambda match: match[1] + "****", _without_secrets_of_spark(concealed))
 
@@ -77,7 +77,7 @@ def _without_secrets_of_spark(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write to stderr in one write; a stderr that is gone is no reason to stop."""
+    """Write to stderr in one write. A lost stderr is no reason to stop."""
     try:
         if sys.stderr is not None:
             sys.stderr.write(text + "\n")
@@ -87,7 +87,7 @@ def say(text: str) -> None:
 
 
 def error(problem: PgsubError) -> None:
-    """Show what ended the command: ``pgsub: error: …``, then DETAIL, CONTEXT and HINT."""
+    """Show the error that ended the command: ``pgsub: error: …``, then DETAIL, CONTEXT and HINT."""
     say("\n".join([_first("error", problem.message), *map(_field, problem.lines())]))
 
 

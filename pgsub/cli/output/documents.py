@@ -1,6 +1,6 @@
-"""JSON on stdout: one document a call, described by the files in ``pgsub/cli/schema``.
+"""JSON on stdout: one document per call, described by the files in ``pgsub/cli/schema``.
 
-Inside a ``schema_version`` fields are only ever added.
+Within a ``schema_version``, fields are only added.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pgsub.common.errors import PgsubError
 from pgsub.common.text import CONTROLS, printable
 
 SCHEMA_VERSION = 1
-_TO_PASTE = frozenset({"hint", "next", "commands"})  #: what holds commands, in every document
+_TO_PASTE = frozenset({"hint", "next", "commands"})  #: keys of values that contain commands, in every document
 
 
 class StdoutClosed(Exception):
-    """The end of a program whose stdout nobody reads any more."""
+    """The end of a program whose stdout has no reader any more."""
 
 
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def emit(text: str, *, clear: bool = False) -> None:
-    """Write a result to stdout; nothing that others chose in it controls a terminal.
+    """Write a result to stdout. Text from others in it cannot control the terminal.
 
-    :param clear: it is the first of a screen that is drawn anew.
-    :raises StdoutClosed: if its reader has gone.
-    :raises PgsubError: if it cannot be written, as on a full disk.
+    :param clear: clear the screen first.
+    :raises StdoutClosed: its reader has gone.
+    :raises PgsubError: it cannot be written, for example on a full disk.
     """
     if sys.stdout is None:
         return
@@ -38,7 +38,7 @@ def emit(text: str, *, clear: bool = False) -> None:
         sys.stdout.write(f"{_CLEAR if clear else ''}{printable(text)}\n")
         sys.stdout.flush()
     except OSError as error:
-        # what is still buffered has nowhere to go: the interpreter must not try again at its end
+        # The interpreter must not try to write the buffered rest at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise StdoutClosed from None
@@ -48,7 +48,7 @@ def emit(text: str, *, clear: bool = False) -> None:
 def emit_document(command: str, content: dict[str, Any], *, one_line: bool = False) -> None:
     """Write the document of a command.
 
-    :param one_line: for a sequence of documents, one in a line.
+    :param one_line: write it in one line, for a sequence of documents.
     """
     document = {"schema_version": SCHEMA_VERSION, "command": command, **_pasted(content)}
     emit(_text(document, indent=None if one_line else 2))
@@ -71,6 +71,6 @@ def emit_error(error: PgsubError) -> None:
 
 
 def _text(document: dict[str, Any], *, indent: int | None) -> str:
-    """Format a document; characters that control terminals are escaped, not only those of ASCII."""
+    """Format a document. Characters that control terminals are escaped, including those outside of ASCII."""
     text = json.dumps(document, ensure_ascii=False, indent=indent)
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,4 +1,4 @@
-"""``status --watch`` on a terminal: a screen that is drawn anew, for 80 columns and up.
+"""``status --watch`` on a terminal: a screen that is redrawn, for 80 columns or more.
 
 Mirrors ``pg_autoctl watch`` and top(1).
 """
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from pgsub.commands.status.subscription_status import SubscriptionStatus
 
 _TICKS = "▁▂▃▄▅▆▇█"
-_SHOWN = 24  #: looks in the small line of the lag
+_SHOWN = 24  #: number of looks in the sparkline of the lag
 #: Seconds over which the throughput is measured.
 _WINDOW = 10.0
-_AT_MOST = 5  #: copies that are shown of each subscription
+_AT_MOST = 5  #: maximum number of copies shown for each subscription
 _COLOURS = {"running": "green", "waiting": "yellow", "stopped": "yellow", "disabled": "yellow"}
 
 
 def _text(text: str, **look: Any) -> Text:
-    """Make a line of the screen, on which servers write words, too."""
+    """Return a line of the screen, made printable because it may contain servers' texts."""
     return Text(console.line(text), **look)
 
 
 class Screen:
-    """The screen; a context manager that restores the terminal."""
+    """The screen, a context manager that restores the terminal."""
 
     def __init__(self, coloured: bool) -> None:
         self._live = Live(console=Console(no_color=not coloured, highlight=False), screen=True, auto_refresh=False)
@@ -94,21 +94,21 @@ def _facts(one: SubscriptionStatus) -> Iterator[str]:
 
 
 def _rate(looks: Sequence[tuple[float, int, float | None]]) -> int:
-    """Return bytes of WAL applied in a second."""
+    """Return the bytes of WAL applied per second."""
     now, applied, _ = looks[-1]
     before = next((look for look in looks if now - look[0] <= _WINDOW), looks[-1])
     return int(max(applied - before[1], 0) / (now - before[0])) if now > before[0] else 0
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Draw the last values as one line; what is not known is a blank.
+    """Draw the last values as one line. Unknown values are blanks.
 
     :param values: not negative.
     """
     shown = list(values)[-_SHOWN:]
     top = max((value for value in shown if value is not None), default=0.0)
     if top < 1:
-        top = 1.0  # a lag below a second is none to look at
+        top = 1.0  # a lag below one second is shown as low
     return "".join(" " if value is None else _TICKS[round(value / top * (len(_TICKS) - 1))] for value in shown)
 
 

@@ -1,4 +1,4 @@
-"""How far the synchronization or comparison of tables is: bars on a terminal, else a few lines every few seconds.
+"""Progress of the synchronization or comparison of tables: bars on a terminal, otherwise lines every few seconds.
 
 Mirrors ``progress_report`` in ``src/bin/pg_basebackup/pg_basebackup.c``, which makes the same choice.
 """
@@ -18,7 +18,7 @@ from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, TableProgress
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_INTERVAL = 5.0  #: seconds between reports off a terminal
+_INTERVAL = 5.0  #: seconds between reports without a terminal
 _WORDS = {
     "i": "initialize",
     "d": "data copy",
@@ -28,24 +28,21 @@ _WORDS = {
     "s": "synchronized",
     "r": "ready",
 }
-_AT_MOST = 8  #: tables that are shown one by one
+_AT_MOST = 8  #: maximum number of tables shown one by one
 _READY = ("s", "r", COMPARED)
 _AT_WORK = (COMPARING, "d", "f", "w", "c", "i")
-_READ = ("d", COMPARING)  #: with amounts
+_READ = ("d", COMPARING)  #: states with amounts
 
 
 def choose() -> Bars | Lines:
-    """Return bars for a terminal, else lines; NO_COLOR and ``--color`` only take away the colours."""
+    """Return bars for a terminal, otherwise lines. NO_COLOR and ``--color`` only remove the colors."""
     stderr = sys.stderr
     watched = stderr is not None and stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
     return Bars() if watched else Lines()
 
 
 def size(count: int) -> str:
-    """Format a size as ``pg_size_pretty`` does.
-
-    :param count: bytes.
-    """
+    """Format a size in bytes like ``pg_size_pretty``."""
     for unit, limit in (("bytes", 1 << 10), ("kB", 1 << 20), ("MB", 1 << 30), ("GB", 1 << 40)):
         if count < limit * 10:
             return f"{count // (limit >> 10)} {unit}"
@@ -65,18 +62,18 @@ def duration(seconds: int) -> str:
 
 
 def portion(row: TableProgress) -> float | None:
-    """Return how much of the copy is done, 0 to 1; None where no total is known."""
+    """Return the finished fraction of the copy, 0 to 1; None if no total is known."""
     if row.state not in ("i", "d", WAITING, COMPARING):
         return 1.0
     for done, total in ((row.bytes_done, row.bytes_total), (row.rows_done, row.rows_total)):
         if total:
-            # totals are estimates of the catalog; the copy may be larger
+            # Totals are estimates of the catalog, so the copy may be larger.
             return min(done / total, 0.99)
     return None
 
 
 class Lines:
-    """Progress for logs of CI and files: a summary and the tables at work, every few seconds and at the end."""
+    """Progress for CI logs and files: a summary and the active tables, every few seconds and at the end."""
 
     def __init__(self) -> None:
         self._last: Sequence[TableProgress] = ()
@@ -109,7 +106,7 @@ def summary(rows: Sequence[TableProgress]) -> str:
 
 
 def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
-    """Return the tables worth a line of their own, those that are read first."""
+    """Return the tables that get their own line, with those being read first."""
     return sorted((row for row in rows if row.state in _AT_WORK), key=lambda row: _AT_WORK.index(row.state))[:_AT_MOST]
 
 
@@ -127,7 +124,7 @@ def line(row: TableProgress) -> str:
 
 
 def _doing(row: TableProgress) -> str:
-    """Format what is done with a table; one that is adopted is compared before anything is written."""
+    """Format the work on a table. An adopted one is compared before anything is written."""
     if row.adopts and row.state == "d":
         read = row.bytes_total is not None and row.bytes_done >= row.bytes_total
         return "writing what differs" if read else "comparison"
@@ -147,7 +144,7 @@ def _speed(row: TableProgress) -> list[str]:
 
 
 class Bars:
-    """Progress for people: a bar for the whole and one for each table at work, redrawn in place."""
+    """Progress for people: a bar for the total and one for each active table, redrawn in place."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -156,7 +153,7 @@ class Bars:
 
         self._progress: Progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=30)),
-            BarColumn(bar_width=None),  # what the words leave
+            BarColumn(bar_width=None),  # the space left by the text
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
             console=Console(stderr=True, no_color=not current.coloured(), highlight=False),

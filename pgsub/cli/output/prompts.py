@@ -1,4 +1,4 @@
-"""Questions on a terminal; elsewhere a command that would ask needs ``--yes``. Mirrors ``yesno_prompt`` of scripts."""
+"""Questions on a terminal. Elsewhere a command that would ask needs ``--yes``. Mirrors ``yesno_prompt`` of scripts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pgsub.common.errors import PgsubError, UsageError
 
 
 def require_terminal(names: Sequence[str], action: str, introduction: str, *commands: Sequence[str]) -> None:
-    """Check that there is something to ask about, and somebody to ask.
+    """Check that the subscription exists and that there is a terminal to ask on.
 
-    :param names: one of these subscriptions is to exist; none where one is created.
-    :param action: what needs ``--yes``.
-    :param introduction: of the commands, in the hint.
+    :param names: names of which one must exist; empty if the command creates one.
+    :param action: the action that needs ``--yes``.
+    :param introduction: text before the commands in the hint.
     :param commands: words of commands to paste.
-    :raises SubscriptionNotFound: none of that name exists, whatever could be answered.
+    :raises SubscriptionNotFound: none of these exists.
     :raises UsageError: there is no terminal.
     """
     if names:
@@ -53,4 +53,4 @@ def confirm(question: str, *sentences: str) -> None:
 
 
 def agreed(*_: object) -> None:
-    """Ask nothing: ``--yes`` was given."""
+    """Ask nothing, because ``--yes`` was given."""

@@ -1,4 +1,4 @@
-"""Results as text: tables in psql's aligned format on a terminal, tab-separated and complete elsewhere.
+"""Results as text: psql's aligned tables on a terminal, complete tab-separated rows elsewhere.
 
 Mirrors ``src/fe_utils/print.c``: ``print_aligned_text``, ``print_aligned_vertical``, ``print_unaligned_text``.
 """
@@ -18,17 +18,17 @@ from pgsub.common.errors import UsageError
 from pgsub.common.plural import counted
 from pgsub.protocol.lsn import parse_lsn
 
-#: names of columns, and rows by them
+#: Names of columns, and rows by column name.
 Content = tuple[Sequence[str], Sequence[Mapping[str, Any]]]
 
 
 def choice(
     columns: Sequence[str], content: Sequence[Mapping[str, Any]], wanted: Sequence[str] | None, order: str | None
 ) -> Content:
-    """Take some columns of a table, and sort its rows.
+    """Choose columns of a table, and sort its rows.
 
-    :param wanted: names of columns; None for all.
-    :param order: the column to sort by, with - in front descending; what has no value comes last.
+    :param wanted: names of columns, None for all.
+    :param order: the column to sort by, with a leading - for descending order. Missing values are last.
     :raises UsageError: there is no such column.
     """
     descending, by = (order or "").startswith("-"), (order or "").lstrip("-")
@@ -44,7 +44,7 @@ def choice(
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Return what values of a column are sorted by: numbers and LSNs as numbers, the rest as text."""
+    """Return the sort key of a value: numbers and LSNs as numbers, other values as text."""
     if isinstance(value, (int, float)):
         return 0, value
     if re.fullmatch(r"[0-9A-F]{1,8}/[0-9A-F]{1,8}", str(value)):
@@ -53,7 +53,7 @@ def _rank(value: Any) -> tuple[int, Any]:
 
 
 def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
-    """Format rows as a table, or one after the other with a line for each column."""
+    """Format rows as a table, or expanded with one line per column."""
     texts = [[cell(row.get(column)) for column in columns] for row in content]
     for line in texts:
         line[:] = [pasted(text) if column == "next" else text for column, text in zip(columns, line, strict=True)]
@@ -75,12 +75,12 @@ def screen() -> int:
 
 
 def broadest(text: str) -> int:
-    """Return the width of the broadest line."""
+    """Return the width of the longest line."""
     return max(map(text_width, text.split("\n")))
 
 
 def cell(value: Any) -> str:
-    """Format a value as psql does: nothing for NULL, t and f, and no line breaks or tabs."""
+    """Format a value like psql: nothing for NULL, t and f, and no line breaks or tabs."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -111,5 +111,5 @@ def _vertical(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
 
 
 def text_width(text: str) -> int:
-    """Return the columns that a text takes on a terminal."""
+    """Return the number of terminal columns of a text."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)

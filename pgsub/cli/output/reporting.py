@@ -1,4 +1,4 @@
-"""The destination of a command's messages: stderr of a command, or the log of ``pgsub run`` in the server's form.
+"""Destinations of a command's messages: stderr, or the log of ``pgsub run`` in the server's format.
 
 Mirrors ``send_message_to_server_log`` in ``utils/error/elog.c``: every record is one write.
 """
@@ -24,10 +24,10 @@ from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
 from pgsub.common.plural import counted
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 
-#: Seconds that a record of the log is waited for.
+#: Seconds to wait for a log record to be written.
 PATIENCE = 3.0
 _FIELD = re.compile(r"(DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION|BACKTRACE):  ")
-#: lowest verbosity at which a level is shown; all others are always shown
+#: Minimum verbosity for each level. Other levels are always shown.
 _NEEDS = {
     **dict.fromkeys(("WARNING", "LOG", "INFO", "NOTICE"), 0),
     **{"DEBUG1": 1, "DEBUG2": 2, "DEBUG3": 2, "DEBUG4": 2, "DEBUG5": 2},
@@ -35,24 +35,24 @@ _NEEDS = {
 
 
 def record(level: str, text: LogText, now: datetime | None = None) -> str:
-    """Format a record of the log as the server does with ``log_line_prefix = '%m [%p] '``.
+    """Format a log record like the server with ``log_line_prefix = '%m [%p] '``.
 
-    :param text: message, then its fields; lines that begin none of them are continuations.
-    :return: with a line break at its end.
+    :param text: the message, then its fields. Lines that do not begin a field are continuations.
+    :return: the record with a final line break.
     """
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     prefix = f"{moment} UTC [{os.getpid()}] "
     first, *rest = console.pasted(console.printable(text)).split("\n")
     lines = [f"{prefix}{console.line(level)}:  {first}"]
-    # append_with_tabs in elog.c: a tab marks a line that belongs to the one before
+    # append_with_tabs in elog.c: a tab marks a continuation line.
     lines += [prefix + line if _FIELD.match(line) else "\t" + line for line in rest]
     return "\n".join(lines) + "\n"
 
 
 class LogFile:
-    """A log that is appended to, 0600; a file that was moved away is opened anew.
+    """A log file with mode 0600, to which records are appended. A file that was moved away is reopened.
 
-    Records that cannot be written to it go to stderr: a log stops nothing.
+    Records that cannot be written go to stderr, because the log must not stop the work.
 
     :param trouble: called with the reason when writing fails, and with None when it works again.
     """
@@ -60,8 +60,8 @@ class LogFile:
     def __init__(self, path: Path, trouble: Callable[[str | None], None] = lambda text: None) -> None:
         self._path = path
         self._trouble = trouble
-        self._lost = 0  #: records that went to stderr
-        self._cut = False  #: the file ends in the midst of one
+        self._lost = 0  #: number of records that went to stderr
+        self._cut = False  #: whether the file ends with an incomplete record
         self._descriptor: int | None = None
         try:
             self._descriptor = self._open()
@@ -96,7 +96,7 @@ class LogFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _current(self) -> int:
-        """Return the descriptor of the file that bears the name now."""
+        """Return the descriptor of the file that has the name now."""
         try:
             if self._descriptor is not None and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
                 return self._descriptor
@@ -113,9 +113,9 @@ class LogFile:
 
 
 class ConsoleReporter:
-    """The reporter of commands that end: warnings and notices as client programs show them, and progress.
+    """The reporter of commands that end: warnings and notices in the format of client programs, and progress.
 
-    :param log_from: verbosity at which records of the log are shown too, if their level allows it.
+    :param log_from: minimum verbosity at which log records are shown, too, if their level allows it.
     """
 
     def __init__(self, log_from: int = 1) -> None:
@@ -140,7 +140,7 @@ class ConsoleReporter:
             console.notice(message, hint)
 
     def log(self, level: str, text: LogText) -> None:
-        """Show a record of the log, warnings and errors always, the rest if asked for."""
+        """Show a log record. Warnings and errors are always shown, others on request."""
         threshold = _NEEDS.get(level, -1)
         if level not in ("WARNING", "ERROR", "FATAL", "PANIC"):
             threshold = max(threshold, self._log_from)
@@ -149,7 +149,7 @@ class ConsoleReporter:
                 console.say(record(level, text).rstrip("\n"))
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Show how far the tables are."""
+        """Show the progress of the tables."""
         if current.verbosity < 0:
             return
         with self._lock:
@@ -157,7 +157,7 @@ class ConsoleReporter:
             self._view.show(rows)
 
     def done(self) -> None:
-        """Leave the last state standing."""
+        """Keep the last state on the screen."""
         with self._lock:
             if self._view is not None:
                 self._view.close()
@@ -165,9 +165,9 @@ class ConsoleReporter:
 
 
 class LogReporter:
-    """The reporter of ``pgsub run``: everything is a record of the log, on stderr or in a file.
+    """The reporter of ``pgsub run``: everything becomes a log record, on stderr or in a file.
 
-    :param state_dir: where ``status`` learns that the log cannot be written; None: nowhere.
+    :param state_dir: the folder in which ``status`` finds out that the log cannot be written, None for none.
     """
 
     def __init__(self, path: Path | None = None, state_dir: Path | None = None) -> None:
@@ -175,7 +175,7 @@ class LogReporter:
         self._state_dir = state_dir
         self._file = LogFile(path, self._report) if path else None
         self._executor = TimedExecutor("log", PATIENCE)
-        self._dropped = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
+        self._dropped = 0  #: records given up: a held terminal, an unread pipe, or a dead disk
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Log a warning with its fields."""
@@ -207,7 +207,7 @@ class LogReporter:
             _write_whole(written)
 
     def _report(self, trouble: str | None) -> None:
-        """Report it to ``status``, as far as the state folder can be written."""
+        """Report it to ``status`` if the state folder can be written."""
         if self._state_dir is None:
             return
         with contextlib.suppress(StateStoreError):
@@ -218,16 +218,16 @@ class LogReporter:
                 self._flag.set(trouble)
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Do nothing: ``pgsub status`` shows it at any time."""
+        """Do nothing, because ``pgsub status`` shows the progress."""
 
     def done(self) -> None:
         """Do nothing."""
 
 
 def _write_whole(text: str) -> None:
-    if sys.stderr is None:  # closed: whatever has its number now is something else
+    if sys.stderr is None:  # its number may now belong to another file
         return
     try:
         os.write(2, text.encode("utf-8", "backslashreplace"))
     except OSError:
-        return  # nobody reads the log any more; the work goes on
+        return  # nobody reads the log any more; the work continues

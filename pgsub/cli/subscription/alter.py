@@ -63,7 +63,7 @@ used here.
     connects=True,
 )
 def alter(**given: Any) -> None:
-    """Collect what was given and alter the subscription."""
+    """Collect the given options and alter the subscription."""
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.alter.alter import AlterOptions
     from pgsub.commands.alter.alter import alter as alter_subscription

@@ -88,10 +88,10 @@ your own.
 
 
 class CreateCommand(Command):
-    """A command that needs connection strings as well, which the environment may give."""
+    """A command that also requires connection strings, which the environment may contain."""
 
     def needs(self, param: Any) -> bool:
-        """Return whether nothing can be created without a parameter."""
+        """Return whether the subscription cannot be created without a parameter."""
         from pgsub.common.connections.conninfo import in_environment
 
         return super().needs(param) or param.name == "connection" or (param.name == "target" and not in_environment())
@@ -117,7 +117,7 @@ def create(**given: Any) -> None:
     wanted = collected(CreateOptions, given)
     if given["as_json"] and not wanted.dry_run:
         raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
-    # who follows sees the log as pgsub run shows it
+    # With --follow, the log is shown like by pgsub run.
     if wanted.adopt and not given["yes"] and not wanted.dry_run:
         require_terminal([], "deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
         confirm("Make the rows of tables that have some the publisher's, and delete all others?")

@@ -1,4 +1,4 @@
-"""``pgsub drop``: asks on a terminal, wants ``--yes`` elsewhere."""
+"""``pgsub drop``: asks on a terminal, and requires ``--yes`` elsewhere."""
 
 from __future__ import annotations
 

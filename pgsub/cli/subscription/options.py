@@ -1,7 +1,7 @@
 """The clauses and parameters of CREATE and ALTER SUBSCRIPTION as options of ``create`` and ``alter``.
 
-A class is a group of options: :func:`~pgsub.cli.command_tree.command.command` makes parameters of its attributes. The
-words are those of ``doc/src/sgml/ref/create_subscription.sgml``.
+A class is a group of options, whose attributes :func:`~pgsub.cli.command_tree.command.command` turns into parameters.
+The terms are those of ``doc/src/sgml/ref/create_subscription.sgml``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 
 
 class Service:
-    """The synchronization that follows: who does it, and for how long the command waits."""
+    """Options of the synchronization that follows: who does it, and how long the command waits."""
 
     strict: Annotated[bool, flag("strict", "Treat warnings as errors.")] = False
     wait: Annotated[
@@ -65,7 +65,7 @@ class Service:
 
 
 class Unsupported:
-    """Options that need the target server's own subscriber: the error says why, and what to do instead."""
+    """Options that only the target server's own subscriber supports. The error gives an alternative."""
 
     server: Annotated[
         str | None,
@@ -159,12 +159,12 @@ class Parameters:
     ] = 2
 
 
-#: names of what is stored as it is given
+#: Names of options that are stored as given.
 SETTINGS = tuple(Parameters.__annotations__)
 
 
 class OtherParameters:
-    """The values that ``create`` sets and ``alter`` changes with more than the definition."""
+    """The values whose change in ``alter`` affects more than the definition."""
 
     two_phase: Annotated[
         bool, typer.Option(help="Enable two-phase commit: apply PREPARE TRANSACTION as such, not at its commit.")
@@ -208,7 +208,7 @@ class Create:
 
 
 class Checks:
-    """The checks of ``create``, and what follows from them."""
+    """The checks of ``create``, and their consequences."""
 
     if_not_exists: Annotated[bool, flag("if-not-exists", "Issue a notice if it exists, and end.")] = False
     dry_run: DryRun = False

@@ -1,4 +1,4 @@
-"""What a dry run prints: the tables and how they would be copied, as a table or as a JSON document."""
+"""The output of a dry run: the tables and how they would be copied, as a table or as a JSON document."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _EMPTY = {True: "empty", False: "not empty", None: None}
 
 
 def show(command: str, name: str, found: Preflight, document: dict[str, Any] | None) -> None:
-    """Print what the command would do; its warnings have been shown.
+    """Print what the command would do. Its warnings have already been shown.
 
     :param command: create or refresh.
-    :param document: print this as JSON instead.
+    :param document: print this as JSON instead, unless it is None.
     """
     if document is not None:
         emit_document(command, {"dry_run": True, "subscription": name, **document})

@@ -1,4 +1,4 @@
-"""``pgsub reconcile``: asks on a terminal before rows are replaced, wants ``--yes`` elsewhere."""
+"""``pgsub reconcile``: asks on a terminal before rows are replaced, and requires ``--yes`` elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ waits until all transactions that write have ended, prepared ones included.
 
 
 class Reconcile:
-    """Options of its own."""
+    """The command's own options."""
 
     name: Name
     slot_name: Annotated[str | None, value("NAME", "Name of the new slot.", show_default="that of the old one")] = None

@@ -1,4 +1,4 @@
-"""``pgsub refresh``: asks on a terminal before a table is emptied, wants ``--yes`` elsewhere."""
+"""``pgsub refresh``: asks on a terminal before a table is emptied, and requires ``--yes`` elsewhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ If pgsub run serves the subscription, it does the work, and this command shows t
 
 
 class Refresh:
-    """Options of its own."""
+    """The command's own options."""
 
     name: Name
     copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
@@ -103,9 +103,9 @@ def refresh(**given: Any) -> None:
 
 
 def _refresh_sequences(given: dict[str, Any]) -> None:
-    """Do what ``--sequences`` asks for.
+    """Refresh the sequences.
 
-    :raises UsageError: with an option that is about tables.
+    :raises UsageError: an option that concerns tables was given.
     """
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.refresh.sequences import SequenceOptions, refresh_sequences
