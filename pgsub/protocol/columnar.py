@@ -110,7 +110,6 @@ class Changes:
 def decode(messages: Messages | Sequence[bytes], in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
     """Decode messages without checking their order, as :func:`~pgsub.protocol.decoder.decode_change` does.
 
-    :param messages: pgoutput messages.
     :param in_stream: they are from stream blocks, where messages that describe or change relations carry an xid.
     :return: the row changes by group, and the other messages with their positions.
     :raises ProtocolViolation: a message is malformed; the error is that of the first one.

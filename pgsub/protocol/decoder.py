@@ -129,7 +129,6 @@ class Decoder:
         """Accept whole plain transactions, whose messages the caller has checked, if they are allowed now.
 
         :param first_end_lsn: end LSN of the first transaction; the end LSNs increase.
-        :param last_end_lsn: end LSN of the last.
         :return: whether they are allowed; if not, they must be decoded one by one.
         """
         legal = self._open is None and self.stream_xid is None and self._refused is None

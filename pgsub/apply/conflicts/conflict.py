@@ -118,7 +118,6 @@ class ResolvedConflict(NamedTuple):
     """A conflict that was resolved by a rule, or by ``skip-lsn`` for conflicting rows.
 
     :ivar skipped: a change that a rule skipped, to be kept: its relation as the publisher described it, and the reason.
-    :ivar rule: the rule that decided.
     """
 
     transaction: RemoteTransaction

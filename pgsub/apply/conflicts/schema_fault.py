@@ -42,8 +42,6 @@ def with_column(
     """Return the fault with its column and the DDL that helps, as far as they can be found.
 
     :param fault: the translated error.
-    :param new: the refused row.
-    :param statement: the failed statement.
     """
     state = error.sqlstate or ""
     if state == _NOT_NULL:

@@ -36,7 +36,6 @@ Admits = Callable[[Relation, int], int | str]
 class Simulation:
     """A comparison of changes with the target, in their order.
 
-    :param reader: reads the target.
     :param relations: maps remote relations to the target's tables.
     :param admits: returns the oid of the subscribed table, or why apply would not take the change.
     :param rules: predicts the decisions of the conflict rules.

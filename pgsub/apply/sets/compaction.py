@@ -9,7 +9,7 @@ executed row by row, with the rule as the reason.
 * The changes of a key form a sequence: only an INSERT follows a DELETE, and any other INSERT is the first change.
 * The first change of a key is its precondition: the key must be absent (INSERT) or exist (UPDATE, DELETE). Row counts
   on the target check it; a deviation rolls back.
-* A row that was deleted and inserted again is deleted and inserted, not updated: local-only columns start anew.
+* A row that was deleted and inserted again is replaced, not updated: columns that only the target has start anew.
 * An unchanged TOAST value is the newest value sent since the row began; without one, the column is not set.
 
 ``tests/models/change_set_model.py`` shows the mistake that each rule prevents.

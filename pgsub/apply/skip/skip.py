@@ -26,10 +26,7 @@ from pgsub.target.ledger.skip import WHOLE, Skip
 
 
 class SkipHandler:
-    """The handling of transactions under a skip, inside the caller's target transaction.
-
-    :param executor: executor of that session.
-    """
+    """The handling of transactions under a skip, inside the caller's target transaction."""
 
     def __init__(self, ledger_commit: LedgerCommit, executor: Executor) -> None:
         self._session = ledger_commit.session

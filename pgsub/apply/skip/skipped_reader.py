@@ -31,7 +31,6 @@ class SkippedReader:
     """A reader of the skipped changes of one transaction.
 
     :param connection: a target session; queried for all tables at once, because it may be in a pipeline later.
-    :ivar transaction: the transaction of the changes.
     """
 
     def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: SkippedTransaction) -> None:

@@ -107,10 +107,7 @@ class RemoteTransaction:
 
 
 def opened(message: Message, lsn: int = 0) -> RemoteTransaction | None:
-    """Return the transaction that a message begins, or the end of a prepared one; None for any other message.
-
-    :param lsn: LSN of the message.
-    """
+    """Return the transaction that a message begins, or the end of a prepared one; None for any other message."""
     match message:
         case Begin():
             return RemoteTransaction(message.xid, message.final_lsn, 0, message.commit_ts, Kind.COMMIT, lsn)

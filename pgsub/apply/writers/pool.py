@@ -45,7 +45,6 @@ class Writers:
 
     :param sessions: sessions that apply, including the worker's own; 1 for no writers, AUTO for as many as pay.
     :param own: the worker's own session.
-    :param open_session: opens a further session.
     :param should_apply: returns the filter and the states_version that it is based on; None while a table is not ready.
     :param beat: called regularly while units make progress.
     :param single: each transaction of the publisher is committed separately.

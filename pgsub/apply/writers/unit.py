@@ -59,7 +59,6 @@ class Units:
 
     :ivar relations: the publisher's relation descriptions for all of them.
     :ivar sessions: number of sessions that execute them.
-    :ivar changes: total number of changes.
     :ivar divided: every session has work.
     :ivar states_version: version of the table states that ``should_apply`` is based on.
     """
