@@ -153,7 +153,7 @@ def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str,
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """Make pgsub's error of a server error's fields; see :func:`translate` for the parameters."""
+    """Make pgsub's error from a server error's fields; see :func:`translate` for the parameters."""
     message, state = f"could not {doing}: {said.message}", said.sqlstate
     if state == "42501":
         hint = _grant_hint(said, table, user)

@@ -119,7 +119,7 @@ def _state(row: dict[str, Any]) -> SlotState:
     if known["wal_status"] not in _WAL_STATUSES:  # every message about the slot shows it
         known["wal_status"] = None
     if known["invalidation_reason"] is None and known["wal_status"] == "lost":
-        known["invalidation_reason"] = "wal_removed"  # before 17, on a primary the only reason
+        known["invalidation_reason"] = "wal_removed"  # before 17 no reason is shown; on a primary it is this one
     return SlotState(**{**known, "current_lsn": known["current_lsn"] or 0})
 
 

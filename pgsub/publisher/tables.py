@@ -91,7 +91,7 @@ def describe_tables(
 def only_published(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> list[Name]:
     """Return which tables are published as a whole, or as part of another.
 
-    :param names: schema and name of each, as the ledger has them: the target is not to decide what is read.
+    :param names: schema and name of each, as the ledger has them: the target must not decide what is read.
     """
     wanted = list(names)
     rows = connection.execute(_RELATIONS, ([schema for schema, _ in wanted], [name for _, name in wanted])).fetchall()

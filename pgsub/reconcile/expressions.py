@@ -138,7 +138,7 @@ def _typed(remote: RemoteColumn, column: TargetColumn) -> bool:
 
 
 def found_again(remote: RemoteColumn, column: TargetColumn) -> sql.Composed | None:
-    """Compose the type as which the publisher must read the target's text, to find the value that apply stored as it.
+    """Compose the type as which the publisher reads the target's text, to find the value from which apply made it.
 
     :return: None if there is none: the target's type truncates or rounds, or has more values than the publisher's.
     """

@@ -5,10 +5,10 @@ The functions are those of hash partitioning (hashtextextended and others). They
 on, because pg_upgrade relies on it. The hash of each column is the seed for the next. So an exchange of values between
 columns or rows changes the hash, and all 64 bits count.
 
-A value is hashed by its text, unless its type has a cheaper hash function that distinguishes all values. Not used are
-hashint8extended, which folds its value to 32 bits, hash_numeric_extended, which ignores the sign, and
-hashfloat8extended, which ignores zero. Servers with different encodings hash the bytes of UTF-8. Processors with
-different byte orders compute different hashes, so the results of both servers for the same values are compared first.
+A value is hashed by its text, unless its type has a cheaper hash function that distinguishes all values. Some do not:
+hashint8extended folds its value to 32 bits, hash_numeric_extended ignores the sign, and hashfloat8extended returns the
+seed for zero. Servers with different encodings hash the bytes of UTF-8. Processors with different byte orders compute
+different hashes, so the results of both servers for the same values are compared first.
 
 The functions are not cryptographic. The initial seeds are random in each process, so that nobody can choose values of a
 row that have the same hash as others.

@@ -256,9 +256,9 @@ def _take(result: PartResult, rows: Iterator[tuple[int, Sequence[str]]]) -> None
 
 
 def _alone(publisher: Iterator[Sequence[str]], target: Iterator[Sequence[str]]) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield rows that one side has more often than the other, as side and ctid columns.
+    """Yield the rows that one side has more often than the other, each with its side.
 
-    :param publisher: hash and ctid columns of rows, in the order of hashes; ``target`` likewise.
+    :param publisher: rows that begin with their hash, in the order of hashes; ``target`` likewise.
     """
     tagged = heapq.merge(
         ((int(hashed), _PUBLISHER, row) for hashed, *row in publisher),

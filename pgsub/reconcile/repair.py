@@ -210,8 +210,8 @@ class Repair:
     def _change(self, key: Key, wanted: Row | None, present: Row | None) -> dict[str, Any] | None:
         """Make the change from one row to the other, in the form of pgsub.skipped_change; None if there is none.
 
-        Apply has deleted a row that the publisher deleted since the comparison. If it has not, a corrupt index may hide
-        the publisher's row, as after a change of the system's collations. The next comparison decides.
+        Apply deletes a row that the publisher has deleted since the comparison. If the row is still there, a corrupt
+        index may hide the publisher's row, as after a change of the system's collations: the next comparison decides.
         """
         # guard: what an index does not find is not deleted, without " or (wanted is None and key not in self.extra)"
         if wanted == present or (wanted is None and key not in self.extra):

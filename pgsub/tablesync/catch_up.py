@@ -55,7 +55,7 @@ def _position(session: psycopg.Connection, subid: int, relids: Sequence[int]) ->
 
 
 def catch_up(context: SyncContext, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-    """Stream the changes that apply has passed to a table, in a job of its own, until apply takes the table over.
+    """Stream those changes of a table that apply has passed, in a job of its own, until apply takes the table over.
 
     :raises SlotLost: the slot is gone; the hint tells how to repair the table.
     """

@@ -75,7 +75,7 @@ class Transport(Protocol):
         """Return whether there may be bytes to read although the socket is not readable."""
 
     def end(self) -> bool:
-        """Return the connection to libpq.
+        """Give the connection back to libpq.
 
         :return: whether bytes are lost for libpq.
         """

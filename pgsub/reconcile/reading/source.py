@@ -136,7 +136,7 @@ def _chosen_rows(piece: Piece) -> Iterator[sql.Composed]:
 
 
 def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:
-    """Compose the condition that a row's key hash begins with one of some prefixes; whole hashes are hashes of rows.
+    """Compose the condition that a row's key hash begins with a prefix. A prefix of all bits is the row's own hash.
 
     :param bits: number of bits of each prefix.
     """

@@ -187,7 +187,7 @@ class RowChanges:
         self._key = frozenset(table.key)
         self._sent = tuple(expressions.rewritten(table))
         compared = {column.name for column in table.columns}
-        #: Whether no column exists only on the target: its value would be lost if a row were deleted and inserted.
+        #: Whether a row can be deleted and inserted. The value of a column that only the target has would be lost.
         self._whole = all(column.generated or column.name in compared for column in table.target.columns)
         columns = (
             Column(KEY_COLUMN if number in self._key else 0, column.name, column.type_oid, -1)

@@ -62,7 +62,7 @@ def _forget(connection: psycopg.Connection, claim: Claim) -> None:
 
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> None:
-    """Remove the rows that earlier attempts committed, and their rows in the ledger.
+    """Remove the rows that earlier attempts committed, and their chunks in the ledger.
 
     The attempt's sessions were terminated before, so no late chunk commits afterwards. If another synchronization has
     taken over, this one removes nothing of what that one copies.

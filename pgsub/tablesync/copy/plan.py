@@ -1,4 +1,4 @@
-"""The plan of a table's copy: one transaction or chunks, and which. No I/O except the check under the lock."""
+"""The plan of a table's copy: one transaction, or a list of chunks. No I/O except the check under the lock."""
 
 from __future__ import annotations
 

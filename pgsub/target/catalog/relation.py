@@ -40,7 +40,7 @@ class TargetColumn:
     collation: str | None = None  #: as SQL; None: the database's default
     defaulted: bool = False  #: has a default or an identity
     uncut: str | None = None  #: the type without length, as SQL, if a cast to the length would truncate; else None
-    operand: str | None = None  #: operand type of equality, as SQL, if it is outside pg_catalog and not the column's
+    operand: str | None = None  #: equality's operand type, as SQL, if outside pg_catalog and not the column's type
 
     def collated(self, value: sql.Composable) -> sql.Composed:
         """Compose a value with the column's collation, so that it compares as in constraints and indexes."""
@@ -102,7 +102,7 @@ class TargetRelation:
     #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
     server_version: int = 180000  #: decides the wording of conflicts
-    #: Subscription whose origins wrote the rows that are its own; 0: the origin of a row cannot be seen.
+    #: Subscription whose origins mark rows as its own; 0: the origins of rows cannot be seen.
     origins_of: int = 0
 
     @property

@@ -4,7 +4,7 @@ The state store has the definition. If it is lost, ``run --from-target`` rebuild
 connection string, so no secret. The launcher that serves the subscription keeps it up to date.
 
 NOTES
-A worker that streams other publications than those that the tables follow would skip changes, for ever. So (1) the
+A worker that streams other publications than those that the tables follow would skip changes for ever. So (1) the
 ledger's copy names the publications that its tables follow. It changes in the commit that changes the tables, or if no
 table has to follow; until then nobody streams the new publications. (2) Each change of the publications has a number,
 the ``generation``. A state store with a lower one comes from an older backup, and is refused. (3) The old state store

@@ -45,7 +45,7 @@ class Holder(NamedTuple):
 
     :ivar pid: PID of the session; None: a prepared transaction.
     :ivar name: application_name of the session, or the identifier of the transaction.
-    :ivar waits_for: known of one's own role, or with pg_read_all_stats.
+    :ivar waits_for: what the session waits for; None: nothing, or it is hidden (see pg_read_all_stats).
     """
 
     pid: int | None

@@ -2,7 +2,7 @@
 
 A ledger's owner can attach code to its tables. The code runs with the rights of every role that writes there. So the
 owner must be the session's user, a superuser or the database's owner. A ledger that a superuser creates belongs to the
-bootstrap superuser, which the server never lets lose that attribute. Other superusers may lose it, so they get GRANTs.
+bootstrap superuser, which cannot lose this attribute. Other superusers can lose it, so they get GRANTs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ALL = ("UTF8", "SQL_ASCII")
 
 
 def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
-    """Make a jsonb parameter. Characters that the database cannot store are replaced by Python escapes (``\u65e5``)."""
+    """Make a jsonb parameter. Characters that the database cannot store become Python escapes (``\\u65e5``)."""
     return Jsonb(body, dumps=partial(text, encoding=encoding(connection)))
 
 
