@@ -92,7 +92,7 @@ def _line(query: str) -> str:
 
 
 # A role without pg_read_all_stats does not see the activity of other roles, except pid, user and application.
-# A database of SQL_ASCII sends nothing that is no UTF-8; others send what a database of another encoding has, too.
+# A database with SQL_ASCII cannot send text that is not valid UTF-8. Others send text of other databases unchanged.
 _TRANSACTIONS = """
     SELECT a.pid, NULL::text, a.usename::text, a.application_name, a.datname::text,
         to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'),
