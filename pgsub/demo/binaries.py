@@ -142,10 +142,7 @@ def _copy_installation(source: Path, target: Path) -> bool:
 
 
 def server_folder(prefix: str = "pgsub-") -> Path:
-    """Make a folder for servers, owned by the servers' user, with a path short enough for sockets.
-
-    :param prefix: beginning of its name.
-    """
+    """Make a folder for servers, owned by the servers' user, with a path short enough for sockets."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     folder.chmod(0o755)
     if os.geteuid() == 0:
@@ -196,7 +193,6 @@ def start_watcher(script: str, *arguments: object, **options: Any) -> subprocess
     """Start a shell that cleans up after this process has ended in any way, when its pipe reaches its end.
 
     :param script: reads its standard input.
-    :param options: options of :class:`subprocess.Popen`.
     """
     return subprocess.Popen(
         ["/bin/sh", "-c", script, "sh", *map(str, arguments)],

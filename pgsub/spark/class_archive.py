@@ -49,7 +49,6 @@ def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
     """Return the archive of a runtime and a set of jars, which may not exist yet.
 
     :param spark_home: folder whose ``jars`` are on the class path.
-    :param cache: private cache folder.
     """
     digest = hashlib.sha256(f"{java.version}\0{java.real_home}\0{spark_home}".encode())
     base = None
@@ -97,10 +96,7 @@ def train_in_background(archive: Archive, environment: Mapping[str, str]) -> Non
 
 
 def remove_unused(cache: Path) -> None:
-    """Remove archives that have not been used for long.
-
-    :param cache: private cache folder.
-    """
+    """Remove archives that have not been used for long."""
     oldest = time.time() - _UNUSED_DAYS * 86400
     for file in [*cache.glob("spark-*.*"), *cache.glob("java-*.jsa")]:
         if file.stat().st_mtime < oldest:

@@ -126,9 +126,6 @@ class MasterQuestion:
 
     Several masters are not asked, because they keep their state elsewhere. Neither is a master whose number of
     executors pgsub does not control: with dynamic allocation, or in a context of others.
-
-    :param context: the master's context.
-    :param own: whether the context is pgsub's own.
     """
 
     def __init__(self, context: SparkContext, *, own: bool = True) -> None:

@@ -81,10 +81,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def write_atomically(file: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file that other processes may read at the same time.
-
-    :param mode: permission bits.
-    """
+    """Write a file that other processes may read at the same time."""
     descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
     with os.fdopen(descriptor, "w") as stream:
         os.fchmod(descriptor, mode)

@@ -66,7 +66,6 @@ def start_jvm(
 
     :param submitted: settings for its command line, which every user of the machine can read.
     :param master: used if no setting names another.
-    :param flags: flags of the JVM.
     :param launcher_flags: flags of the JVM that composes the command line.
     :return: pyspark's gateway.
     :raises SparkUnusable: it does not start; the detail is the end of its log.
@@ -119,10 +118,7 @@ def reason(error: Exception) -> str:
 
 
 def log_file(state_dir: Path) -> Path:
-    """Make the log with mode 0600 and its private folders. Remove scratch files of a killed JVM.
-
-    :param state_dir: private folder.
-    """
+    """Make the log with mode 0600 and its private folders. Remove scratch files of a killed JVM."""
     for name in ("log", "run"):
         (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_scratch(state_dir / "run")

@@ -44,7 +44,7 @@ class AlterOptions(ServiceOptions):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The publications to check for: like the server, only those that are set or added."""
+        """The publications to check for: like ``AlterSubscription``, only those that are set or added."""
         return self.set_publication or self.add_publication
 
     @property

@@ -63,7 +63,6 @@ def misfits(
     """Yield everything about one table that will or may fail.
 
     :param lacking: types, as SQL of the target, of columns that are missing or generated on the target.
-    :param binary: whether values are sent in binary format.
     """
     faults = column_faults({name: lacking.get(name) for name in pair.sent}, pair.table.target)
     for fault in faults:

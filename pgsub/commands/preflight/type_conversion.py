@@ -78,7 +78,6 @@ def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
 def difference(source: Resolved, target: Resolved, *, binary: bool) -> str | None:
     """Return why a value may fail or change in a column of the other type, None if every value fits.
 
-    :param binary: whether values are sent in binary format.
     :return: a clause that follows the names of the two types.
     """
     if source.array != target.array:

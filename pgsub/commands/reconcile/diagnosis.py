@@ -75,7 +75,6 @@ def diagnose(
 ) -> Diagnosis:
     """Find out why a subscription cannot continue.
 
-    :param replication: a replication connection to the publisher.
     :param slot_name: a name for the new slot, None for the subscription's.
     :param force: whether to make a new slot even if nothing is wrong.
     :raises StateForbids: nothing is wrong, or a new slot cannot be made.

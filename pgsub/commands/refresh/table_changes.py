@@ -50,7 +50,7 @@ def carry_out(
     :param session: in autocommit mode, with an origin if tables are emptied.
     :param deadline: in time of ``time.monotonic()``, None for :data:`PATIENCE_SECONDS`.
     :param moves: moves apply to another slot in that transaction, under apply's claim. All tables are then fenced, and
-        tables of ``again`` that are not synchronized stay unchanged.
+        tables of ``again`` whose copy has not ended stay unchanged.
     :raises TimeoutExpired: apply or another session held a lock for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline

@@ -36,8 +36,6 @@ class ServiceOptions:
 
     :ivar wait: whether to wait until the tables are synchronized.
     :ivar timeout: limit for the whole command in seconds since the options were made, None for no limit.
-    :ivar master: the Spark master.
-    :ivar conf: Spark settings.
     """
 
     wait: bool = True

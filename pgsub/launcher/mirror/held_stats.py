@@ -27,7 +27,7 @@ class HeldTableStats:
         return any(one.releasing and one.changes for one in self._query.last)
 
     def is_next(self, finish_lsn: int) -> bool:
-        """Return whether a kept transaction that is applied next finishes at this LSN of the past."""
+        """Return whether the kept transaction to apply next finishes at this LSN, which the stream has passed."""
         known = any(one.releasing for one in self._query.last)
         return known and finish_lsn in held_tables.next_released(self._session, self._subid)
 

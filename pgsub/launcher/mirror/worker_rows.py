@@ -44,8 +44,7 @@ class WorkerRows:
         """Return a row for each worker. A silent worker's row has its last state and its wait.
 
         :param heard: heartbeats, each with its age in seconds.
-        :param newest: the apply worker's newest heartbeat. Likewise ``task``.
-        :param task: the apply worker's task.
+        :param newest: the apply worker's newest heartbeat. ``task`` is its task.
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs, each with the publisher's lock that it waits for.
         """

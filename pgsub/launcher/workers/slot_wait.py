@@ -25,7 +25,6 @@ from pgsub.tablesync.context import Job, Submit
 class SlotWait:
     """The tasks of one subscription that synchronize tables, and their wait for a slot.
 
-    :param submit: submits a task.
     :param ask: asks Spark about a job, or about all slots if the job is None. Returns None before Spark's first answer.
     """
 

@@ -127,7 +127,6 @@ class Switchover:
     def _go_back(self, entry: Entry, error: BaseException) -> bool:
         """Undo everything, with a new session if one is lost.
 
-        :param error: the error that occurred.
         :return: whether the right was taken, so that the error does not matter.
         """
         with contextlib.ExitStack() as stack:

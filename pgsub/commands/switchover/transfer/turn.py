@@ -60,7 +60,6 @@ class Turn:
         """Redirect clients, end the subscription, and enable the reverse one, or drop that if its target is gone.
 
         :param promoted: called after clients are redirected. ``enabled`` is called when the reverse one replicates.
-
         :raises PublisherUnavailable: everything is done except that the subscription's slot cannot be dropped.
         """
         here = journal.of(self.taking, entry.id)
