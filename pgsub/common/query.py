@@ -34,14 +34,14 @@ class _Legible(Loader):
 
     def load(self, data: Buffer) -> str:
         """Return the text."""
-        return bytes(data).decode("utf-8", "replace")
+        return bytes(data).decode("utf-8", "backslashreplace")
 
 
 def shown(connection: psycopg.Connection, query: str, params: Params | None = None) -> list[tuple[Any, ...]]:
     """Return the rows of a query whose texts are only shown to people.
 
-    Statements of sessions, names of roles and databases, and identifiers of prepared transactions are those of the
-    whole server. No server converts them: they are in the encoding of the database that they came from.
+    Statements of sessions, roles with their settings, databases and identifiers of prepared transactions are those of
+    the whole server. No server converts them: they are in the encoding of the database that they came from.
     """
     with connection.cursor() as cursor:
         cursor.adapters.register_loader("text", _Legible)

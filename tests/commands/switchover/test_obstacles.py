@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pytest
+from fix_servers import Database
 from fix_switchover_obstacles import Scene, both, paste
+from psycopg import sql
 
 
 @pytest.mark.publishers("15", "19", long=True)
@@ -24,6 +27,20 @@ def test_nothing_is_changed_by_looking(scene: Scene) -> None:
 
     # autovacuum, and tests that make databases ready meanwhile, take transaction IDs of the same servers
     assert any(changes_nothing() for _ in range(20))
+
+
+def test_settings_that_a_role_made_in_a_database_of_another_encoding_are_shown(scene: Scene) -> None:
+    role, pubdb = scene.role("joe"), scene.pair.pubdb
+    other = Database(pubdb.server, f"{pubdb.name}_latin1", "LATIN1")
+    try:
+        with closing(other.connect(role, client_encoding="LATIN1")) as session:
+            text = "ALTER ROLE {} IN DATABASE {} SET search_path = 'caf\u00e9'"
+            session.execute(sql.SQL(text).format(sql.Identifier(role), sql.Identifier(pubdb.name)))
+        [found] = scene.look()
+    finally:
+        other.drop()
+    assert found.message == 'setting "search_path" of the database is not the same on the target'
+    assert str(found.hint).endswith(""" SET "search_path" TO E'caf\\\\xe9';""")
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,12 @@ SELECT w.nspname, w.relname, r.rolname::text
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
   JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
 """
+# A role may have made a setting of its own in a database of another encoding: the server takes apart no such text.
 _SETTINGS = """
-SELECT r.rolname::text, pg_catalog.split_part(c, '=', 1), pg_catalog.substr(c, pg_catalog.strpos(c, '=') + 1)
+SELECT r.rolname::text, c
   FROM pg_catalog.pg_db_role_setting s JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase
  CROSS JOIN pg_catalog.unnest(s.setconfig) AS c LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.setrole
- WHERE d.datname = current_database() AND c NOT LIKE 'default\\_transaction\\_read\\_only=%%'
- ORDER BY 1 NULLS FIRST, 2
+ WHERE d.datname = current_database() AND NOT pg_catalog.starts_with(c, 'default_transaction_read_only=')
 """
 #: Settings whose values are lists of names (GUC_LIST_QUOTE).
 _LISTS = ("search_path", "temp_tablespaces", "local_preload_libraries", "session_preload_libraries")
@@ -241,8 +241,9 @@ def _settings(sides: Sides) -> Iterator[Obstacle]:
     )
 
 
-def _values(found: Sequence[tuple[str | None, str, str]]) -> Mapping[tuple[str | None, str], str]:
-    return {(role, name): value for role, name, value in found}
+def _values(found: Sequence[tuple[str | None, str]]) -> Mapping[tuple[str | None, str], str]:
+    parts = [(role, *text.partition("=")) for role, text in sorted(found, key=lambda one: (one[0] or "", one[1]))]
+    return {(role, name): value for role, name, _, value in parts}
 
 
 def _setting(name: str) -> str:

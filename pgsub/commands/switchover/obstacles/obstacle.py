@@ -13,6 +13,7 @@ import psycopg
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common.errors import PgsubError
 from pgsub.common.plural import some
+from pgsub.common.query import shown
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.tables import Name
 
@@ -90,8 +91,11 @@ class Sides:
 
 
 def rows(session: psycopg.Connection, query: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    """Return the rows of a constant query."""
-    return session.execute(query.encode(), params).fetchall()
+    """Return the rows of a constant query.
+
+    What the whole server shares, such as roles and their settings, may have been written in another encoding.
+    """
+    return shown(session, query, params)
 
 
 def dotted(name: Iterable[str]) -> str:
@@ -104,9 +108,9 @@ def paste(server: str, statements: Sequence[str], before: str = "") -> str:
 
     :param before: text before the statements.
     """
-    shown = list(statements[:_STATEMENTS])
-    many = "" if len(shown) == len(statements) else f" (the first {len(shown)} of {len(statements)})"
-    return "\n".join([f"{before} Run this on the {SPOKEN[server]}{many}:".strip(), *shown])
+    first = list(statements[:_STATEMENTS])
+    many = "" if len(first) == len(statements) else f" (the first {len(first)} of {len(statements)})"
+    return "\n".join([f"{before} Run this on the {SPOKEN[server]}{many}:".strip(), *first])
 
 
 def several(
