@@ -28,7 +28,7 @@ from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.wal_records import Unreadable
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import database, identity, wal_reader
+from pgsub.publisher import database, identity, position, wal_reader
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.database import Database
 from pgsub.publisher.identity import PublisherIdentity
@@ -83,6 +83,21 @@ def connect(
     :raises WrongSystem: another server, or another database, answers.
     """
     return opener(session, sub, application_name, replication=replication)()
+
+
+def committed_position(session: psycopg.Connection, sub: Subscription) -> int:
+    """Return where the publisher is, with every commit of this moment; an end position to wait for.
+
+    :param session: on the target.
+    :raises WrongSystem: another server answers, or one that went back in time: apply never comes there, or is beyond.
+    """
+    # read first: who applies meanwhile gets to what the publisher has flushed by then
+    furthest = publisher_record.furthest(session, sub.subid)
+    with contextlib.closing(connect(session, sub)) as connection:
+        reached = position.committed_position(connection)
+    with _naming(sub.name):
+        identity.check_not_behind(reached, furthest)
+    return reached
 
 
 def verify(

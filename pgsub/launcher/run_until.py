@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply import verified_publisher
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
 from pgsub.launcher.workers.sync_workers import SyncWorkers
-from pgsub.publisher.position import committed_position
 from pgsub.tablesync import slot_groups
 from pgsub.target.ledger import two_phase, worker_takeover
 
@@ -70,7 +70,7 @@ class GoalCheck:
         if mirror.held.releasing:
             return None
         if not self._position:
-            position = committed_position(self._sub.connection, self._sub.name)
+            position = verified_publisher.committed_position(session, self._sub)
             worker_takeover.ask_to_record(session, self._sub.subid, position)
             self._position = position
         well = self.goal.sequences

@@ -102,12 +102,20 @@ def check_identity(
     """
     check_database(expected.database, actual.database)
     _check_timeline(expected, actual, remote_lsn, history)
+    check_not_behind(actual.flush_lsn, remote_lsn)
+
+
+def check_not_behind(flush_lsn: int, remote_lsn: int) -> None:
+    """Compare where the publisher's WAL ends with the furthest position that the target contains or has reported.
+
+    :raises WrongSystem: the publisher went back in time.
+    """
     # guard: a restored publisher is rejected
-    if actual.flush_lsn < remote_lsn:
+    if flush_lsn < remote_lsn:
         raise _diverged(
             "the publisher is behind the subscription",
             f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
-            f"the publisher's WAL ends at {format_lsn(actual.flush_lsn)}.",
+            f"the publisher's WAL ends at {format_lsn(flush_lsn)}.",
         )
 
 

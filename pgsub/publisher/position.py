@@ -5,12 +5,11 @@ Mirrors ``wait_for_catchup`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from pgsub.common.query import scalar
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher.connect import Connection, connect
+from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import translating
 
 _INSERTED = """
@@ -25,18 +24,17 @@ _DELAY = "SELECT 3 * setting::pg_catalog.int4 FROM pg_catalog.pg_settings WHERE 
 _POLL = 0.01
 
 
-def committed_position(conninfo: str, application_name: str) -> int:
+def committed_position(connection: Connection) -> int:
     """Return the flush position that includes all present commits; on a standby, the replay position.
+
+    Callers that wait for it use :func:`pgsub.apply.verified_publisher.committed_position`.
 
     A commit with ``synchronous_commit = off`` is flushed later, within three times ``wal_writer_delay``, and sent only
     then. The insert position itself cannot be used: what an open transaction has written may be flushed much later.
 
     :raises PgsubError: it cannot be read.
     """
-    with (
-        contextlib.closing(connect(conninfo, application_name=application_name)) as connection,
-        translating(connection, "read the WAL position of the publisher"),
-    ):
+    with translating(connection, "read the WAL position of the publisher"):
         return _committed(connection)
 
 

@@ -1,8 +1,10 @@
 """pgsub wait: returns, fails and gives up at the right moments."""
 
+import contextlib
 import itertools
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 
 import patience
 import pytest
+from fix_program import one_error
 
 from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ErrorRow, HeldRow, RelationRow, WorkerRow
@@ -337,3 +340,21 @@ def test_a_subscription_whose_sequences_do_not_follow_is_not_caught_up(pgsub, st
     assert ended.returncode == 8 and "Sequences do not follow: it failed." in ended.stderr
     soon(lambda: store.clear_error(5, "sequence synchronization"))
     assert pgsub(*words, "1m").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [("another server", "is another database system"), ("one that went back in time", "is behind the subscription")],
+)
+def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_up_with(cli, tables, answers, said):
+    _, subdb = tables
+    assert cli.create("s").returncode == 0
+    words = ("wait", "s", "--for", "caught-up", "--even-if-stopped", "--timeout", "10s")
+    assert cli(*words).returncode == 0
+    far = "SET remote_lsn = 'FF/0', reported_lsn = 'FF/0'"  # both servers are behind that
+    subdb.execute(f"UPDATE pgsub.progress {far}")
+    with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
+        store.execute(f"UPDATE pgsub_origin {far}")
+        if answers == "another server":
+            store.execute("UPDATE pg_subscription SET subconninfo = ?", (subdb.conninfo,))
+    one_error(cli(*words), 7, said)

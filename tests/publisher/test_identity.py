@@ -199,10 +199,9 @@ def test_a_commit_that_is_flushed_later_counts_to_where_the_publisher_is(pubdb):
     for number in range(20):
         pubdb.execute("INSERT INTO late VALUES (%s)", number)
         end = parse_lsn(pubdb.value("SELECT pg_current_wal_insert_lsn()"))
-        assert (
-            committed_position(pubdb.conninfo, "test") >= end - 40
-        )  # of the next page nothing but its header is there
+        # of the next page nothing but its header is there
+        assert committed_position(pubdb.connection) >= end - 40
     with pubdb.connect() as other:
         other.execute("BEGIN; INSERT INTO late VALUES (0)")  # may be flushed when it ends
         before = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
-        assert committed_position(pubdb.conninfo, "test") >= before
+        assert committed_position(pubdb.connection) >= before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pgsub.common.errors import (
     Directive,
     PublisherUnavailable,
     StateForbids,
+    TargetUnavailable,
     TimeoutExpired,
 )
 from pgsub.common.plural import counted
@@ -116,16 +118,38 @@ def _awaited(options: WaitOptions, store: StateStore) -> frozenset[int]:
 
 
 def _present(options: WaitOptions, store: StateStore) -> int:
-    """Return the publisher's present position. If it is unreachable, first report that nobody applies."""
-    from pgsub.publisher.position import committed_position
+    """Return the publisher's present position. If it is unreachable, first report that nobody applies.
 
+    :raises WrongSystem: another server answers, or one that went back in time.
+    """
     sub = store.subscription(options.name)
     try:
-        return committed_position(sub.connection, sub.name)
+        return _committed(sub)
     except PublisherUnavailable:
         if not options.even_if_stopped:
             _refuse_stopped(sub, "The publisher cannot be reached.", unserved=0)
         raise
+
+
+def _committed(sub: Subscription) -> int:
+    """Return where the publisher is; where the target cannot be asked, whoever answers is taken for it."""
+    from psycopg import Error
+
+    from pgsub.apply import verified_publisher
+    from pgsub.publisher.connect import connect
+    from pgsub.publisher.position import committed_position
+    from pgsub.target.session import ledger_privileges
+    from pgsub.target.session.connect import SessionName, open_session, translate
+
+    try:
+        with closing(open_session(sub, SessionName(sub.subid, "wait", 0), replica=False)) as session:
+            ledger_privileges.check(session)
+            return verified_publisher.committed_position(session, sub)
+    except Error as error:
+        raise translate(error, "read the ledger") from None
+    except TargetUnavailable:
+        with closing(connect(sub.connection, application_name=sub.name)) as connection:
+            return committed_position(connection)
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

@@ -8,6 +8,7 @@ import time
 
 import psycopg
 
+from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
@@ -26,7 +27,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.faults import translating
-from pgsub.publisher.position import committed_position, flushed_position
+from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence
 from pgsub.tablesync.sequences import reading, synchronization
 from pgsub.target.session import connect as target
@@ -67,10 +68,10 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
     """Wait for apply like a switchover."""
-    position = committed_position(sub.connection, sub.name)
+    position = verified_publisher.committed_position(taking, sub)
     wait(WaitOptions(sub.name, options.state_dir, "lsn", position, APPROACH, even_if_stopped=False))
     for _ in range(_ROUNDS):
-        position = committed_position(sub.connection, sub.name)
+        position = verified_publisher.committed_position(taking, sub)
         with timing.step("drain"):
             drain.covered(taking, sub.subid, position, time.monotonic() + APPROACH, lambda: None)
 

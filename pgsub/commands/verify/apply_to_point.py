@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
+
+from pgsub.apply import verified_publisher
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
@@ -17,7 +20,6 @@ from pgsub.common.errors import StateForbids, TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.publisher.position import committed_position
 
 
 @contextlib.contextmanager
@@ -55,9 +57,12 @@ def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporte
         thread.join()
 
 
-def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]) -> Callable[[], None]:
+def caught_up(
+    session: psycopg.Connection, sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]
+) -> Callable[[], None]:
     """Wait until apply has reached the publisher's present position.
 
+    :param session: on the target.
     :param alive: raises the error that ended apply.
     :return: a function that raises the error that stops apply.
     """
@@ -70,5 +75,5 @@ def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[
         with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
             reach(MAX_LSN, 0.0)
 
-    reach(committed_position(sub.connection, sub.name), max(0.0, deadline - time.monotonic()))
+    reach(verified_publisher.committed_position(session, sub), max(0.0, deadline - time.monotonic()))
     return check

@@ -176,7 +176,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")
         alive = stack.enter_context(served(store, options.state_dir, sub, reporter))
-        check = caught_up(sub, options.state_dir, deadline, alive)
+        check = caught_up(session, sub, options.state_dir, deadline, alive)
 
         def bring(work: Repair, standing: Standing) -> RepairedRows | None:
             return work.run(standing, publisher_side(session, sub, standing.publisher))

@@ -81,7 +81,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
         verify_publisher(session, sub, sub.connection)
         attempt = stack.enter_context(store.journal_attempt("verify", sub, {"sample": options.sample}))
         with served(store, options.state_dir, sub, reporter) as alive:
-            check = caught_up(sub, options.state_dir, deadline, alive)
+            check = caught_up(session, sub, options.state_dir, deadline, alive)
             holder = stack.enter_context(connect_target(sub))
             opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
             point = stack.enter_context(opened)
