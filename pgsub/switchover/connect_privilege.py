@@ -15,7 +15,7 @@ from psycopg import sql
 
 from pgsub.common.connections import session_role
 from pgsub.common.errors import StateForbids
-from pgsub.common.query import scalar
+from pgsub.common.query import scalar, shown
 
 _SET_SINCE = 160000
 # PUBLIC has no name. Superusers grant in the name of the owner.
@@ -98,7 +98,8 @@ def _grant(session: psycopg.Connection, one: Grant) -> None:
 
 
 def _known(session: psycopg.Connection) -> set[str | None]:
-    return {name for (name,) in session.execute("SELECT rolname::text FROM pg_catalog.pg_roles").fetchall()}
+    # one that was made in a database of another encoding may have a name that is no UTF-8
+    return {name for (name,) in shown(session, "SELECT rolname::text FROM pg_catalog.pg_roles")}
 
 
 def _run(session: psycopg.Connection, statement: LiteralString, role: str | None) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import patience
 import psycopg
 import pytest
+from embedded import Server
 from fix_program import until
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -267,6 +268,20 @@ def test_connect_is_given_back_as_it_was_whoever_had_granted_it(pubdb: Database)
     finally:
         pubdb.execute("; ".join(f'DROP OWNED BY "{name}" CASCADE' for name in names))
         pubdb.execute("; ".join(f'DROP ROLE "{name}"' for name in names))
+
+
+def test_connect_is_given_back_although_a_role_was_made_in_a_database_of_another_encoding() -> None:
+    with Server(fast=True) as server, closing(connect(server.conninfo(), "a")) as session:
+        with session.transaction():
+            saved = fence.put(session, fence.CONNECT, ["postgres"])
+        session.execute("CREATE DATABASE latin1 ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
+        with closing(server.connect("latin1", client_encoding="LATIN1")) as other:
+            other.execute('CREATE ROLE "caf\u00e9"')
+        with session.transaction():
+            fence.restore(session, fence.CONNECT, saved)
+        assert session.execute("SELECT has_database_privilege('pg_monitor', 'postgres', 'CONNECT')").fetchone() == (
+            True,
+        )
 
 
 @pytest.mark.parametrize("more", ["", "user=nobody_at_all", "dbname=none_at_all", "sslmode=require"])
