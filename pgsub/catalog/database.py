@@ -40,7 +40,7 @@ class Database:
     :param readable: accept a read-only copy in memory if there is no space or no privilege for the files that sharing a
         write-ahead log requires.
     :ivar copied: why it is such a copy, None if it is the file.
-    :raises StateStoreError: it is not private, damaged, not a state store, or written by a newer pgsub.
+    :raises StateStoreError: the file is not private, damaged, not a state store, or written by a newer pgsub.
     """
 
     def __init__(self, path: Path, *, create: bool = True, readable: bool = False) -> None:

@@ -40,8 +40,8 @@ def prepare_folder(folder: Path) -> None:
     """Create the state folder, or refuse one that others could read or exchange.
 
     :param folder: absolute path.
-    :raises StateStoreError: it is a symbolic link, has a foreign owner, is accessible or replaceable by group or
-        others, or is on a network file system.
+    :raises StateStoreError: the folder is a symbolic link, has a foreign owner, is accessible or replaceable by group
+        or others, or is on a network file system.
     """
     try:
         if not os.path.lexists(folder):

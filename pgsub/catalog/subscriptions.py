@@ -80,7 +80,7 @@ class SubscriptionCatalog:
     def subscription(self, name: str) -> Subscription:
         """Return one subscription (``get_subscription_oid``).
 
-        :raises SubscriptionNotFound: there is none of that name.
+        :raises SubscriptionNotFound: no subscription has this name.
         """
         found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
         if not found:
@@ -129,7 +129,7 @@ class SubscriptionCatalog:
         """Change a subscription. Writes nothing if no value differs.
 
         :param fields: fields of :class:`~pgsub.common.subscription.Subscription` with their new values.
-        :raises SubscriptionNotFound: it was dropped.
+        :raises SubscriptionNotFound: the subscription was dropped.
         :raises SubscriptionExists: a new name is taken.
         """
         if not fields.keys() <= _COLUMNS.keys():

@@ -83,7 +83,7 @@ def check_unchanged(store: StateStore, sub: Subscription) -> None:
     Mirrors "tuple concurrently updated" (CatalogTupleUpdate).
 
     :raises LockHeld: another command has changed the subscription since it was read.
-    :raises SubscriptionNotFound: it was dropped.
+    :raises SubscriptionNotFound: the subscription was dropped.
     """
     store.require(sub.subid)
     now = store.subscription_by_id(sub.subid)
@@ -124,7 +124,7 @@ def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo:
     """Open a connection to the subscription's publisher after its verification. Another would remove every table.
 
     :param conninfo: its connection string, including the password if there is no password file yet.
-    :raises WrongSystem: it is another system, database or history.
+    :raises WrongSystem: the server is another system, database or history.
     """
     verify_publisher(session, sub, conninfo)
     must, expected = must_use_password(session, sub), recorded_database(session, sub.subid)

@@ -29,7 +29,7 @@ def find_binaries(named: Path | None = None) -> Path:
 
     :param named: the only folder to check, None for the search.
     :return: the folder; for root possibly a copy, which is made once.
-    :raises PgsubError: there is none.
+    :raises PgsubError: no such folder exists.
     """
     if named is not None:
         return _reachable(named.resolve())
@@ -153,7 +153,7 @@ def server_folder(prefix: str = "pgsub-") -> Path:
 def run_program(command: list[str]) -> None:
     """Run one of the server's programs as the servers' user.
 
-    :raises PgsubError: it failed; the detail is its output.
+    :raises PgsubError: the program failed. The detail is its output.
     """
     name = Path(command[0]).name
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "cwd": "/"}

@@ -151,7 +151,7 @@ class Server:
     def start(self) -> None:
         """Start and wait until connections are accepted, like ``pg_ctl -w start``.
 
-        :raises PgsubError: it did not start; the detail is the end of the server's log.
+        :raises PgsubError: the server did not start. The detail is the end of its log.
         """
         if self.running:
             return

@@ -167,7 +167,7 @@ class Stage:
     def await_launcher(self) -> None:
         """Wait until the launcher serves the state folder.
 
-        :raises PgsubError: it does not in time.
+        :raises PgsubError: the launcher does not serve it in time.
         """
         lock = launcher_lock(self.state_dir)
         deadline = time.monotonic() + _START_SECONDS
@@ -180,7 +180,7 @@ class Stage:
     def check_launcher(self) -> None:
         """Check that the launcher has not ended.
 
-        :raises PgsubError: it has; the detail is the end of its log.
+        :raises PgsubError: the launcher has ended. The detail is the end of its log.
         """
         if self._launcher is not None and self._launcher.poll() is not None:
             raise PgsubError(f"pgsub run has ended with {self._launcher.returncode}", detail=self._last_words())

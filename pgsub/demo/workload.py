@@ -264,7 +264,7 @@ class Workload:
     def check(self) -> None:
         """Check that no writer has failed.
 
-        :raises PgsubError: one has; the detail is its error.
+        :raises PgsubError: a writer has failed. The detail is its error.
         """
         for number, writer in enumerate(self._writers):
             failure = writer.exception() if writer.done() else None

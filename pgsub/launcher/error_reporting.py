@@ -64,7 +64,7 @@ class _Logged:
 class ErrorReporter:
     """One subscription's errors.
 
-    :ivar disabling: the fault for which disable_on_error disables the subscription; its workers must not run.
+    :ivar disabling: the fault for which disable_on_error disables the subscription. Its workers must not run.
     :ivar disabled_by: the same fault, once the state store says that the subscription is disabled.
     """
 

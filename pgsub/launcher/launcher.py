@@ -93,7 +93,7 @@ class Launcher:
         :param timeout: seconds, None for no limit.
         :param tick: called every :data:`TICK` seconds to show progress, with a function that reads the state store.
         :return: how the service of each subscription ended; empty for an unbounded run.
-        :raises TimeoutExpired: the goal was not reached in time; everything was stopped properly.
+        :raises TimeoutExpired: the goal was not reached in time. Everything was stopped properly.
         :raises SparkUnusable: the Spark context in which this process was started is gone.
         :raises LockHeld: at the start, another process serves a subscription that this run must serve.
         """

@@ -93,7 +93,7 @@ def find_java(cache: Path) -> Java:
     """Find the first runtime that is new enough.
 
     :param cache: from :func:`cache_folder`, for results of ``java -version`` and the JAVA_HOME of a shim.
-    :raises StateForbids: there is none; the detail lists the attempts.
+    :raises StateForbids: no runtime is new enough. The detail lists the attempts.
     """
     tried = []
     for place, executable in _candidates():

@@ -68,7 +68,7 @@ def start_jvm(
     :param master: used if no setting names another.
     :param launcher_flags: flags of the JVM that composes the command line.
     :return: pyspark's gateway.
-    :raises SparkUnusable: it does not start; the detail is the end of its log.
+    :raises SparkUnusable: the JVM does not start. The detail is the end of its log.
     """
     log = log_file(state_dir)
     offset = log.stat().st_size

@@ -203,7 +203,7 @@ def check_version(spark_home: Path, pyspark_version: str) -> None:
 def heartbeat_port(text: str) -> int:
     """Read spark.pgsub.heartbeat.port.
 
-    :raises UsageError: it is not a port number.
+    :raises UsageError: the value is not a port number.
     """
     if not re.fullmatch(r"\d{1,5}", text) or int(text) > 0xFFFF:
         raise UsageError(f'invalid value for spark.pgsub.heartbeat.port: "{text}"')

@@ -105,7 +105,7 @@ def covered(taking: psycopg.Connection, subid: int, position: int, deadline: flo
     """Wait until apply has covered a position.
 
     :return: the end of the last transaction that it applied.
-    :raises TimeoutExpired: it did not cover it in time.
+    :raises TimeoutExpired: apply did not cover the position in time.
     """
     asked, next_check = False, time.monotonic() + _CHECK
     while True:

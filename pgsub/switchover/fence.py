@@ -176,7 +176,7 @@ def run(command: str, action: str, giving: str, taking: str, seconds: float | No
     :param action: PGSUB_SWITCHOVER: fence, release or promote.
     :param giving: connection string for PGSUB_GIVING. ``taking`` is for PGSUB_TAKING. Secrets are removed.
     :param seconds: limit after which the command is killed, None for no limit.
-    :raises TimeoutExpired: it took longer.
+    :raises TimeoutExpired: the command took too long.
     :raises PgsubError: its exit status is not 0.
     """
     environment = {

@@ -168,7 +168,7 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     """Change the phase of this server's row, in the caller's transaction.
 
     :param expected: phases that it may have.
-    :raises StateForbids: it has another phase, because another run of the command continued.
+    :raises StateForbids: the row has another phase, because another run of the command continued.
     """
     assignments = sql.SQL("").join(sql.SQL(", {} = %s").format(sql.Identifier(name)) for name in columns)
     query = sql.SQL(

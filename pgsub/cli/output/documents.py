@@ -30,7 +30,7 @@ def emit(text: str, *, clear: bool = False) -> None:
 
     :param clear: clear the screen first.
     :raises StdoutClosed: its reader has gone.
-    :raises PgsubError: it cannot be written, for example on a full disk.
+    :raises PgsubError: the result cannot be written, for example on a full disk.
     """
     if sys.stdout is None:
         return

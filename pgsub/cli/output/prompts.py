@@ -20,7 +20,7 @@ def require_terminal(names: Sequence[str], action: str, introduction: str, *comm
     :param action: the action that needs ``--yes``.
     :param introduction: text before the commands in the hint.
     :param commands: words of commands to paste.
-    :raises SubscriptionNotFound: none of these exists.
+    :raises SubscriptionNotFound: none of the named subscriptions exists.
     :raises UsageError: there is no terminal.
     """
     if names:

@@ -29,7 +29,7 @@ from pgsub.target.session.connect import must_use_password
 def check_allowed(sub: Subscription) -> None:
     """Check that the subscription may switch.
 
-    :raises StateForbids: it is enabled, or has no slot that pg_upgrade could have migrated.
+    :raises StateForbids: the subscription is enabled, or has no slot that pg_upgrade could have migrated.
     """
     require_disabled(sub, "cannot switch to an upgraded publisher while the subscription is enabled")
     if sub.slot_name is None:
@@ -47,7 +47,7 @@ def adopt(
     Does nothing if that publisher is already recorded, so an interrupted command can be repeated.
 
     :param connection: the publisher's connection string with its password.
-    :raises PgsubError: it is not an upgrade of the subscription's publisher.
+    :raises PgsubError: the server is not an upgrade of the subscription's publisher.
     """
     known = subscriptions.identity(session, sub.subid)
     with exclusive_claim(session, sub, folder, "switch to an upgraded publisher") as claim:

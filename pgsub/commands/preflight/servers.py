@@ -85,7 +85,7 @@ def _settings(session: psycopg.Connection) -> Iterator[Caution]:
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
     """Check that the target records the origin and time of each row's last write, if a rule needs them.
 
-    :raises StateForbids: it does not record both.
+    :raises StateForbids: the target does not record both.
     """
     asking = conflict_rules.needing_times(rules)
     if not asking:

@@ -78,7 +78,7 @@ def diagnose(
     :param slot_name: a name for the new slot, None for the subscription's.
     :param force: whether to make a new slot even if nothing is wrong.
     :raises StateForbids: nothing is wrong, or a new slot cannot be made.
-    :raises WrongSystem: it is not the subscription's publisher.
+    :raises WrongSystem: the server is not the subscription's publisher.
     """
     known = subscriptions.identity(session, sub.subid)
     _check_takes_part(session, known, sub)
@@ -108,7 +108,7 @@ def diagnose(
 def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscription) -> None:
     """Refuse a subscription that has nothing to compare, or that others need unchanged.
 
-    :raises StateForbids: it was never connected, or takes part in a switchover.
+    :raises StateForbids: the subscription was never connected, or takes part in a switchover.
     """
     if known.system_identifier is None:
         raise StateForbids(
@@ -128,7 +128,7 @@ def _publisher(
 ) -> tuple[PublisherIdentity, PgsubError | None]:
     """Identify the publisher. If it went back in time, return that error.
 
-    :raises WrongSystem: it is another system or database.
+    :raises WrongSystem: the server is another system or database.
     """
     try:
         return verified_publisher.verify(session, replication, subid), None
@@ -191,7 +191,7 @@ def check_ours(replication: publisher.Connection, sub: Subscription, name: str, 
 
     A worker of the subscription that is refused holds the slot only briefly.
 
-    :raises StateForbids: it is of another kind or database, or another consumer uses it.
+    :raises StateForbids: the slot is of another kind or database, or another consumer uses it.
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     while (slot := slots.slot_state(replication, name)) is not None:

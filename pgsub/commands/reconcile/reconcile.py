@@ -108,7 +108,7 @@ def reconcile(
 
     :param confirm: called before anything is changed; raises an exception to refuse.
     :raises StateForbids: nothing is wrong, or there is an obstacle; nothing was changed.
-    :raises WrongSystem: it is another publisher.
+    :raises WrongSystem: the server is another publisher.
     :raises PgsubError: see :mod:`pgsub.commands.refresh.table_changes`; or the synchronization ended with an error.
     """
     with StateStore.open(options.state_dir, create=False) as store:

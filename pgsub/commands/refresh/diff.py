@@ -147,7 +147,7 @@ def plan(
 def _refuse_kept(kept: Mapping[int, int], sub: Subscription, drop: Sequence[RelationState]) -> None:
     """Refuse to remove a table whose kept changes are not applied.
 
-    :raises StateForbids: there is such a table.
+    :raises StateForbids: a table has such changes.
     """
     for one in drop:
         if kept.get(one.srrelid):

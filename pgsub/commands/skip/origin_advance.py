@@ -46,7 +46,7 @@ class SkippedRange:
 
     :ivar bytes: size of what the publisher would send for them.
     :ivar tables: number of changes that would not be applied, by table and operation.
-    :ivar first: the first transaction that would not be applied. Likewise ``last``.
+    :ivar first: the first transaction that would not be applied. ``last`` is the last one.
     :ivar following: the first transaction that would still be applied, None if there is none yet.
     :ivar synchronizing: tables whose sync workers apply their part of the range.
     """

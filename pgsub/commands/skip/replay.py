@@ -82,7 +82,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Cal
     """Apply what was left out, or with ``dry_run`` find out the effect.
 
     :param confirm: called before anything is changed; raises an exception to refuse.
-    :raises StateForbids: nothing is kept, it was already replayed, or its table has changed.
+    :raises StateForbids: no change is kept, it was already replayed, or its table has changed.
     :raises ApplyError: there is a conflict; nothing was changed.
     """
     with StateStore.open(options.state_dir, create=False) as store:
@@ -149,7 +149,7 @@ _BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule tha
 def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> ReplayRequest | None:
     """Find the kept change of a conflict by its record, or by its values if a whole transaction was skipped.
 
-    :raises StateForbids: it was not skipped, or several kept changes have its values.
+    :raises StateForbids: the change was not skipped, or several kept changes have its values.
     """
     if conflict.action not in (SKIPPED, REPLAYED):
         stopped = conflict.action == STOPPED

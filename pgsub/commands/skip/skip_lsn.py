@@ -50,7 +50,7 @@ def skip_lsn(
     """Make apply leave out transactions or their conflicting rows, or undo that.
 
     :param confirm: called with the subscription's name before anything is set; raises an exception to refuse.
-    :return: what is to be skipped now and was before.
+    :return: the transactions to skip, now and before.
     :raises StateForbids: the publisher will not send such a transaction, or none is recorded.
     """
     with StateStore.open(options.state_dir, create=False) as store:
@@ -114,7 +114,7 @@ def show(options: SkipOptions) -> Preview:
 def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:
     """Return whether changes of a transaction are kept for a held table.
 
-    :raises StateForbids: they are, and the transaction was named together with others.
+    :raises StateForbids: changes are kept, and the transaction was named together with others.
     """
     kept = held_tables.has_transaction(session, sub.subid, lsn)
     if kept and not alone:
@@ -156,7 +156,7 @@ def _check_in_stream(
     """Check that the publisher will send the transaction, because the next transaction silently clears a wrong LSN.
 
     :param alone: whether this is the only LSN, which any other transaction clears.
-    :raises StateForbids: it will not; the error suggests what was meant.
+    :raises StateForbids: the publisher will not send it. The error suggests an LSN that may be meant.
     """
     search = TransactionSearch(session, sub, lsn)
     with read_from(session, sub, subscriptions.apply_position(session, sub.subid)) as stream:

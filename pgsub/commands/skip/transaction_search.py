@@ -65,7 +65,7 @@ class TransactionSearch:
     ) -> RemoteTransaction:
         """Read until the transaction is found, or cannot come any more. With a preview, read to its end.
 
-        :raises StateForbids: there is none; the error says what the LSN is and which one may be meant.
+        :raises StateForbids: no transaction finishes there. The error says what the LSN is, and which one may be meant.
         """
         steps = stream.steps()
         found = self._locate(steps, simulation)

@@ -82,7 +82,7 @@ def conflicts(
 def check_type(conflict_type: str) -> None:
     """Check that a conflict type exists.
 
-    :raises UsageError: it does not.
+    :raises UsageError: the type does not exist.
     """
     if conflict_type not in TYPES:
         raise UsageError(

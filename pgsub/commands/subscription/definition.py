@@ -190,7 +190,7 @@ def publisher_parameters(connection: str, side: str = "publisher") -> dict[str, 
 
     :param side: the name of the server in errors.
     :raises UsageError: libpq refuses the text, or a value in it.
-    :raises StateForbids: it has a secret that no password file can hold.
+    :raises StateForbids: the text has a secret that no password file can hold.
     """
     params = ci.parse(connection, side)
     conninfo_check.check(params, side, uri=_is_uri(connection))

@@ -33,7 +33,7 @@ def drop_slots(
     :param session: a session on the target, None if no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
     :raises SlotLost: the main slot is missing, but is not known to be lost, nor was dropped by an earlier command.
-    :raises WrongSystem: it is not the server on which the slots were made.
+    :raises WrongSystem: the server is not the one on which the slots were made.
     """
     leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
     if sub.slot_name is None and tables is not None and not leftover:

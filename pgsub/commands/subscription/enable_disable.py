@@ -21,7 +21,7 @@ from pgsub.common.subscription import Subscription
 def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     """Set ``subenabled``. If it is already set, report a notice.
 
-    :raises StateForbids: it has no slot name, was moved to another state store, or a switchover prevents it.
+    :raises StateForbids: no slot name is set, another state store owns the subscription, or a switchover prevents it.
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
@@ -116,7 +116,7 @@ def require_disabled(sub: Subscription, message: str) -> None:
     """Refuse a change that is not allowed for enabled subscriptions.
 
     :param message: the server's message.
-    :raises StateForbids: it is enabled.
+    :raises StateForbids: the subscription is enabled.
     """
     if sub.enabled:
         raise StateForbids(message, hint=f"Disable it first:\npgsub disable {word(sub.name)}", sqlstate="55000")

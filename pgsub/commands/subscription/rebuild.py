@@ -98,7 +98,7 @@ def _given(name: str, options: RebuildOptions) -> Subscription:
 def _is_there(store: StateStore, given: Subscription, reporter: Reporter) -> bool:
     """Return whether the state store has the subscription with these connection strings.
 
-    :raises StateForbids: it has the subscription with others.
+    :raises StateForbids: the connection strings in the state store differ.
     """
     found = next((one for one in store.subscriptions() if one.name == given.name), None)
     if found is None:
@@ -163,7 +163,7 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
 def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
     """Check that no switchover is under way, because only its state store knows the reverse subscription.
 
-    :raises StateForbids: there is one.
+    :raises StateForbids: a switchover is under way.
     """
     entry = journal.needing(session, sub.subid, enabled=sub.enabled)
     # guard: a switchover keeps the state store that can end it
@@ -200,7 +200,7 @@ def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
 def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[findings.Caution]:
     """Check that the publisher is the one in the ledger. A lost slot is only a warning, so it can be dropped.
 
-    :raises WrongSystem: it is another one.
+    :raises WrongSystem: the publisher is another one.
     :raises ReplicationBroken: the slot is another one, or is ahead of what was applied.
     """
     if subscriptions.identity(session, sub.subid).system_identifier is None:

@@ -77,7 +77,7 @@ def register(
     :param sub: the definition, completed with facts about the target.
     :param leftovers: the result of :func:`find_interrupted`, undone first.
     :param deadline: time of ``time.monotonic()`` until which the publisher must create the slot.
-    :raises TimeoutExpired: it took longer.
+    :raises TimeoutExpired: the publisher needed longer.
     """
     relations = [table.relation("i" if made.copy_data else "r", adopt=made.adopt, keep=made.keep) for table in tables]
     creates = made.create_slot and replication is not None
@@ -187,7 +187,7 @@ def find_interrupted(
 
     :param known: subids in the state store. An interrupted rename may have left another name in the ledger.
     :param connect: whether the publisher will be asked to drop their slots.
-    :raises StateForbids: one has already replicated, or its slot may exist and the publisher is not asked.
+    :raises StateForbids: a subscription has already replicated, or may have a slot and the publisher is not asked.
     """
     if installation.installed_version(session) == 0:
         return []

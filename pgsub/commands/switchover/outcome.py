@@ -23,7 +23,7 @@ class Outcome:
     """The result of a switchover.
 
     :ivar state: one of the words above.
-    :ivar giving: phase of the giving side, None if it has no row. Likewise ``taking``.
+    :ivar giving: phase of the giving side, None if it has no row. ``taking`` is the other side's.
     :ivar pause: seconds for which clients could write on neither side, or the expected value.
     :ivar said: additional text for people. Programs read the other fields.
     :ivar equal: whether all tables were equal during the pause, None if they were not compared.

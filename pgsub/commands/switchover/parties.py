@@ -122,7 +122,7 @@ def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
 def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[publisher.Connection]:
     """Open a session on the giving side with the subscription's connection, for its sequences.
 
-    :raises WrongSystem: it is not the subscription's publisher.
+    :raises WrongSystem: the server is not the subscription's publisher.
     """
     verify_publisher(taking, sub, sub.connection)
     expected, must = recorded_database(taking, sub.subid), must_use_password(taking, sub)
@@ -150,7 +150,7 @@ def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateSt
 def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the giving side, which has the reverse subscription's ledger.
 
-    :raises TargetUnavailable: it cannot be reached; the hint covers a permanent loss.
+    :raises TargetUnavailable: the giving side cannot be reached. The hint covers a permanent loss.
     """
     with contextlib.ExitStack() as stack:
         try:

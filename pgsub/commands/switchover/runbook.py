@@ -17,8 +17,7 @@ def choices(
 ) -> list[Choice]:
     """Return the possible next steps, the usual one first.
 
-    :param entry: a row that is known. ``here`` is that of the taking side, ``there`` of the giving side, None if
-        unknown.
+    :param entry: a row that is known. ``here`` is the taking side's row, ``there`` the giving side's, None if unknown.
     :param away: sides that cannot be reached.
     """
     go_on, abort = _commands(options, entry)

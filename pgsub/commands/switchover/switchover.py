@@ -61,7 +61,7 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
     :raises StateForbids: there are obstacles, or the subscription has already been switched over.
     :raises ApplyError: rows differ.
-    :raises TimeoutExpired: the pause would have been too long; everything is as before.
+    :raises TimeoutExpired: the pause would have been too long. Everything is as before.
     :raises TargetUnavailable: a server cannot be reached; if clients can write nowhere, only after a limited time.
     :raises PgsubError: an error that the same command can continue after.
     """
@@ -207,7 +207,7 @@ class _Run:
 
         Its number is recorded first, so that a subscription that others create meanwhile is never used.
 
-        :raises StateForbids: it was dropped or renamed.
+        :raises StateForbids: the reverse subscription was dropped or renamed.
         :raises SubscriptionExists: another subscription has its name; the switchover is undone.
         """
         there = way_back_of(self._store, entry)

@@ -21,7 +21,7 @@ class EarlierRange:
     """Rows of a table that an earlier run found equal.
 
     :ivar column: the first column of the key.
-    :ivar low: the lower bound of its values, None without one. Likewise ``high``.
+    :ivar low: the lower bound of its values, None without one. ``high`` is the upper bound.
     :ivar rows: number of rows on each side, at that position.
     """
 

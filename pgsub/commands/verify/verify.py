@@ -64,7 +64,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
 
     If no launcher serves the subscription, one runs until the point is reached.
 
-    :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not subscribed.
+    :raises StateForbids: apply is disabled, or stopped by a conflict or fault, or a named table is not subscribed.
     :raises TimeoutExpired: apply did not reach the point in time.
     :raises PgsubError: an error that stops apply, or a server cannot be reached.
     """

@@ -65,7 +65,7 @@ class Mirror:
 
     :param session: the launcher's own session on the target.
     :param run: runs a write to the store or raises StateStoreError; see :class:`pgsub.launcher.recorder.Recorder`.
-    :ivar relations: the table states in the ledger. Likewise ``two_phase``, ``remote_lsn`` and ``reported_lsn``.
+    :ivar relations: the ledger's table states. ``two_phase``, ``remote_lsn`` and ``reported_lsn`` are also from it.
     :ivar held: the held tables, whose changes are kept.
     """
 

@@ -167,7 +167,7 @@ class Engine:
     def _check_given(self) -> None:
         """Raise an error if the Spark context in which this process was started has ended.
 
-        :raises SparkUnusable: it has ended, and both must be started again.
+        :raises SparkUnusable: the context has ended, and both must be started again.
         """
         if contexts.lost(self._context):
             self.lost = SparkUnusable(

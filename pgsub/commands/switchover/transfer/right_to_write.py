@@ -60,7 +60,7 @@ class Timing:
 def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, timing: Timing) -> None:
     """Take the right that was given, so that clients may write on the taking side.
 
-    :raises PgsubError: it was not given.
+    :raises PgsubError: the right was not given.
     :raises StateForbids: the taking side has declined it.
     """
     there, read = journal.of(giving, entry.id), time.monotonic()

@@ -123,7 +123,7 @@ def reopen(
 ) -> None:
     """Let clients write on a giving side that is back. The taking side has declined, and never takes the right.
 
-    :param there: the row of the giving side. It names what is forgotten; the other row could name anything.
+    :param there: the row of the giving side. It names the subscription to forget, because the other row could name any.
     """
     check_command(there, options)
     right_to_write.release(there, giving, taking, right_to_write.commands(options, sub, None))

@@ -215,7 +215,7 @@ class Switchover:
     def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
         """Fence the giving side, apply all of its changes, and transfer the right.
 
-        :raises TimeoutExpired: this takes too long, for whatever reason.
+        :raises TimeoutExpired: the pause takes too long.
         """
         used = [self._giving, self._taking, *sessions.all, *self.pause_comparison.sessions]
         with PauseLimit(used, time.monotonic() + self._timeout) as limit:
