@@ -26,7 +26,7 @@ _HOLDER = re.compile(r"pid (\d+) on host (\S+) ")
 class Lock:
     """An exclusive lock on a file.
 
-    :param path: the lock file in a state folder. Taking the lock creates the folder; only checking does not.
+    :param path: the lock file in a state folder. Taking the lock creates the folder. Checking it does not.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables and views of ``state.db`` by version. A released version is never edited; a change is a new one.
+"""The tables and views of ``state.db`` by version. A released version is never edited. A change is a new one.
 
 Those with a server's name have the columns of the newest server (``pg_subscription.h``, ``pg_subscription_rel.h``,
 ``system_views.sql``) in its order, followed by pgsub's own.

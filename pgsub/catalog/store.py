@@ -51,7 +51,7 @@ class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
 
         :param create: create missing folder, file and tables. Otherwise a missing store is an empty one in memory, and
             nothing is created, so that a mistyped folder leaves no trace.
-        :param readable: accept a read-only copy if the file cannot be written; see :attr:`copied`.
+        :param readable: accept a read-only copy if the file cannot be written. See :attr:`copied`.
         :raises StateStoreError: the store is not private, damaged, written by a newer pgsub, or not writable.
         """
         if create or os.path.lexists(folder):

@@ -43,7 +43,7 @@ def seconds_between(moment: str, later: str) -> float:
 def wire_time(microseconds: int | None) -> str | None:
     """Return a timestamp of the replication protocol as RFC 3339 text.
 
-    :param microseconds: since 2000-01-01 UTC; None and 0 mean "never".
+    :param microseconds: since 2000-01-01 UTC. None and 0 mean "never".
     :return: None also for times outside of the calendar, because the publisher's clock is not trusted.
     """
     if not microseconds:

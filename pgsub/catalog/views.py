@@ -201,7 +201,7 @@ class ViewsCatalog(SubscriptionCatalog):
     def clear_error(self, subid: int, worker: str | None = None) -> None:
         """Remove the error of a worker that has recovered. Does nothing if there is none.
 
-        :param worker: see :class:`~pgsub.catalog.rows.ErrorRow`; None for all of the subscription.
+        :param worker: see :class:`~pgsub.catalog.rows.ErrorRow`, None for all of the subscription.
         """
         with self._database.transaction():
             sql = "DELETE FROM pgsub_error WHERE subid = ? AND (? IS NULL OR worker = ?)"

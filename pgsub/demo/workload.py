@@ -105,7 +105,7 @@ def _place_orders(do: Transaction) -> None:
 
 
 def _rename_products(do: Transaction) -> None:
-    """Change keys of products, and so all orders that refer to them; and prices, and so generated columns."""
+    """Change keys of products, and so all orders that refer to them. Change prices, and so generated columns."""
     do.run(
         """UPDATE shop.product SET sku = left(sku, 12) || '/' || %(suffix)s
             WHERE sku IN (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 2)""",

@@ -184,7 +184,7 @@ class ErrorReporter:
     def clear(self, worker: str, position: int = MAX_LSN) -> None:
         """Clear the error of a worker that has recovered, whichever launcher recorded it.
 
-        :param position: the position that the worker has reached; conflicts up to it no longer stop the worker.
+        :param position: the position that the worker has reached. Conflicts up to it no longer stop the worker.
         """
         self._logged.pop(worker, None)
         if self._shown.pop(worker, None) is not None:

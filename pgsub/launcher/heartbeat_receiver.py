@@ -37,7 +37,7 @@ COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbac
 class HeartbeatReceiver:
     """The newest heartbeat of each worker and chunk.
 
-    :param host: address or name to which workers send; loopback for a local Spark master.
+    :param host: address or name to which workers send, loopback for a local Spark master.
     :param bind: address to bind if it differs from ``host`` (NAT, containers).
     :param port: UDP port, 0 for any.
     :raises SparkUnusable: the address cannot be bound.

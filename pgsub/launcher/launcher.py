@@ -47,7 +47,7 @@ class Ended:
 class Launcher:
     """The server of subscriptions. It runs until it is stopped, or until every subscription has reached its goal.
 
-    :param names: the subscriptions to serve; empty for all, including later ones.
+    :param names: the subscriptions to serve, empty for all, including later ones.
     :param locks: subscription locks that the caller already holds, by subid.
     """
 
@@ -92,7 +92,7 @@ class Launcher:
 
         :param timeout: seconds, None for no limit.
         :param tick: called every :data:`TICK` seconds to show progress, with a function that reads the state store.
-        :return: how the service of each subscription ended; empty for an unbounded run.
+        :return: how the service of each subscription ended, empty for an unbounded run.
         :raises TimeoutExpired: the goal was not reached in time. Everything was stopped properly.
         :raises SparkUnusable: the Spark context in which this process was started is gone.
         :raises LockHeld: at the start, another process serves a subscription that this run must serve.

@@ -60,7 +60,7 @@ class Recorder:
     def run(self, work: Callable[[], Result]) -> Result:
         """Run a function that uses the store.
 
-        :raises StateStoreError: the store cannot be used now; a slow call may still succeed later.
+        :raises StateStoreError: the store cannot be used now. A slow call may still succeed later.
         :raises PgsubError: raised by ``work``.
         """
         with self._lock:

@@ -50,7 +50,7 @@ SILENCE_SECONDS = 5.0
 class Runner(SupervisedThread):
     """A thread for one subscription. It ends when stopped, when its goal is reached, or after a permanent failure.
 
-    :param sub: the subscription as of the start; a changed one gets a new runner.
+    :param sub: the subscription as of the start. A changed one gets a new runner.
     :ivar outcome: ``reached``, ``stopped``, ``disabled`` or ``failed`` after the thread has ended.
     :ivar error: the error to exit with, None if there is none.
     """

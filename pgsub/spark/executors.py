@@ -37,7 +37,7 @@ class Awaiting:
 
     :ivar registered: called repeatedly with the number of slots and the master.
     :ivar given_up: returns whether nobody waits any more.
-    :ivar partial: called after that time with the available and needed slots, if any are enough for now; later ones are
+    :ivar partial: called after that time with the available and needed slots, if any are enough for now. Later ones are
         used, too. None if all are needed.
     :ivar needed: returns the number of needed slots, if it may change meanwhile.
     """

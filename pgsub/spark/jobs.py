@@ -250,7 +250,7 @@ class Submitter:
     ) -> Job[Item, Result]:
         """Run a function on each item, each in its own task.
 
-        :param name: for logs and Spark's web pages; must not contain secrets.
+        :param name: for logs and Spark's web pages. It must not contain secrets.
         :param function: belongs to a module that executors can import.
         :param items: arguments of the function, which are pickled.
         :param slots: maximum number of items that run at once, None for all.

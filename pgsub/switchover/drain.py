@@ -77,7 +77,7 @@ def quiet(
     """Wait until everything from a fenced publisher is applied, and nothing more arrives.
 
     :param deadline: in time of ``time.monotonic()``.
-    :param check: called now and then; raises the error that stops apply.
+    :param check: called now and then. It raises the error that stops apply.
     :param keep: PIDs of this command's own sessions on the publisher.
     :return: a position after all changes.
     :raises TimeoutExpired: apply did not reach it in time, or a prepared transaction stays undecided.

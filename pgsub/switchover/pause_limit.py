@@ -21,7 +21,7 @@ from pgsub.target.session import cancellation
 class PauseLimit:
     """A time limit for statements on some sessions.
 
-    :ivar deadline: in time of ``time.monotonic()``; may be changed.
+    :ivar deadline: in time of ``time.monotonic()``. It may be changed.
     """
 
     def __init__(self, sessions: Sequence[psycopg.Connection], deadline: float) -> None:

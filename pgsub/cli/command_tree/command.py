@@ -27,7 +27,7 @@ class Command(TyperCommand):
     """A command whose help is made from its page, and whose error names all missing parameters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Name all missing ones in the error; the parser would name only the first."""
+        """Parse the arguments. Name all missing ones in the error. The parser would name only the first."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

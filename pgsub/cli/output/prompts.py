@@ -16,7 +16,7 @@ from pgsub.common.errors import PgsubError, UsageError
 def require_terminal(names: Sequence[str], action: str, introduction: str, *commands: Sequence[str]) -> None:
     """Check that the subscription exists and that there is a terminal to ask on.
 
-    :param names: names of which one must exist; empty if the command creates one.
+    :param names: names of which one must exist, empty if the command creates one.
     :param action: the action that needs ``--yes``.
     :param introduction: text before the commands in the hint.
     :param commands: words of commands to paste.

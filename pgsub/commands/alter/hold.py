@@ -33,7 +33,7 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
     """Hold and release the named tables, all or none.
 
     :raises StateForbids: a table is not subscribed, is still being synchronized, or is not held.
-    :raises TimeoutExpired: apply was in one transaction all the time; nothing was changed.
+    :raises TimeoutExpired: apply was in one transaction all the time. Nothing was changed.
     """
     opened = ledger_session(sub, reporter, options.deadline)
     with opened as session, subscription_tables.maintenance(session, sub.subid, sub.name):

@@ -60,7 +60,7 @@ def check_tables(
     :param adopt: whether to compare existing rows.
     :param known: names of already subscribed tables, which are left out.
     :param named: publications whose absence is a warning, None for all of the subscription.
-    :raises TargetSchemaError: tables are missing or cannot be replicated into; all are named.
+    :raises TargetSchemaError: tables are missing or cannot be replicated into. All are named.
     :raises StateForbids: a table cannot be adopted.
     """
     found = Preflight()

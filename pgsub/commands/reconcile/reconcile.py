@@ -106,10 +106,10 @@ def reconcile(
 ) -> Reconciliation:
     """Give a subscription a new slot, and compare its tables with the publisher's.
 
-    :param confirm: called before anything is changed; raises an exception to refuse.
-    :raises StateForbids: nothing is wrong, or there is an obstacle; nothing was changed.
+    :param confirm: called before anything is changed. It may raise an exception to refuse.
+    :raises StateForbids: nothing is wrong, or there is an obstacle. Nothing was changed.
     :raises WrongSystem: the server is another publisher.
-    :raises PgsubError: see :mod:`pgsub.commands.refresh.table_changes`; or the synchronization ended with an error.
+    :raises PgsubError: see :mod:`pgsub.commands.refresh.table_changes`, or the synchronization ended with an error.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)

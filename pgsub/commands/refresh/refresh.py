@@ -42,10 +42,10 @@ class RefreshOptions(ServiceOptions):
 def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[Plan], None]) -> Plan:
     """Add newly published tables, remove tables no longer published, and copy the named tables again.
 
-    :param confirm: called before tables are emptied or adopted; raises an exception to refuse.
+    :param confirm: called before tables are emptied or adopted. It may raise an exception to refuse.
     :return: what was done, or with ``dry_run`` would be done.
     :raises UsageError: the options exclude each other.
-    :raises StateForbids: the subscription is disabled; see also :mod:`pgsub.commands.refresh.table_changes`.
+    :raises StateForbids: the subscription is disabled. See also :mod:`pgsub.commands.refresh.table_changes`.
     """
     if options.adopt and not options.copy_data:
         raise UsageError("--adopt and --no-copy-data are mutually exclusive options")

@@ -51,7 +51,7 @@ def carry_out(
     :param deadline: in time of ``time.monotonic()``, None for :data:`PATIENCE_SECONDS`.
     :param moves: moves apply to another slot in that transaction, under apply's claim. All tables are then fenced, and
         tables of ``again`` whose copy has not ended stay unchanged.
-    :raises TimeoutExpired: apply or another session held a lock for too long; nothing was changed.
+    :raises TimeoutExpired: apply or another session held a lock for too long. Nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
     busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]

@@ -130,7 +130,7 @@ class Service:
         position of that moment. With ``follow``, continue without end.
 
         :param tables: the only tables to wait for if another process does the work, None for all.
-        :raises PgsubError: an error that stops the synchronization; the subscription stays.
+        :raises PgsubError: an error that stops the synchronization. The subscription stays.
         """
         with stopping_by_signal(self._reporter) as stop:
             if self._served() or self._lock is None:

@@ -86,7 +86,7 @@ def origin_advance(
 ) -> SkippedRange:
     """Advance the position past transactions that must never be applied. With ``preview``, change nothing.
 
-    :param confirm: called before anything is changed; raises an exception to refuse.
+    :param confirm: called before anything is changed. It may raise an exception to refuse.
     :raises StateForbids: the subscription is enabled; the position is backwards, beyond the publisher's WAL, or past
         the end of a prepared transaction.
     """

@@ -28,7 +28,7 @@ def prune(
 
     :param replayed: remove only replayed changes.
     :param older_than: remove only changes skipped more than this many seconds ago, None for all.
-    :param confirm: called before anything is removed; raises an exception to refuse.
+    :param confirm: called before anything is removed. It may raise an exception to refuse.
     :return: what was removed, or with ``dry_run`` would be removed.
     """
     with StateStore.open(folder, create=False) as store:

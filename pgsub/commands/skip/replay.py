@@ -81,9 +81,9 @@ class Replay:
 def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Callable[[Replay], None]) -> Replay:
     """Apply what was left out, or with ``dry_run`` find out the effect.
 
-    :param confirm: called before anything is changed; raises an exception to refuse.
+    :param confirm: called before anything is changed. It may raise an exception to refuse.
     :raises StateForbids: no change is kept, it was already replayed, or its table has changed.
-    :raises ApplyError: there is a conflict; nothing was changed.
+    :raises ApplyError: there is a conflict. Nothing was changed.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)

@@ -32,7 +32,7 @@ def skip_conflicts(
     """Set a rule. It replaces a rule for the same table and type.
 
     :param rule: a rule with a limit.
-    :param confirm: called with the subscription's name before the rule is set; raises an exception to refuse.
+    :param confirm: called with the subscription's name before the rule is set. It may raise an exception to refuse.
     :return: all rules that are now set.
     :raises UsageError: the type does not exist.
     :raises StateForbids: the table is not subscribed, or the target cannot detect the type.

@@ -35,7 +35,7 @@ from pgsub.target.session import transactions
 class SkipOptions:
     """The options of ``skip-lsn``.
 
-    :ivar lsns: finish LSNs; empty for the recorded one, None to skip nothing.
+    :ivar lsns: finish LSNs, empty for the recorded one, None to skip nothing.
     """
 
     name: str
@@ -49,7 +49,7 @@ def skip_lsn(
 ) -> tuple[Skip | None, Skip | None]:
     """Make apply leave out transactions or their conflicting rows, or undo that.
 
-    :param confirm: called with the subscription's name before anything is set; raises an exception to refuse.
+    :param confirm: called with the subscription's name before anything is set. It may raise an exception to refuse.
     :return: the transactions to skip, now and before.
     :raises StateForbids: the publisher will not send such a transaction, or none is recorded.
     """

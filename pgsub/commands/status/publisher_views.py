@@ -47,7 +47,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
 
     :param name: one of :data:`~pgsub.commands.status.status.PUBLISHER_VIEWS`.
     :param subscription: limit to this one, None for all.
-    :return: column names and rows; values have the format of the JSON documents.
+    :return: column names and rows. Values have the format of the JSON documents.
     :raises PublisherUnavailable: the publisher cannot be asked.
     """
     with StateStore.open(folder, create=False) as store:

@@ -83,7 +83,7 @@ def check(
     """Check the health, most serious finding first: lost slot, error, no recording, not served, lag, locks.
 
     :param max_lag: seconds, None to check for a silent worker instead.
-    :param unwritten: from :func:`pgsub.catalog.locks.troubles`; other findings may then be outdated.
+    :param unwritten: from :func:`pgsub.catalog.locks.troubles`. Other findings may then be outdated.
     """
     found = list(found)
     findings = [replace(finding, next=one.next) for one in found if (finding := _finding(one, max_lag))]

@@ -122,7 +122,7 @@ class SubscriptionStatus:
 
     @property
     def slot_as_of(self) -> str | None:
-        """When the slot was last seen, if that is so long ago that its figures are outdated; else None."""
+        """When the slot was last seen, if that is so long ago that its figures are outdated, else None."""
         taken_at: str | None = (self.slot or {}).get("taken_at")
         return taken_at if taken_at is not None and seconds_since(taken_at) >= SLOT_SECONDS else None
 

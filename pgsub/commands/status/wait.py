@@ -66,7 +66,7 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
     :raises PgsubError: the subscription's own error, if it fails while another state is awaited.
     :raises StateForbids: without ``even_if_stopped``: it is disabled, not served, or with ``everything`` has a held
         table.
-    :raises TimeoutExpired: the time is over; the error says what is missing.
+    :raises TimeoutExpired: the time is over. The error says what is missing.
     """
     begin = served_at = time.monotonic()
     with StateStore.open(options.state_dir, create=False) as store:

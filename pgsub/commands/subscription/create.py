@@ -41,7 +41,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
 
     :return: the findings of a dry run, else None.
     :raises SubscriptionExists: the subscription exists, and ``if_not_exists`` is not set.
-    :raises PgsubError: see :mod:`pgsub.commands.preflight`; later the error that ended the first synchronization.
+    :raises PgsubError: see :mod:`pgsub.commands.preflight`. Later it is the error that ended the first synchronization.
     """
     made = definition.resolve(options)
     with undone_by_signals(), StateStore.open(options.state_dir) as store:

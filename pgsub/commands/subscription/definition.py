@@ -169,7 +169,7 @@ def both_parameters(
     """Return the connection parameters of publisher and target.
 
     :param environment: PG* variables by keyword.
-    :raises UsageError: options and environment lack a connection string; both are named if both are missing.
+    :raises UsageError: options and environment lack a connection string. Both are named if both are missing.
     """
     if connection is None:
         neither = target is None and not environment

@@ -61,8 +61,8 @@ def drop(
         whether the subscription was moved.
     :raises SubscriptionNotFound: the subscription does not exist, and ``if_exists`` is not set.
     :raises StateForbids: with ``keep_target``, the subscription was moved to another state store, which uses the slots.
-    :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
-    :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
+    :raises PublisherUnavailable: the slots cannot be dropped. Nothing was removed.
+    :raises PermissionMissing: another role prepared transactions for the subscription. Nothing was removed.
     :raises LockHeld: a launcher does not release the subscription.
     """
     with StateStore.open(folder, create=False) as store:

@@ -29,7 +29,7 @@ def drop_slots(
 ) -> None:
     """Drop the subscription's slots on the publisher.
 
-    :param tables: the tables, None if they are unknown; the slots of their synchronization are then found by name.
+    :param tables: the tables, None if they are unknown. The slots of their synchronization are then found by name.
     :param session: a session on the target, None if no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
     :raises SlotLost: the main slot is missing, but is not known to be lost, nor was dropped by an earlier command.

@@ -61,7 +61,7 @@ def _check_may_write(sub: Subscription) -> None:
 
 
 def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
-    """Clear ``subenabled``. A launcher then ends the workers; this function does not wait for them."""
+    """Clear ``subenabled``. A launcher then ends the workers. This function does not wait for them."""
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
         if not sub.enabled:

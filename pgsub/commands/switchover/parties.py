@@ -46,7 +46,7 @@ class SwitchoverOptions:
     :ivar promote_command: run when clients may write on the taking side.
     :ivar back_connection: the reverse subscription's connection to the taking side, None for the target's.
     :ivar back_target: its connection to the giving side, None for the publisher's.
-    :ivar back_publications: its publications; empty for those before the last switchover, or else one with its name.
+    :ivar back_publications: its publications. Empty means those before the last switchover, or else one with its name.
     :ivar verify: compare all tables before.
     :ivar accept_explained: treat rows as equal if their difference has a known reason.
     :ivar gone: the permanently lost server of the ending subscription, :data:`PUBLISHER` or :data:`TARGET`.
@@ -69,7 +69,7 @@ class SwitchoverOptions:
     def __post_init__(self) -> None:
         """Refuse invalid connection strings before any server is asked.
 
-        :raises UsageError: libpq would refuse one; the error names the option.
+        :raises UsageError: libpq would refuse one. The error names the option.
         :raises StateForbids: a secret that no password file can hold.
         """
         if self.back_connection is not None:

@@ -1,4 +1,4 @@
-"""``pgsub switchover``: moves the right to write to the target and reverses replication; ``--back`` switches back."""
+"""``pgsub switchover``: moves the right to write to the target and reverses replication. ``--back`` switches back."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises StateForbids: there are obstacles, or the subscription has already been switched over.
     :raises ApplyError: rows differ.
     :raises TimeoutExpired: the pause would have been too long. Everything is as before.
-    :raises TargetUnavailable: a server cannot be reached; if clients can write nowhere, only after a limited time.
+    :raises TargetUnavailable: a server cannot be reached. If clients cannot write, it is raised after a time limit.
     :raises PgsubError: an error that the same command can continue after.
     """
     if options.gone == TARGET:
@@ -208,7 +208,7 @@ class _Run:
         Its number is recorded first, so that a subscription that others create meanwhile is never used.
 
         :raises StateForbids: the reverse subscription was dropped or renamed.
-        :raises SubscriptionExists: another subscription has its name; the switchover is undone.
+        :raises SubscriptionExists: another subscription has its name. The switchover is undone.
         """
         there = way_back_of(self._store, entry)
         if there is not None and there.name == entry.back_name:

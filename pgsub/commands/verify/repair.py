@@ -82,10 +82,10 @@ def repair(
 ) -> Reparation:
     """Compare the tables, and repair differences without a known reason.
 
-    :param confirm: called before anything is changed; raises an exception to refuse.
+    :param confirm: called before anything is changed. It may raise an exception to refuse.
     :param publisher_is_right: repair tables that the target publishes, too.
     :raises StateForbids: the target publishes a table that differs.
-    :raises PgsubError: see :func:`pgsub.commands.verify.verify.verify`; earlier repairs remain.
+    :raises PgsubError: see :func:`pgsub.commands.verify.verify.verify`. Earlier repairs remain.
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)

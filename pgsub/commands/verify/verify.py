@@ -41,7 +41,7 @@ TIMEOUT = 300.0
 class VerifyOptions:
     """The options of ``verify``.
 
-    :ivar tables: schema.name of each table; empty for all.
+    :ivar tables: schema.name of each table, empty for all.
     :ivar sample: percentage of the keys to compare, None for all.
     :ivar jobs: number of pieces of tables that are read at the same time.
     :ivar rate: limit in bytes per second for reading tables on each server, None for no limit.

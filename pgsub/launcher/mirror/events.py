@@ -60,7 +60,7 @@ class Events:
     def move(self) -> None:
         """Move events to the log and the state store, then delete them, which allows the worker to send feedback.
 
-        :raises StateStoreError: the state store cannot be written now; the events stay in the ledger.
+        :raises StateStoreError: the state store cannot be written now. The events stay in the ledger.
         """
         rows = self._session.execute(_EVENTS.encode(), (self._sub.subid,)).fetchall()
         if not rows:

@@ -64,7 +64,7 @@ class Mirror:
     """The rows of one subscription in the state store.
 
     :param session: the launcher's own session on the target.
-    :param run: runs a write to the store or raises StateStoreError; see :class:`pgsub.launcher.recorder.Recorder`.
+    :param run: runs a write to the store or raises StateStoreError. See :class:`pgsub.launcher.recorder.Recorder`.
     :ivar relations: the ledger's table states. ``two_phase``, ``remote_lsn`` and ``reported_lsn`` are also from it.
     :ivar held: the held tables, whose changes are kept.
     """
@@ -121,7 +121,7 @@ class Mirror:
     ) -> None:
         """Read the ledger and write what changed. Repeat this if a command changed the state store meanwhile.
 
-        :raises StateStoreError: nothing was written; the attributes have the values that were read.
+        :raises StateStoreError: nothing was written. The attributes have the values that were read.
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs.
         :param task: the task of the apply worker, None if nothing serves the subscription.

@@ -51,7 +51,7 @@ class Engine:
     :param state_dir: the folder of Spark's log and PID file.
     :param master: a Spark master, None for a local one.
     :param conf: the user's Spark settings, which override pgsub's own.
-    :param subscriptions: returns the subscriptions to serve, whose number determines the task slots; with too few
+    :param subscriptions: returns the subscriptions to serve, whose number determines the task slots. With too few
         slots, a copy would wait forever. Called by the thread that opens Spark.
     :param patient: whether to wait for a cluster's executors without limit.
     :ivar settings: the user's settings and what follows from them.

@@ -26,7 +26,7 @@ from pgsub.target.ledger.worker_takeover import Claim
 class ApplyWorkerHandle:
     """The handle of one apply worker, which keeps the worker running.
 
-    :param context: shared by the subscription's workers; its ``stopping`` event ends them.
+    :param context: shared by the subscription's workers. Its ``stopping`` event ends them.
     :param until_lsn: apply nothing beyond this position, 0 for no limit.
     :ivar reached: whether the worker ended at ``until_lsn``.
     """

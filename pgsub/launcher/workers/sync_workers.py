@@ -40,7 +40,7 @@ class _Sync:
 class SyncWorkers:
     """The tablesync workers of a subscription, some at a time. An error of one table never stops the others.
 
-    :param context: shared by the subscription's workers; its ``stopping`` event ends them.
+    :param context: shared by the subscription's workers. Its ``stopping`` event ends them.
     :param current: returns whether the context's definition is still in effect. If not, nothing is started.
     """
 

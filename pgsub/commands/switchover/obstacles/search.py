@@ -59,7 +59,7 @@ def find(
     :param taking: a session on the target with the role of the subscription. Both are outside a transaction.
     :param sub: the ending subscription.
     :param back: the reverse subscription.
-    :param again: search only for obstacles that may have appeared since; the reverse subscription may exist by now.
+    :param again: search only for obstacles that may have appeared since. The reverse subscription may exist by now.
     :raises psycopg.Error: a session is lost.
     """
     relations = subscriptions.relations(taking, sub.subid)
