@@ -92,7 +92,7 @@ def _fault(source: Database, target: Database, pgsub: Pgsub, size: int) -> tuple
     [table] = found["tables"]
     if [(one["kind"], one["key"]) for one in table["differences"]] != [("different", {"aid": str(planted)})]:
         raise BenchmarkFailed(f"not the planted row alone was found: {table}")
-    pause = f"apply stood still for {1000 * found['pause']:.0f} ms"
+    pause = f"apply paused for {1000 * found['pause']:.0f} ms"
     return seconds, f"{seconds:.1f} s for one row behind {_CHANGES * size:,} changes ({replicated:.0f} s); {pause}"
 
 

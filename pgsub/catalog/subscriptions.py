@@ -95,10 +95,10 @@ class SubscriptionCatalog:
             folder = self._database.path.parent
             return (
                 f"There is none in {folder}; --state-dir or PGSUB_STATE_DIR names another state folder, and"
-                " run --from-target makes one that is lost anew."
+                " run --from-target recreates one that is lost."
             )
         meant = difflib.get_close_matches(name, names, 1)
-        said = f'Did you mean "{meant[0]}"?' if meant else "See which there are."
+        said = f'Did you mean "{meant[0]}"?' if meant else "See which exist."
         return f"{said}\npgsub status"
 
     def subscription_by_id(self, subid: int) -> Subscription | None:

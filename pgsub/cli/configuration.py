@@ -38,9 +38,17 @@ SETTINGS = (
     Setting("color", "PG_COLOR", "Colours of standard error, if --color is not given: auto, always or never.", "auto"),
     Setting("debug", "PGSUB_DEBUG", "1 as --debug.", "0"),
     Setting(
-        "retry_seconds", "PGSUB_RETRY_SECONDS", "Seconds between tries, instead of wal_retrieve_retry_interval.", None
+        "retry_seconds",
+        "PGSUB_RETRY_SECONDS",
+        "Seconds between attempts, instead of wal_retrieve_retry_interval.",
+        None,
     ),
-    Setting("sequence_seconds", "PGSUB_SEQUENCE_SECONDS", "Seconds between looks at sequences that stand still.", "30"),
+    Setting(
+        "sequence_seconds",
+        "PGSUB_SEQUENCE_SECONDS",
+        "Seconds between checks of sequences whose values do not change.",
+        "30",
+    ),
     Setting("set_based", "PGSUB_SET_BASED", "off applies every change by a statement of its own.", "on"),
     Setting("spool_limit", "PGSUB_SPOOL_LIMIT", "Room for transactions in progress, for each worker.", "20GB"),
     Setting("conflict_history", "PGSUB_CONFLICT_HISTORY", "Conflicts that are kept of each subscription.", "10000"),
@@ -109,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise _invalid(path, "it is nested too deeply") from None
     except ValueError as error:
         # The full text may quote a line with a password.
-        raise _invalid(path, str(error).rpartition("(")[2].rstrip(")") or "it is no TOML") from None
+        raise _invalid(path, str(error).rpartition("(")[2].rstrip(")") or "it is not valid TOML") from None
     if null is not None:
         raise _invalid(path, f'"{null}" contains a null character')
     return found

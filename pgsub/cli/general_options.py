@@ -68,9 +68,15 @@ def remember(
     ] = None,
     verbose: Annotated[
         int,
-        typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more; twice for debugging messages."),
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            help="Print more messages; give it twice for debugging messages.",
+        ),
     ] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an unexpected error.")] = False,
 ) -> None:
     """Store the general options. Values that were not given are unchanged."""

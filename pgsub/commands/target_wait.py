@@ -67,7 +67,7 @@ class TargetWait:
         raise TimeoutExpired(
             f'timeout while changing subscription "{self._sub.name}" on the target',
             detail=f"It waited for {self._waits}. What was not done yet was canceled.",
-            hint=f"See what is there:\npgsub status {word(self._sub.name)}",
+            hint=f"See its state:\npgsub status {word(self._sub.name)}",
         ) from None
 
     def _watch(self) -> None:

@@ -219,5 +219,5 @@ def _there_again(sub: Subscription) -> LogText:
     return log_text(
         f'the publications of subscription "{sub.name}" are there again, or no longer its own',
         detail="What the publisher committed without them was not sent, and will not be.",
-        hint=f"Compare, and bring what differs:\npgsub verify {word(sub.name)} --repair",
+        hint=f"Compare the tables, and repair what differs:\npgsub verify {word(sub.name)} --repair",
     )

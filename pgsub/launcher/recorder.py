@@ -145,7 +145,7 @@ class Recorder:
             self._since = clock
         self._trouble.set(error.message)
         if before is None or before.message != error.message:
-            goes_on = "Replication goes on; status shows what was recorded before."
+            goes_on = "Replication continues; status shows what was recorded before."
             detail = f"{goes_on} {error.detail}" if error.detail else goes_on
             self._log("ERROR", log_text(error.message, detail=detail, context=error.context, hint=error.hint))
 

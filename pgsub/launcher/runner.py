@@ -193,7 +193,7 @@ class Runner(SupervisedThread):
                 raise TablesBehind(
                     f'the tables of subscription "{self.sub.name}" are still those of its publications before',
                     detail="A command that changed the publications goes on, or was interrupted. Until the tables"
-                    " follow nothing is applied, for changes would be passed over.",
+                    " follow nothing is applied, because changes would be passed over.",
                     hint=f"If no such command runs, let them follow:\npgsub refresh {word(self.sub.name)}",
                 )
             self._stop_event.wait(TICK)

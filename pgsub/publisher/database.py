@@ -76,20 +76,20 @@ def check_database(expected: Database, actual: Database) -> None:
     """
     if actual.system_identifier != expected.system_identifier:
         raise WrongSystem(
-            "the publisher is another database system",
+            "the publisher is a different database system",
             detail=f"The subscription was created for system identifier {expected.system_identifier}, "
             f"this server has {actual.system_identifier}.",
             hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
-            "the publisher create the subscription anew, with --adopt; after pg_upgrade, which takes slots along from "
+            "the publisher create the subscription again, with --adopt; after pg_upgrade, which takes slots along from "
             "17 on:\n"
             "pgsub alter NAME --publisher-upgraded",
         )
     if actual.oid != expected.oid:
         raise WrongSystem(
-            "the publisher's database is another one",
+            "the publisher's database is a different one",
             detail=f'The subscription was created for database "{expected.name}" (OID {expected.oid}), '
             f'this is "{actual.name}" (OID {actual.oid}).',
             hint="Check dbname in the subscription's connection. "
-            "A database that was dropped and created again has lost its slots: create the subscription anew, with "
+            "A database that was dropped and created again has lost its slots: create the subscription again, with "
             "--adopt.",
         )

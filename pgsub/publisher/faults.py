@@ -203,7 +203,7 @@ RECREATE_HINT = (
 )
 
 PROMOTE_HINT = (
-    "Promote the standby, and the subscription goes on by itself; or give the primary's address in --connection."
+    "Promote the standby, and the subscription continues by itself; or give the primary's address in --connection."
 )
 
 _FULL_HINT = "Drop a slot that nobody needs, or raise max_replication_slots on the publisher."

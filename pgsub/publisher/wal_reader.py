@@ -96,7 +96,7 @@ def _received(channel: LibpqChannel, socket: int, begin: int, end: int) -> tuple
             written = message.wal_end
             if isinstance(message, XLogData):
                 if message.start != begin + len(content):
-                    raise Unreadable("other WAL came than was asked for")
+                    raise Unreadable("the server sent other WAL than was requested")
                 content += message.payload
         if not frames:
             poll(socket, select.POLLIN, 0.1)

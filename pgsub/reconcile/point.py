@@ -18,7 +18,7 @@ from pgsub.publisher.slot_creation import Report
 from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing, roll_back
 from pgsub.target.session.connect import must_use_password
 
-#: Maximum number of seconds that apply waits at a barrier before it goes on by itself.
+#: Maximum number of seconds that apply waits at a barrier before it continues by itself.
 STAND_SECONDS = 10.0
 _TRIES = 3
 

@@ -181,7 +181,7 @@ class Repair:
         if local.oid in held_tables.held(connection, self.sub.subid):
             raise StateForbids(
                 f'changes of table "{self.table.name}" are held',
-                detail="Rows that are brought now would be changed once more when it is released.",
+                detail="Rows that are repaired now would be changed again when it is released.",
                 hint=f"Release it first:\npgsub alter {word(self.sub.name)} --release {word(self.table.name)}",
             )
         table_lock.hold(connection, local.oid, local.schema, local.name, named_types=local.named_types)

@@ -121,7 +121,7 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
         if one.phase in UNFINISHED[one.side]:
             raise StateForbids(
                 f'a switchover of subscription "{one.subname}" of the same database is under way',
-                hint=f"Let it come to its end, or abort it:\npgsub switchover {word(one.subname)} --status\n"
+                hint=f"Let it finish, or abort it:\npgsub switchover {word(one.subname)} --status\n"
                 f"pgsub switchover {word(one.subname)} --abort",
             )
 
@@ -219,7 +219,7 @@ def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, e
     if needs(connection, subid, enabled=enabled):
         raise StateForbids(
             f'subscription "{name}" takes part in a switchover that is under way',
-            hint="Let it come to its end, or abort it. To see where it stands:\npgsub switchover NAME --status",
+            hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",
         )
 
 

@@ -107,7 +107,7 @@ def test_a_large_kept_transaction_takes_room_of_the_spool_and_not_of_memory(pair
     hold(p, "a")
     p.apply("INSERT INTO a VALUES (0, 'small')", _LARGE)
     release(p, "a")
-    with pytest.raises(SpoolFailed, match="more room than spool"):
+    with pytest.raises(SpoolFailed, match="more space than the limit of spool"):
         p.start(until_lsn=p.published(), spool_limit=2000).result()
     assert p.subdb.rows("SELECT id FROM a") == [(0,)]
     p.apply()

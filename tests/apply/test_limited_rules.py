@@ -61,7 +61,7 @@ def test_rows_that_would_stop_apply_are_left_out_until_the_rule_is_used_up(pair:
             "BEGIN; INSERT INTO u VALUES (1); INSERT INTO t VALUES (4, 'y'); COMMIT",
         )
     assert met.value.record.key == "(id)=(4)" and left(p) == {"insert_exists": 9}
-    assert logged(p)[-1].endswith("Its rule is used up.")
+    assert logged(p)[-1].endswith("The limit of its rule is reached.")
     assert [body["new"]["id"] for body in letters(p)] == ["1", "2", "3"]
     assert p.subdb.rows("SELECT id FROM t WHERE v = 'mine' ORDER BY id") == [(1,), (2,), (3,), (4,)]
     assert p.subdb.rows("SELECT count(*) FROM u") == [(0,)]

@@ -513,7 +513,7 @@ def test_what_no_statement_can_express_is_left(bench: Bench) -> None:
         (name, [_text("1", "x"), Tuple(b"tb", (b"2", b"x"))], "text and in binary"),
         (name, [_text(None, "x")], "without a value"),
         (name, [Tuple(b"ut", (None, b"x"))], "without a value"),
-        (name, [_text("1")], "another number of columns"),
+        (name, [_text("1")], "a different number of columns"),
         (arrays, [Tuple(b"bb", (binary, b"\0" * 12))], "no arrays"),
         (always, [_text("1", "2")], "GENERATED ALWAYS"),
         (wide, masks, "different sets of columns"),

@@ -390,7 +390,7 @@ def test_a_spool_ends_at_its_limit_before_anything_is_written_and_what_is_remove
     block = Frames.around([b"x" * (1 << 20)]).all()
     first.append(block)
     second.append(block)
-    with pytest.raises(SpoolFailed, match="take more room"):
+    with pytest.raises(SpoolFailed, match="need more space"):
         second.append(block)
     second.pause()
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.changes")) < 3 << 20
@@ -400,7 +400,7 @@ def test_a_spool_ends_at_its_limit_before_anything_is_written_and_what_is_remove
     third.append(block)
     third.append(block)
     monkeypatch.setenv("PGSUB_SPOOL_LIMIT", "much")
-    with pytest.raises(UsageError, match="no size"):
+    with pytest.raises(UsageError, match="not a valid size"):
         limit()
     spool.close()
 
@@ -413,7 +413,7 @@ def test_a_spool_leaves_room_to_others_on_its_disk(pair: MakePair, monkeypatch: 
     found = os.statvfs(tempfile.gettempdir())
     monkeypatch.setattr(spool_space, "SPARE", found.f_blocks * found.f_frsize)
     monkeypatch.setattr(spool_space, "SPARE_PART", 1)
-    with pytest.raises(SpoolFailed, match="too little room is left") as caught:
+    with pytest.raises(SpoolFailed, match="too little free space is left") as caught:
         p.catch_up()
     retry = Retry()
     waits = []

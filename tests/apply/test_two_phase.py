@@ -131,7 +131,7 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
     assert p.subdb.rows(_GIDS) == [] and _ledger(p) == (0, 0)
     assert [event["conflict_type"] for event in p.events()] == ["delete_missing"]
     if step == "apply.after_prepare":
-        assert said("prepared anew")
+        assert said("prepared again")
         reached("PREPARE sent again: prepared anew")
     if step == "apply.after_finish_prepared":
         assert said("found done")

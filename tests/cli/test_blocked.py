@@ -157,11 +157,11 @@ def test_the_next_command_is_told_before_it_is_blocked_and_when_it_is_disabled_t
 
 def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid):
     ddl = 'ALTER TABLE "public"."t" ADD COLUMN "v" text;'
-    failed(SchemaFault("column missing", hint=f"Run this on the target; apply goes on by itself:\n{ddl}"))
+    failed(SchemaFault("column missing", hint=f"Run this on the target; apply continues by itself:\n{ddl}"))
     failed(ApplyError("check failed", hint="Change the row."), worker="table synchronization 9")
     store.alter(5, enabled=False)
     steps = _steps(pgsub, valid)
-    assert ("Run this on the target; apply goes on by itself:", [], [ddl]) in steps
+    assert ("Run this on the target; apply continues by itself:", [], [ddl]) in steps
     assert ("Change the row.", [], []) in steps and any("table synchronization 9 stopped" in text for text, *_ in steps)
     assert ["pgsub enable orders"] in [commands for _, commands, _ in steps]
     store.clear_error(5)
@@ -171,7 +171,7 @@ def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid
     failed(SlotLost("slot is gone"))
     look, again = _steps(pgsub, valid)[1:]
     assert look[1] == ["pgsub reconcile orders --dry-run"]
-    assert again[0].startswith("Make another slot") and again[1] == ["pgsub reconcile orders"]
+    assert again[0].startswith("Create another slot") and again[1] == ["pgsub reconcile orders"]
 
 
 def test_the_runbook_of_a_subscription_without_tables_names_its_publications(store, pgsub):

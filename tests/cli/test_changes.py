@@ -54,7 +54,7 @@ def test_drop_without_a_terminal_needs_yes_and_gives_the_line_to_paste(pgsub, st
 def test_drop_on_a_terminal_asks_for_the_name_and_anything_else_cancels(environment, store):
     child = terminal(["-m", "pgsub", "drop", "orders"], environment)
     child.expect('replication slot on the publisher "orders" is dropped')
-    child.expect("Type the name of the subscription to go on: ")
+    child.expect("Type the name of the subscription to continue: ")
     child.sendline("yes")
     child.expect("canceled")
     child.expect(pexpect.EOF)
@@ -65,7 +65,7 @@ def test_drop_on_a_terminal_asks_for_the_name_and_anything_else_cancels(environm
 
 def test_the_end_of_input_at_the_question_cancels(environment, store):
     child = terminal(["-m", "pgsub", "drop", "orders"], environment)
-    child.expect("to go on: ")
+    child.expect("to continue: ")
     child.sendeof()
     child.expect("canceled")
     child.expect(pexpect.EOF)

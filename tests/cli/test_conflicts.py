@@ -154,7 +154,7 @@ def test_a_command_that_lacks_a_word_ends_with_the_one_that_was_meant(pgsub, two
 
 def test_a_name_that_does_not_exist_leads_to_those_that_do(pgsub, store):
     assert 'HINT:  Did you mean "orders"?\npgsub status\n' in pgsub("skip-lsn", "order", "--yes").stderr
-    assert "HINT:  See which there are.\npgsub status\n" in pgsub("conflicts", "list", "nobody").stderr
+    assert "HINT:  See which exist.\npgsub status\n" in pgsub("conflicts", "list", "nobody").stderr
 
 
 def test_disable_on_error_is_set_and_journalled_once(pgsub, store):

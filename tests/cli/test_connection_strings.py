@@ -44,7 +44,7 @@ def test_of_a_way_back_they_are_refused_before_a_server_is_asked(pgsub, store, o
 
 def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgsub):
     ended = pgsub(*WORDS, "--target", NOBODY, "--connection", "postgresql://repl:S3NT/1NEL@db1/shop")
-    said = one_error(ended, 2, "what stands for its port is not a number", '"/" as %2F')
+    said = one_error(ended, 2, "its port is not a number", '"/" as %2F')
     assert "S3NT" not in said and "1NEL" not in said
 
 

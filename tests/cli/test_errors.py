@@ -39,7 +39,7 @@ def test_the_exit_code_table_is_the_promised_one():
 def test_an_unknown_subscription_is_code_3_in_text_and_document(pgsub, store, valid):
     ended = pgsub("status", "nobody", "--json")
     assert ended.returncode == 3
-    said = "HINT:  See which there are.\npgsub status"
+    said = "HINT:  See which exist.\npgsub status"
     assert ended.stderr == f'pgsub: error: subscription "nobody" does not exist\n{said}\n'
     error = valid("error", ended.stdout)["error"]
     assert (error["code"], error["class"]) == (3, "SubscriptionNotFound")

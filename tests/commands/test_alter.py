@@ -421,11 +421,13 @@ def test_a_subscription_without_its_slot_name_is_dropped_without_the_publisher(s
 def test_a_new_connection_must_lead_to_the_same_publisher(stored, tables, own_pair):
     before = definition(stored, "subconninfo")
     said = one_error(
-        stored("alter", "s", "--connection", own_pair().pubdb.conninfo), 7, "the publisher is another database system"
+        stored("alter", "s", "--connection", own_pair().pubdb.conninfo),
+        7,
+        "the publisher is a different database system",
     )
     assert "passfile" not in said
     elsewhere = make_conninfo(tables[0].conninfo, dbname="postgres")
-    one_error(stored("alter", "s", "--connection", elsewhere), 7, "the publisher's database is another one")
+    one_error(stored("alter", "s", "--connection", elsewhere), 7, "the publisher's database is a different one")
     nobody = make_conninfo(tables[0].conninfo, port=1)
     one_error(stored("alter", "s", "--connection", nobody), 4, "could not connect to the publisher")
     assert definition(stored, "subconninfo") == before
@@ -470,7 +472,7 @@ def test_a_new_connection_without_the_slot_is_a_warning(stored, tables):
 def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, tables):
     subdb = tables[1]
     elsewhere = make_conninfo(subdb.conninfo, dbname="postgres")
-    one_error(stored("alter", "s", "--target", elsewhere), 3, 'the target of subscription "s" is another database')
+    one_error(stored("alter", "s", "--target", elsewhere), 3, 'the target of subscription "s" is a different database')
     with subdb.server.connect() as other:
         assert other.execute("SELECT to_regnamespace('pgsub')").fetchone() == (None,)
     role = f"other_{subdb.name}"

@@ -120,7 +120,7 @@ def test_without_a_connection_then_a_slot_by_hand_enable_and_refresh(cli, tables
     assert pubdb.rows(_SLOTS) == [("s",)]
     # from now on it is known whom it follows
     other = tables[0].conninfo.replace(f"dbname={pubdb.name}", "dbname=postgres")
-    one_error(cli("alter", "s", "--connection", other), 7, "the publisher's database is another one")
+    one_error(cli("alter", "s", "--connection", other), 7, "the publisher's database is a different one")
     assert cli("drop", "s", "--yes").returncode == 0
     nothing_created(cli, *tables)
 

@@ -110,7 +110,7 @@ def test_no_slot_is_dropped_on_another_server_and_the_hint_drops_the_rest(servic
     before = file.read_text()
     file.write_text(before.replace(f"dbname={there.name}\n", f"dbname={other.name}\n"))
     for _ in range(2):
-        said = one_error(created("drop", "s", "--yes"), 7, "the publisher's database is another one")
+        said = one_error(created("drop", "s", "--yes"), 7, "the publisher's database is a different one")
     assert there.rows(_SLOTS) == [("s",)] and created.status()["subenabled"] is True
     ended = created(*said.splitlines()[-1].split()[1:])
     assert ended.returncode == 0, ended.stderr

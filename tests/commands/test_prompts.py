@@ -59,7 +59,7 @@ def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: S
     before, to = it.position(), str(it.pubdb.value("SELECT pg_current_wal_flush_lsn()"))
 
     def answered(answer: str) -> tuple[int, str]:
-        return _answered(it, "Go on behind it? [y/N]:", answer, "origin-advance", "s", to)
+        return _answered(it, "Advance past it? [y/N]:", answer, "origin-advance", "s", to)
 
     _refused(answered(CTRL_C))
     _refused(answered("n"))
@@ -72,7 +72,7 @@ def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: S
 @pytest.mark.long
 def test_drop_wants_the_name_typed(it: Stuck) -> None:
     def answered(answer: str) -> tuple[int, str]:
-        return _answered(it, "Type the name of the subscription to go on:", answer, "drop", "s")
+        return _answered(it, "Type the name of the subscription to continue:", answer, "drop", "s")
 
     _refused(answered(CTRL_C))
     _refused(answered("y"), "Nothing was dropped.")

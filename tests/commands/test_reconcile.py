@@ -162,7 +162,7 @@ def test_another_publisher_is_not_what_tables_are_compared_with(cli: Cli, tables
     assert cli.create("s").returncode == 0
     system = tables[1].value("SELECT system_identifier FROM pgsub.subscription")
     tables[1].execute("UPDATE pgsub.subscription SET system_identifier = '1'")
-    one_error(cli("reconcile", "s", "--force", "--yes"), 7, "the publisher is another database system")
+    one_error(cli("reconcile", "s", "--force", "--yes"), 7, "the publisher is a different database system")
     assert tables[1].value(_NEW_SLOT, "s") is None
     tables[1].execute("UPDATE pgsub.subscription SET system_identifier = %s", system)
     assert cli("drop", "s", "--yes").returncode == 0
@@ -233,7 +233,7 @@ def test_what_waited_for_the_lost_stream_is_named_and_given_up(cli: Cli, tables:
     assert planned["skips_cleared"] == ["F/F"]
     ended = cli("reconcile", "s", "--yes")
     assert ended.returncode == 0, ended.stderr
-    assert "1 transaction that should be skipped will not come any more" in ended.stderr
+    assert "1 transaction that should be skipped will no longer be sent" in ended.stderr
     assert 'table "public.b" is held: copying it again releases it' in ended.stderr
     same(tables, "a", "b")
     assert cli.status("s")["subskiplsn"] == "0/0"

@@ -205,7 +205,7 @@ def test_another_publisher_is_refused_before_it_could_remove_every_table(stored,
     with sqlite3.connect(stored.state / "state.db") as store:
         store.execute("UPDATE pg_subscription SET subconninfo = ?", (other.conninfo,))
     store.close()
-    one_error(stored("refresh", "s"), 7, "the publisher is another database system")
+    one_error(stored("refresh", "s"), 7, "the publisher is a different database system")
     assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
 
 

@@ -184,7 +184,7 @@ def test_an_identity_column_of_the_publisher_names_the_owner_that_its_sequence_n
 
 def test_a_dry_run_sets_nothing(subscribed: Cli, tables: Tables) -> None:
     tables[0].execute("SELECT setval('shared', 101)")
-    assert 'sequence "public.shared" would be brought to 101' in _set(subscribed, "--dry-run")
+    assert 'sequence "public.shared" would be set to 101' in _set(subscribed, "--dry-run")
     assert _positions(tables[1], "shared") == [(1, False)]
 
 

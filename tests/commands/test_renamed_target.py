@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fix_servers import Database
 
 _MALLORY = f"renamer_{os.getpid()}"
-_SAID = 'the target of subscription "s" is another database'
+_SAID = 'the target of subscription "s" is a different database'
 #: Tables as those of the target, with code; and a ledger as of a subscription that has received nothing yet.
 _FORGED = """
 CREATE TABLE a (id int PRIMARY KEY, t text);

@@ -141,7 +141,7 @@ def test_a_bounded_run_of_all_does_not_end_with_0_while_an_error_keeps_one_disab
     assert cli("enable", "s").returncode == cli("disable", "s").returncode == 0
     ended = cli(*bounded)
     assert ended.returncode == 0, ended.stderr
-    assert 'WARNING:  subscription "s" was not served, for it is disabled' in ended.stderr
+    assert 'WARNING:  subscription "s" was not served, because it is disabled' in ended.stderr
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def test_what_is_printed_names_each_row(served: Served, tables: Tables) -> None:
     ended = cli("verify", name, "--table", "public.a")
     assert ended.returncode == 6, ended.stderr
     assert ended.stdout.count("\npublic.a: missing (id)=(") + ended.stdout.count("\npublic.a: extra (id)=(") == 10
-    assert "more rows" in ended.stdout and "the compared tables differ; apply stood still for" in ended.stdout
+    assert "more rows" in ended.stdout and "the compared tables differ; apply paused for" in ended.stdout
     assert "apply: " not in ended.stderr
     with_rows = cli("verify", name, "--table", "public.a", "--rows")
     assert "publisher (id, t)=(" in with_rows.stdout or "target (id, t)=(" in with_rows.stdout
@@ -353,7 +353,7 @@ def test_what_a_comparison_that_broke_off_did_not_find_equal_is_compared_again(
     assert killed.returncode in (-9, 137)
     reached("verify.table_compared")
     assert _table(_verify(cli, name, "--resume", code=6), "a")["different"] == 1
-    one_error(cli("verify", name, "--resume", "--repair", "--yes"), 2, "--resume and --repair exclude each other")
+    one_error(cli("verify", name, "--resume", "--repair", "--yes"), 2, "--resume and --repair cannot be used together")
 
 
 @pytest.mark.long
@@ -397,7 +397,7 @@ def test_a_comparison_that_applies_up_to_the_point_itself_and_is_killed_is_run_a
             True,
             None,
             3,
-            "it is not known whether the tables are equal, for 2 of 3 tables were not compared",
+            "it is not known whether the tables are equal, because 2 of 3 tables were not compared",
         ),
         ([UNEQUAL, NOT_COMPARED], True, False, 6, "the compared tables differ, and 1 of 2 tables was not compared"),
         ([EQUAL, EQUAL], True, True, 0, "the compared tables are equal"),
@@ -410,7 +410,7 @@ def test_what_was_not_compared_is_never_called_equal(
     found = Verification("s", 16, 0.001, None, tables, named=named)
     assert document(found)["equal"] is equal
     shown._print(document(found), rows=False)
-    assert capsys.readouterr().out.splitlines()[-1] == f"At 0/10 {said}; apply stood still for 1 ms."
+    assert capsys.readouterr().out.splitlines()[-1] == f"At 0/10 {said}; apply paused for 1 ms."
     assert _code(found) == code
 
 

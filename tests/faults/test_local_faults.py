@@ -93,7 +93,7 @@ class Served:
     def warned(self, *texts: str) -> bool:
         """Whether ``status`` says that something cannot be written."""
         said = self.cli("status", self.name, "--check")
-        return said.returncode == 10 and all(text in said.stderr for text in ("Replication goes on", *texts))
+        return said.returncode == 10 and all(text in said.stderr for text in ("Replication continues", *texts))
 
     def well(self) -> bool:
         """Whether it says that all is well."""

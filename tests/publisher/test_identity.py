@@ -69,8 +69,8 @@ def test_a_database_that_was_only_renamed_passes():
 @pytest.mark.parametrize(
     ("changes", "history", "words"),
     [
-        ({"system_identifier": "7000000000000000002"}, (), ("another database system", "7000000000000000002")),
-        ({"database_oid": 5, "dbname": "other"}, (), ("database is another one", "other")),
+        ({"system_identifier": "7000000000000000002"}, (), ("a different database system", "7000000000000000002")),
+        ({"database_oid": 5, "dbname": "other"}, (), ("database is a different one", "other")),
         ({"flush_lsn": 0x2FFFFFF}, (), ("is behind the subscription", "0/2FFFFFF")),
         ({"timeline": 1}, (), ("does not continue", "timeline 1")),
         ({"timeline": 3}, HISTORY[:1], ("does not continue", "timeline 3")),

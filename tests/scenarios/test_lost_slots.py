@@ -117,7 +117,7 @@ def test_a_database_that_was_dropped_and_made_again_is_another_one_whatever_its_
     source.execute("CREATE TABLE t (id int); CREATE PUBLICATION p FOR TABLE t")
     source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", followed.sub.slot_name)
     source.execute("INSERT INTO t VALUES (2)")
-    assert "database is another one" in refused(followed).message
+    assert "database is a different one" in refused(followed).message
 
 
 def lost(source, slot):

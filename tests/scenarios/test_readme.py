@@ -37,7 +37,7 @@ _CONFLICT = (
     "INSERT INTO customers VALUES (2, 'two')",
 )
 #: What is asked, and what is typed then.
-_ANSWERS = {r"\[y/N\]: ": "y", "Type the name of the subscription to go on: ": "sales"}
+_ANSWERS = {r"\[y/N\]: ": "y", "Type the name of the subscription to continue: ": "sales"}
 #: Commands that say what is still missing, and end with this code.
 _CODES = {"pgsub switchover sales --dry-run": 3}
 

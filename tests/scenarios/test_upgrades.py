@@ -102,7 +102,7 @@ def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_s
     one_error(
         launcher("alter", name, "--connection", new.conninfo),
         7,
-        "another database system",
+        "a different database system",
         "--publisher-upgraded",
     )
     assert launcher("alter", name, "--no-two-phase", "--connection", new.conninfo).returncode == 7
@@ -110,7 +110,7 @@ def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_s
     ended = launcher(*between(example, new.conninfo, subdb.conninfo))
     assert ended.returncode == 0, ended.stderr
     [(position,)] = new.rows("SELECT confirmed_flush_lsn FROM pg_replication_slots")
-    assert ended.stderr == f"NOTICE:  apply goes on from {position} of the upgraded publisher\n"
+    assert ended.stderr == f"NOTICE:  apply continues from {position} of the upgraded publisher\n"
     again = launcher("alter", name, "--connection", new.conninfo, "--publisher-upgraded")
     assert (again.returncode, "the one that the subscription follows" in again.stderr) == (0, True)
     [(shown,)] = launcher.sql("SELECT detail FROM pgsub_journal WHERE action = 'publisher-upgraded'")

@@ -271,7 +271,7 @@ def test_transactions_in_progress_are_spooled_where_the_executor_is_told_to_and_
         session.execute("COMMIT")
     until(lambda: case.digest(case.subdb) == case.digest(case.pubdb), case.said)
     case.pubdb.execute(rows.format(80_000))
-    until(lambda: "Set PGSUB_SPOOL_LIMIT to more" in case.said(), case.said)
+    until(lambda: "Set PGSUB_SPOOL_LIMIT to a larger value" in case.said(), case.said)
     case.terminate(process)
     case.end(case.run(*cluster.conf(), *_BOUNDED), timeout=300)
     case.check()

@@ -207,7 +207,7 @@ def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at
     assert not isinstance(failure.value, WorkerDied)  # a bounded run does not try for ever
     monkeypatch.setattr(executor_check, "_CHECK_SECONDS", 0.2)
     assert check._ask(submitter, tasks.interval, 600.0) is None
-    assert [text.partition(",")[0] for text in said] == ["WARNING: the look at an executor was left out"]
+    assert [text.partition(",")[0] for text in said] == ["WARNING: the check of an executor was skipped"]
 
 
 def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):

@@ -251,7 +251,7 @@ class Course:
             mover.caught_up()
 
     def _undisturbed(self) -> None:
-        """Let it come to its end; what a run before this one was undoing is undone first (3)."""
+        """Let it finish; what a run before this one was undoing is undone first (3)."""
         codes: list[int] = []
         while not codes or codes == [3]:
             codes.append(self._ground.command("--no-verify", "--timeout", "2m", at=None, trouble=None))

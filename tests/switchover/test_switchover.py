@@ -265,7 +265,7 @@ def test_who_interrupts_it_behind_the_pause_reads_that_it_is_not_finished_and_wh
     until((tmp_path / "lead.began").exists)
     said = _interrupted(first)
     assert "interrupted and is not finished: clients may write on the target" in said
-    assert "--promote-command has not run to its end" in said and f"Let it come to its end:\n{go_on}\n" in said
+    assert "--promote-command has not run to its end" in said and f"Let it finish:\n{go_on}\n" in said
     (tmp_path / "lead.may_end").touch()
     (behind := tmp_path / "behind").mkdir()
     said = _interrupted(mover.held("disabled", behind, "--promote-command", f"sh {script}"))
@@ -504,7 +504,9 @@ def test_what_stands_in_the_way_is_refused_with_what_to_run_and_shown_by_a_rehea
         session.execute("ALTER PUBLICATION moved_back DROP TABLE writes")
     ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
     statement = 'ALTER PUBLICATION "moved_back" SET TABLE "public"."writes"'
-    one_error(ended, 3, "1 thing must be mended before the switchover", statement, "pgsub switchover moved --dry-run")
+    one_error(
+        ended, 3, "1 thing must be corrected before the switchover", statement, "pgsub switchover moved --dry-run"
+    )
     found = mover("--dry-run", code=3)
     assert found["pause"] is None and statement in found["obstacles"][0]["hint"]
     assert statement in mover.cli("switchover", "moved", "--dry-run").stdout

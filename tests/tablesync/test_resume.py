@@ -56,7 +56,7 @@ def _said(p: Pair) -> str:
     """What the log will say of how the copy went on."""
     [(text,)] = p.subdb.rows("SELECT body ->> 'text' FROM pgsub.event WHERE body ->> 'kind' = 'log' ORDER BY id")
     p.subdb.execute("DELETE FROM pgsub.event")
-    assert "goes on where it broke off" in text
+    assert "continues where it was interrupted" in text
     return str(text)
 
 
@@ -164,7 +164,7 @@ def test_a_resumption_that_broke_off_is_resumed(broken: Callable[..., Pair], at:
     p.subdb.execute("DELETE FROM pgsub.event")
     p.pubdb.execute("UPDATE t SET v = 'later' WHERE id IN (3, 300, 5002); DELETE FROM t WHERE id = 450")
     p.sync("t")
-    assert p.state("t") == "s" and "goes on" in _said(p)
+    assert p.state("t") == "s" and "continues where" in _said(p)
     p.apply()
     p.same("(SELECT * FROM t WHERE id > 0)")
     assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'mine'") == 50
@@ -176,7 +176,7 @@ def test_rows_that_were_changed_here_are_not_thrown_away(broken: Callable[..., P
     p.subdb.execute("UPDATE t SET v = 'changed here' WHERE id = 1; DELETE FROM t WHERE id = 2")
     p.pubdb.execute("DELETE FROM t WHERE id = 3")
     for _ in range(2):
-        with pytest.raises(ApplyError, match="could not go on with the interrupted copy of") as caught:
+        with pytest.raises(ApplyError, match="could not continue the interrupted copy of") as caught:
             p.sync("t")
         assert f"{before} rows were copied, {before - 2} are unchanged" in (caught.value.detail or "")
         assert (caught.value.hint or "").endswith(f"pgsub refresh {p.sub.name} --resync public.t --adopt")
@@ -197,7 +197,7 @@ def test_a_row_that_is_changed_here_while_the_copy_goes_on_is_not_deleted(
     until(lambda: syncing.done() or failpoints._counts.get("resume.compared", 0) > 0)
     p.subdb.execute("UPDATE t SET v = 'mine' WHERE id = 4")
     (tmp_path / "go on").touch()
-    with pytest.raises(ApplyError, match="could not go on"):
+    with pytest.raises(ApplyError, match="could not continue"):
         syncing.result()
     assert p.subdb.rows("SELECT id, v = 'mine' FROM t WHERE id IN (4, 6) ORDER BY id") == [(4, True), (6, False)]
 
@@ -252,7 +252,7 @@ def test_partitions_that_changed_or_are_gone_are_no_longer_here(broken: Callable
     p.pubdb.execute("ALTER TABLE t DETACH PARTITION t0; UPDATE t SET v = 'x' WHERE id < 5")
     p.pubdb.execute("ALTER TABLE t1 RENAME TO t1_; INSERT INTO t2 SELECT id, v || 'x' FROM t2 WHERE false")
     p.sync("t")
-    assert "goes on" in _said(p)
+    assert "continues where" in _said(p)
     p.apply()
     p.same("t")
 

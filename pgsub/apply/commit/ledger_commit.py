@@ -125,7 +125,7 @@ class LedgerCommit:
         left = {one.place: one.limit for one in skips.use(self._connection, self._subid, rules, used)}
         for (table, kind), count in used.items():
             more = left.get((table, kind), 0)
-            then = f"{more} more will be." if more else "Its rule is used up."
+            then = f"{more} more will be." if more else "The limit of its rule is reached."
             verb = "was" if count == 1 else "were"
             text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
             entry = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")

@@ -60,7 +60,7 @@ class TwoPhase:
         missing: Sequence[Record] = ()
         if found.prepared and not found.listed:
             # Only the ledger's commit was lost. Preparing again finds and records its missing rows again.
-            _log.debug("prepared transaction %s was sent again: prepared anew", gid)
+            _log.debug("prepared transaction %s was sent again: prepared again", gid)
             self._session.connection.execute(prepared_xacts.ROLLBACK.format(gid))
         if found.listed or found.marker:
             _log.debug("prepared transaction %s was sent again: found", gid)
@@ -103,7 +103,7 @@ class TwoPhase:
             error.detail = f'Role "{holder[0]}" has prepared a transaction of that name in database "{holder[1]}".'
             where = f"WHERE gid = {quoting.literal(gid)};"
             error.hint = (
-                "Let that role commit it or roll it back there; apply goes on by itself.\n"
+                "Let that role commit it or roll it back there; apply continues by itself.\n"
                 f"SELECT * FROM pg_catalog.pg_prepared_xacts {where}"
             )
 
@@ -150,7 +150,7 @@ class TwoPhase:
         error = ApplyError(
             f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
             detail="It was ended by hand: pgsub does that only when the publisher says so.",
-            hint="Mend the rows of that transaction on the target, then let apply pass it:\n"
+            hint="Correct the rows of that transaction on the target, then let apply pass it:\n"
             f"DELETE FROM pgsub.prepared_xact {where} DELETE FROM pgsub.prepared_pending {where}",
             sqlstate="42704",
         )

@@ -144,7 +144,7 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
 
 def hint(change: str, subname: str) -> str:
     """Return the hint of a conflict that stops apply."""
-    return f"{change}: apply goes on by itself. For other options, see:\npgsub status {word(subname)} --runbook"
+    return f"{change}: apply continues by itself. For other options, see:\npgsub status {word(subname)} --runbook"
 
 
 def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:

@@ -188,8 +188,8 @@ class Resolver:
         if kept:
             error = conflict.stop_error(self._subid, record, place)
             error.detail = (
-                f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, for the publisher left"
-                f" out unchanged large values of {', '.join(kept)}."
+                f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, because the publisher"
+                f" left out unchanged large values of {', '.join(kept)}."
             )
             error.hint = conflict.hint("Insert the row on the target", self._relations.subname)
             raise error

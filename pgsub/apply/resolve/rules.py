@@ -21,7 +21,7 @@ from pgsub.target.sql.conflict_search import ConflictingRow
 
 _DETAIL = {
     Action.APPLY: "The remote change was applied",
-    Action.KEEP: "What is on the target was kept",
+    Action.KEEP: "The target was left unchanged",
     Action.SKIP: "The remote change was skipped and is in pgsub.skipped_change",
 }
 

@@ -139,7 +139,7 @@ class RelationCache:
                 schema,
                 name,
                 f'The subscribed table of that name is "{one_line(".".join(now))}" now. Give it back the name until'
-                f" apply has passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+                f" apply has passed what was sent under it; apply continues by itself:\n{'; '.join(statements)};",
             )
         types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         table = ddl_hints.create_table(remote, schema, types)
@@ -222,7 +222,7 @@ class RelationCache:
         now = name_of(self.connection, known)
         what, where = "was dropped and created again", ""
         if now is not None:
-            what, where = "is another table than the one subscribed", f' which is "{now[0]}.{now[1]}" now,'
+            what, where = "is not the table that was subscribed", f' which is "{now[0]}.{now[1]}" now,'
         return SchemaFault(
             f'logical replication target relation "{schema}.{name}" {what}',
             detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",

@@ -25,7 +25,7 @@ _FINDS = bytes.maketrans(b"nutb", b"nnvv")
 class RowStatements:
     """The statements of one target session.
 
-    All methods raise ProtocolViolation if a row has another number of columns than its relation, and a located
+    All methods raise ProtocolViolation if a row has a different number of columns than its relation, and a located
     PgsubError if the target cannot be changed this way.
 
     :param relations: caches the statements, and forgets those of a relation that changes.

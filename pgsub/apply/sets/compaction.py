@@ -46,7 +46,7 @@ def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str
     if not relation.columns:
         return "it has no columns"
     if any(len(rows.kinds) != len(relation.columns) for g in groups for rows in (g.old, g.new) if rows is not None):
-        return "a row has another number of columns than its relation"
+        return "a row has a different number of columns than its relation"
     if all(group.kind == "I" for group in groups):
         return _inserted(relation, groups)
     messages = RowMessages(relation, groups)

@@ -134,7 +134,7 @@ class SetWriter:
     def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
         reason = self._about(relation).reason
         if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():
-            return "its sets deviated a moment ago"
+            return "its sets fell back a moment ago"
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
         return compact(relation, groups)

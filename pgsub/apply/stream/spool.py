@@ -157,7 +157,7 @@ class SpooledTransaction:
         except OSError as error:
             raise SpoolFailed(
                 f'could not write to spool file "{self._path}": {error.strerror}',
-                hint="Free space where the spool folder is; apply goes on by itself.",
+                hint="Free space where the spool folder is; apply continues by itself.",
             ) from None
 
     def abort(self, subxid: int, message: Segment) -> None:

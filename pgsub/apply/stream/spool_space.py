@@ -24,7 +24,8 @@ def limit() -> int:
     found = parse_size(text)
     if found is None:
         raise UsageError(
-            f'"{text}" is no size', detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB."
+            f'"{text}" is not a valid size',
+            detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB.",
         )
     return found
 
@@ -73,9 +74,9 @@ class SpoolSpace:
         """
         if self._limit and self._taken + size > self._limit:
             raise SpoolFailed(
-                f'transactions in progress take more room than spool "{self._folder}" may have',
+                f'transactions in progress need more space than the limit of spool "{self._folder}" may have',
                 detail=f"The limit is {self._limit} bytes.",
-                hint="Set PGSUB_SPOOL_LIMIT to more for pgsub run; apply tries again by itself.",
+                hint="Set PGSUB_SPOOL_LIMIT to a larger value for pgsub run; apply tries again by itself.",
             )
         if self._taken + size - self._seen >= _CHECK or not self._seen:
             self._check_free(size)
@@ -88,7 +89,7 @@ class SpoolSpace:
         free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
         if free < spare + size + _CHECK // 2:
             raise SpoolFailed(
-                f'too little room is left where spool "{self._folder}" lies',
+                f'too little free space is left for spool "{self._folder}" lies',
                 detail=f"{free} bytes are free, {spare} of them are left to others.",
                 hint=f"Free some space; apply tries again by itself.\ndf -h {shlex.quote(str(self._folder.parent))}",
             )

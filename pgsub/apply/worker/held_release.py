@@ -82,8 +82,9 @@ class HeldRelease:
             return self._drain(*self._work, remote_lsn)
         except ApplyError as error:
             error.hint = error.hint or (
-                "The change was kept while the table was held. Mend what is in its way on the target, or hold the table"
-                f" again, and the others go on:\npgsub alter {word(self._spec.subscription.name)}"
+                "The change was kept while the table was held. Remove what conflicts with it on the target, or hold"
+                " the table again, so that the others continue:\n"
+                f"pgsub alter {word(self._spec.subscription.name)}"
                 f" --hold {word(str(error.relation))}"
             )
             raise

@@ -98,7 +98,7 @@ def _codes(groups: list[Changes], relations: dict[int, RelationMap]) -> tuple[Wo
         relation = relations[group.relid]
         for rows in _keyed(group):
             if len(rows.kinds) != len(relation.columns):
-                raise Together("a row has another number of columns than its relation")
+                raise Together("a row has a different number of columns than its relation")
             keys = taken(rows, relation.lookup)
             for place, kinds in enumerate(keys.kinds):
                 form = forms.setdefault((group.relid, place), int(kinds[0]))

@@ -62,9 +62,9 @@ pgsub-conflicts(7) explains each type with an example.
     examples=(
         ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),
         ("Compare both versions of a row.", "pgsub conflicts show sales 7"),
-        ("See what applying the change that was left out would do.", "pgsub conflicts replay sales 7 --dry-run"),
-        ("Apply all that was left out of a transaction.", "pgsub conflicts replay sales --lsn 0/14C0378 --yes"),
-        ("Keep what was replayed for a month only.", "pgsub conflicts prune sales --replayed --older-than 30d --yes"),
+        ("See what applying a skipped change would do.", "pgsub conflicts replay sales 7 --dry-run"),
+        ("Apply all skipped changes of a transaction.", "pgsub conflicts replay sales --lsn 0/14C0378 --yes"),
+        ("Remove replayed changes after a month.", "pgsub conflicts prune sales --replayed --older-than 30d --yes"),
     ),
 )
 
@@ -164,7 +164,7 @@ def _show(name: str, *, number: int | None, as_json: bool) -> None:
 
     if number is None:
         raise UsageError(
-            "pgsub conflicts show needs an ID", hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}"
+            "pgsub conflicts show needs an ID", hint=f"See which exist.\npgsub conflicts list {shlex.quote(name)}"
         )
     row, kept = conflict(current.state_dir, name, number)
     if as_json:

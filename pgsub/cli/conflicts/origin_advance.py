@@ -39,7 +39,7 @@ Asks on a terminal; elsewhere --yes is needed. The journal has the old position 
 """,
     examples=(
         ("See what would not be applied.", "pgsub origin-advance sales 0/14C0379 --preview"),
-        ("Go on behind it.", "pgsub disable sales && pgsub origin-advance sales 0/14C0379 --yes && pgsub enable sales"),
+        ("Advance past it.", "pgsub disable sales && pgsub origin-advance sales 0/14C0379 --yes && pgsub enable sales"),
     ),
 )
 
@@ -76,7 +76,7 @@ def origin_advance(
 def _ask(found: SkippedRange) -> None:
     from pgsub.commands.skip.origin_advance import document
 
-    confirm("Go on behind it?", *_sentences(document(found)))
+    confirm("Advance past it?", *_sentences(document(found)))
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ Asks on a terminal; elsewhere --yes is needed.
 """,
     examples=(
         ("See what skipping the transaction that apply stopped at would lose.", "pgsub skip-lsn sales --preview"),
-        ("Apply all of it but the rows that conflict.", "pgsub skip-lsn sales --rows conflicting --yes"),
+        ("Apply all of it except the conflicting rows.", "pgsub skip-lsn sales --rows conflicting --yes"),
         (
             "Skip the next thousand deletes of missing rows.",
             "pgsub skip-lsn sales --conflict delete_missing --table public.t --limit 1000 --yes",

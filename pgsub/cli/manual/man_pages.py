@@ -26,15 +26,15 @@ _ENVIRONMENT = (
     ("JAVA_HOME", "The Java that Spark runs on."),
     ("NO_COLOR, PG_COLOR, CLICOLOR_FORCE", "Whether standard error gets colours, if --color is not given."),
     ("CI", "If set, progress is shown as lines and not as bars."),
-    ("PGSUB_RETRY_SECONDS", "Seconds between tries, instead of the target's wal_retrieve_retry_interval."),
-    ("PGSUB_SEQUENCE_SECONDS", "Seconds between looks at sequences that stand still; 30 if it is not set."),
+    ("PGSUB_RETRY_SECONDS", "Seconds between attempts, instead of the target's wal_retrieve_retry_interval."),
+    ("PGSUB_SEQUENCE_SECONDS", "Seconds between checks of sequences whose values do not change; 30 if it is not set."),
     (
         "PGSUB_WORKER_TIMEOUT",
         "Seconds without a sign of life after which a worker, or Spark, is replaced; 60 if not set.",
     ),
     ("PGSUB_SET_BASED", "off makes pgsub run and pgsub create apply every change by a statement of its own."),
     ("PGSUB_CONFLICT_HISTORY", "Conflicts that the state store keeps of each subscription; 10000 if it is not set."),
-    ("PGSUB_DEBUG", "If set to 1, as --debug."),
+    ("PGSUB_DEBUG", "If set to 1, the same as --debug."),
 )
 _FILES = (
     ("~/.config/pgsub/config.toml, /etc/pgsub/config.toml", "Defaults of settings and options, see pgsub.toml(5)."),

@@ -19,7 +19,7 @@ the folder completions of the sources.
 """,
     examples=(
         ("For this session of bash.", "source <(pgsub completion bash)"),
-        ("For good, in fish.", "pgsub completion fish > ~/.config/fish/completions/pgsub.fish"),
+        ("Permanently, in fish.", "pgsub completion fish > ~/.config/fish/completions/pgsub.fish"),
     ),
 )
 

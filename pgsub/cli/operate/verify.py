@@ -86,14 +86,17 @@ publisher is given; write nothing on the target then until the publisher has rec
 --dry-run changes nothing. The command asks on a terminal; elsewhere --yes is needed.
 """,
     examples=(
-        ("Prove that the target is right.", "pgsub verify sales"),
+        ("Check that the target has the publisher's rows.", "pgsub verify sales"),
         ("Show both versions of what differs in one table.", "pgsub verify sales --table public.orders --rows --json"),
         (
-            "See what a repair would bring, then bring it.",
+            "See what a repair would change, then repair.",
             "pgsub verify sales --repair --dry-run\npgsub verify sales --repair",
         ),
-        ("Look at one key in a hundred.", "pgsub verify sales --sample 1%"),
-        ("Go on where a comparison broke off, and spare the disks.", "pgsub verify sales --resume --rate 20MB"),
+        ("Compare one key in a hundred.", "pgsub verify sales --sample 1%"),
+        (
+            "Continue an interrupted comparison, and limit the load on the disks.",
+            "pgsub verify sales --resume --rate 20MB",
+        ),
     ),
 )
 
@@ -145,7 +148,9 @@ def verify(
         if given and not repair:
             raise UsageError(f"{option} needs --repair")
     if repair and resume:
-        raise UsageError("--resume and --repair exclude each other", hint="Run a repair that broke off again.")
+        raise UsageError(
+            "--resume and --repair cannot be used together", hint="If a repair was interrupted, run it again."
+        )
     if repair and not dry_run and not yes:
         words = ["pgsub", "verify", name, *(word for table in tables or () for word in ("--table", table)), "--repair"]
         words += ["--from", right] if right else []
@@ -178,7 +183,7 @@ def verify(
 def _ask(found: Verification) -> None:
     counts = [(one.name, one.result.differences) for one in found.tables if one.result is not None]
     tables = [f"{name}: {counted(one.unexplained, 'row')}" for name, one in counts if one.unexplained]
-    confirm("Repair?", *tables, "They will be made what they are on the publisher; what is replaced is recorded.")
+    confirm("Repair?", *tables, "They will be changed to the publisher's state; replaced rows are recorded.")
 
 
 def _end(found: Verification) -> None:
@@ -216,7 +221,7 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
         emit(console.line(f"{one['table']} was repaired: {done}"))
     for one in found.get("repair", {}).get("refused", ()):
         emit(console.line(f"{one['table']} cannot be repaired row by row: {one['reason']}"))
-    emit(console.line(f"At {found['lsn']} {_verdict(found)}; apply stood still for {1000 * found['pause']:.0f} ms."))
+    emit(console.line(f"At {found['lsn']} {_verdict(found)}; apply paused for {1000 * found['pause']:.0f} ms."))
 
 
 def _verdict(found: dict[str, Any]) -> str:
@@ -226,7 +231,7 @@ def _verdict(found: dict[str, Any]) -> str:
         return "no table was compared"
     of = f"{left} of {counted(len(tables), 'table')} {'was' if left == 1 else 'were'} not compared"
     if found["equal"] is None:
-        return f"it is not known whether the tables are equal, for {of}"
+        return f"it is not known whether the tables are equal, because {of}"
     share = "" if found["sample"] is None else f" ({found['sample']:g}% of the keys)"
     explained = sum(one["explained"] for one in tables)
     but = f" but for {counted(explained, 'explained row')}" if explained else ""

@@ -199,7 +199,7 @@ class LogReporter:
 
     def _write(self, written: str, dropped: int) -> None:
         if dropped:
-            lost = log_text(f"{counted(dropped, 'record', ('is', 'are'))} lost, for nobody read the log in time")
+            lost = log_text(f"{counted(dropped, 'record', ('is', 'are'))} lost, because nobody read the log in time")
             written = record("WARNING", lost) + written
         if self._file is not None:
             self._file.write(written)

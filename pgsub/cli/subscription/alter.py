@@ -44,9 +44,9 @@ used here.
 """,
     examples=(
         ("Subscribe to another publication and copy its tables.", "pgsub alter sales --add-publication returns"),
-        ("Let the rest go on while a table is mended.", "pgsub alter sales --hold public.orders"),
+        ("Let the other tables continue while one is repaired.", "pgsub alter sales --hold public.orders"),
         (
-            "Go on after pg_upgrade of the publisher.",
+            "Continue after pg_upgrade of the publisher.",
             'pgsub alter sales --connection "host=db4 dbname=shop user=repl" --publisher-upgraded',
         ),
         ("Follow the publisher to another host.", 'pgsub alter sales --connection "host=db3 dbname=shop user=repl"'),

@@ -120,7 +120,7 @@ def create(**given: Any) -> None:
     # With --follow, the log is shown like by pgsub run.
     if wanted.adopt and not given["yes"] and not wanted.dry_run:
         require_terminal([], "deleting rows (--adopt)", "See with --dry-run which tables are compared, then add --yes.")
-        confirm("Make the rows of tables that have some the publisher's, and delete all others?")
+        confirm("Change the rows of tables that have any to the publisher's, and delete all others?")
     with ConsoleReporter(log_from=0 if wanted.follow else 1) as reporter:
         result = create_subscription(wanted, reporter=reporter)
     if result is not None:

@@ -76,5 +76,5 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> 
     console.say(f"This drops subscription {console.line(name)}; its replication slot on the publisher {fate}.")
     if kept:
         console.say(f"{counted(kept, 'kept change', ('was', 'were'))} never applied to held tables and would be lost.")
-    if typer.prompt("Type the name of the subscription to go on", err=True) != name:
+    if typer.prompt("Type the name of the subscription to continue", err=True) != name:
         raise PgsubError("canceled", detail="Nothing was dropped.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pgsub.commands.reconcile.reconcile import Reconciliation
 
 PAGE = Page(
-    summary="Go on with a subscription whose slot is lost",
+    summary="Continue a subscription whose slot is lost",
     description="""
 When a replication slot is lost, the changes that it kept are lost for the subscription, which stops with exit code 7.
 This happens if the slot was invalidated (max_slot_wal_keep_size, idle_replication_slot_timeout, rows that a standby
@@ -47,7 +47,7 @@ waits until all transactions that write have ended, prepared ones included.
 """,
     examples=(
         ("See what is wrong, and what would be done.", "pgsub reconcile sales --dry-run"),
-        ("Go on from a new slot.", "pgsub reconcile sales"),
+        ("Continue from a new slot.", "pgsub reconcile sales"),
         ("Leave the comparison to pgsub run.", "pgsub reconcile sales --yes --no-wait"),
     ),
 )
@@ -86,6 +86,6 @@ def reconcile(**given: Any) -> None:
 def _ask(found: Reconciliation) -> None:
     tables = counted(len(found.plan.again), "table")
     confirm(
-        "Make the rows of these tables the publisher's, and delete all others?",
+        "Change the rows of these tables to the publisher's, and delete all others?",
         f'Slot "{found.diagnosis.slot_name}" is made on the publisher, and {tables} on the target compared with it.',
     )

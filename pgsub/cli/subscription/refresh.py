@@ -46,10 +46,13 @@ New tables are checked as by pgsub create. --dry-run changes nothing and prints 
 If pgsub run serves the subscription, it does the work, and this command shows the progress.
 """,
     examples=(
-        ("Take up the tables that were added to the publications.", "pgsub refresh sales"),
+        ("Add and copy the tables that were added to the publications.", "pgsub refresh sales"),
         ("Copy one table again.", "pgsub refresh sales --resync public.orders --yes"),
-        ("Bring only the rows of one table that differ.", "pgsub refresh sales --resync public.orders --adopt --yes"),
-        ("Bring sequences to the publisher's values.", "pgsub refresh sales --sequences"),
+        (
+            "Compare one table, and copy only rows that differ.",
+            "pgsub refresh sales --resync public.orders --adopt --yes",
+        ),
+        ("Set sequences to the publisher's values.", "pgsub refresh sales --sequences"),
     ),
 )
 
@@ -95,7 +98,7 @@ def refresh(**given: Any) -> None:
     elif wanted.adopt and not yes and not wanted.dry_run:
         introduction = "See with --dry-run which tables are compared, then add --yes."
         require_terminal([wanted.name], "deleting rows (--adopt)", introduction)
-        confirm("Make the rows of new tables that have some the publisher's, and delete all others?")
+        confirm("Change the rows of new tables that have any to the publisher's, and delete all others?")
     with ConsoleReporter() as reporter:
         done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
     if wanted.dry_run:
@@ -124,7 +127,7 @@ def _refresh_sequences(given: dict[str, Any]) -> None:
 def _ask(plan: Plan) -> None:
     if plan.adopt:
         tables = (f'Table "{one.schemaname}.{one.relname}" on the target is compared.' for one in plan.again)
-        confirm("Make its rows the publisher's, and delete all others?", *tables)
+        confirm("Change its rows to the publisher's, and delete all others?", *tables)
         return
     rows = [
         (one, f"{size(one.bytes)} of rows, and was never analyzed" if one.rows is None else f"about {one.rows} rows")

@@ -67,7 +67,7 @@ def adopt(
         {"from": known.system_identifier, "to": who.system_identifier, "lsn": format_lsn(position)},
     )
     _warn(session, sub, reporter)
-    reporter.notice(f"apply goes on from {format_lsn(position)} of the upgraded publisher")
+    reporter.notice(f"apply continues from {format_lsn(position)} of the upgraded publisher")
 
 
 def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:

@@ -115,7 +115,7 @@ def _check_order(session: psycopg.Connection, table: Table) -> None:
         constraint, role = found[0], quoting.name(found[1])
         raise StateForbids(
             f'table "{table.name}" cannot be adopted: its rows refer to each other',
-            detail=f'Foreign key "{constraint}" would be checked for each of them, for role {role} cannot set'
+            detail=f'Foreign key "{constraint}" would be checked for each of them, because role {role} cannot set'
             " session_replication_role.",
             hint=f"Run this on the target as a superuser:\nGRANT SET ON PARAMETER session_replication_role TO {role};",
             sqlstate="55000",

@@ -27,8 +27,8 @@ def rules_that_fire(tables: Sequence[Table]) -> Iterator[Caution]:
     yield from concerning(
         [table.name for table in ruled],
         "rules of {} on the target fire",
-        "They do not in the server's subscriber. What a rule does INSTEAD of an INSERT takes the place of the row, and"
-        " no conflict tells of it.",
+        "They do not in the server's subscriber. If a rule does something INSTEAD of an INSERT, the row is not"
+        " inserted, and no conflict is reported.",
         "Disable those that are not meant for replicated changes (ALTER TABLE ... DISABLE RULE); this lists them on the"
         f" target:\nSELECT ev_class::regclass, rulename FROM pg_rewrite WHERE ev_class IN ({listed});",
     )

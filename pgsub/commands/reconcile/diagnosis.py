@@ -119,7 +119,7 @@ def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscri
     if journal.needs(session, sub.subid, enabled=sub.enabled):
         raise StateForbids(
             f'subscription "{sub.name}" takes part in a switchover that is under way',
-            hint=f"Let it come to its end, or abort it:\npgsub switchover {word(sub.name)} --status",
+            hint=f"Let it finish, or abort it:\npgsub switchover {word(sub.name)} --status",
         )
 
 

@@ -83,7 +83,7 @@ def _has_another_consumer(
     reporter.warning(
         f'replication slot "{slot.name}" was left on the publisher',
         detail=detail,
-        hint="If nothing else needs it, drop it on the publisher, for it keeps WAL:\n"
+        hint="If nothing else needs it, drop it on the publisher, because it keeps WAL:\n"
         f"SELECT pg_drop_replication_slot({quoting.literal(slot.name)});",
     )
     return True

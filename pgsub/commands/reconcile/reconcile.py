@@ -194,12 +194,12 @@ def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporte
     if found.prepared:
         reporter.warning(
             f"{counted(len(found.prepared), 'prepared transaction')} on the target will be rolled back",
-            "The publisher does not send how they ended. What it committed comes by comparison.",
+            "The publisher does not send how they ended. The comparison brings what it committed.",
         )
     if found.skips:
         reporter.warning(
-            f"{counted(len(found.skips), 'transaction')} that should be skipped will not come any more",
-            "What the publisher has of them comes by comparison.",
+            f"{counted(len(found.skips), 'transaction')} that should be skipped will no longer be sent",
+            "The comparison brings what the publisher has of them.",
         )
 
 
@@ -230,7 +230,7 @@ def _carry_out(
     origins.advance(session, sub.subid, found.lsn)
     _record(session, store, found, attempt)
     table_changes.report_done(found.plan, reporter)
-    reporter.notice(f'subscription "{sub.name}" goes on from {format_lsn(found.lsn)} of slot "{diagnosis.slot_name}"')
+    reporter.notice(f'subscription "{sub.name}" continues from {format_lsn(found.lsn)} of slot "{diagnosis.slot_name}"')
 
 
 def _record(session: psycopg.Connection, store: StateStore, found: Reconciliation, attempt: int) -> None:

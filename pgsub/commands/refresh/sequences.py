@@ -58,7 +58,7 @@ def _dry_run(sub: Subscription, reporter: Reporter) -> list[Outcome]:
         prepare(source)
         found: Compared = look(session, source, sub)
     for one in found.wanted:
-        reporter.notice(f'sequence "{one.local.shown}" would be brought to {one.position.last_value} if it is behind')
+        reporter.notice(f'sequence "{one.local.shown}" would be set to {one.position.last_value} if it is behind')
     return [Outcome(one.key, one.oid, obstacle=one) for one in found.obstacles]
 
 

@@ -164,7 +164,7 @@ class _Attempt:
             tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
             return TimeoutExpired(
                 f"timeout while waiting to truncate {tables}",
-                detail="\n".join(["Others use the table; nothing was changed.", *held]),
+                detail="\n".join(["Other sessions use the table; nothing was changed.", *held]),
                 hint="Wait until they end, or end them, and try again.",
             )
         return TimeoutExpired(

@@ -40,7 +40,7 @@ def check_end(store: StateStore, names: Collection[str], served: Collection[str]
     missed = [sub for sub in left if names or not served or _by_error(store, sub)]
     for sub in left:
         if sub not in missed:
-            reporter.warning(f'subscription "{sub.name}" was not served, for it is disabled', hint=_hint([sub]))
+            reporter.warning(f'subscription "{sub.name}" was not served, because it is disabled', hint=_hint([sub]))
     _refuse(missed)
 
 

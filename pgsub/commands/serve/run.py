@@ -139,7 +139,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
         if terminal:  # shells and terminals may both send it
             event.set()
         else:
-            notice("received SIGHUP; a log file that was moved is created anew")
+            notice("received SIGHUP; a log file that was moved is created again")
 
     terminal = sys.stderr is not None and sys.stderr.isatty()
     handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}

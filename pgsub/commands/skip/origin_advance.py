@@ -108,7 +108,7 @@ def origin_advance(
                 exclusive_claim(session, sub, folder, "advance the replication origin") as claim,
             ):
                 _advance(session, store, sub, found, claim)
-        reporter.notice(f"apply goes on from {format_lsn(found.to)} once the subscription is enabled")
+        reporter.notice(f"apply continues from {format_lsn(found.to)} once the subscription is enabled")
     return found
 
 

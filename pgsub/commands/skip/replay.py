@@ -230,7 +230,7 @@ def _record(store: StateStore, sub: Subscription, request: ReplayRequest) -> Non
 
 
 def _hint(options: ReplayOptions, found: Replay) -> str:
-    text = "Nothing was changed. Mend the row on the target and replay again"
+    text = "Nothing was changed. Correct the row on the target and replay again"
     ids = found.kept.ids
     if len(ids) == 1:
         text += ", or give the change up for good there:\n"

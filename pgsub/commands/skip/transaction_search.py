@@ -143,7 +143,7 @@ class TransactionSearch:
         parts = [f"The last one before it finishes at {_finish(before)}."] if before is not None else []
         parts += [f"The next one finishes at {_finish(after)}."] if after is not None else []
         nearest = after if after is not None and after.kind in (Kind.COMMIT, Kind.PREPARE) else None
-        return nearest, " ".join(parts) or "Nothing that is published waits to be applied."
+        return nearest, " ".join(parts) or "No published transaction waits to be applied."
 
 
 def _compare(change: Change, simulation: Simulation, preview: Preview) -> None:

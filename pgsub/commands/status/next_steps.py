@@ -80,9 +80,9 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
     said = f"The subscription waits for {task['waits_for']}, since {readable(task['silent_since'])}."
     no_slot = task["waits_for"].startswith("a free task slot")
     if one.unheard is not None:
-        yield Step(f"{said} What is shown of it is older.")
+        yield Step(f"{said} The status shown here is older.")
         yield Step("See whether that process is stopped (T).", (f"ps -o pid,stat,etime,args -p {one.unheard}",))
-        text = "See whether the target answers, and whom sessions of pgsub wait for there."
+        text = "See whether the target answers, and which sessions those of pgsub wait for there."
         standby = "SyncRep is a standby that does not confirm commits (synchronous_standby_names)."
         yield Step(f"{text} {standby}", statements=(_WAITING,))
     elif task["next"] and task["next"].startswith("kill "):
@@ -93,7 +93,7 @@ def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
         yield Step(f"{said} Start a Spark worker that has free cores.", (task["next"],))
     elif task["stage"] in ("claimed", "alive") and not no_slot:
         yield Step(
-            f"{said} It is taken over by itself; see that this happens.",
+            f"{said} It is taken over automatically; check that this happens.",
             (f"pgsub status {word(one.definition.name)} --watch",),
         )
     elif task["ui"]:
@@ -109,10 +109,10 @@ def _held_up(who: str, waits: Row) -> Iterator[Step]:
     holder = _PID.match(waits["for"])
     if holder is not None:
         pid = int(holder[1])
-        text = "Let that session end its transaction, or end the session on the target; pgsub goes on by itself."
+        text = "Let that session end its transaction, or end the session on the target; pgsub continues by itself."
         yield Step(text, statements=(f"SELECT pg_terminate_backend({pid});",))
     elif waits["for"].startswith(_ON_PUBLISHER):
-        yield Step("Let that session end its transaction, or end it on the publisher; pgsub goes on by itself.")
+        yield Step("Let that session end its transaction, or end it on the publisher; pgsub continues by itself.")
     elif waits["for"].startswith(_PREPARED):
         yield Step("See which transactions are prepared on the target, and who is to end them.", statements=(_GIDS,))
 
@@ -120,16 +120,16 @@ def _held_up(who: str, waits: Row) -> Iterator[Step]:
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     name = word(one.definition.name)
     said = row.message if row is not None else "the slot has lost WAL that was not received yet"
-    yield Step(f"Nothing that is tried again mends this: {said}.")
+    yield Step(f"Retrying does not resolve this: {said}.")
     command = f"pgsub reconcile {name}"
     hint = named(row.hint, one.definition.name) if row is not None else None
     mends = hint is None or command in hint
     if mends:
-        yield Step("See what another slot would bring.", (f"{command} --dry-run",))
+        yield Step("See what a new slot would change.", (f"{command} --dry-run",))
     if hint is not None:
         yield from _hinted(hint)
     else:
-        yield Step("Make another slot: every table is compared, and only what differs is brought.", (command,))
+        yield Step("Create another slot: every table is compared, and only rows that differ are sent.", (command,))
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
@@ -172,9 +172,9 @@ def _publications(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         text = "Create it on the publisher; or, if its name is mistyped, name another, whose tables are copied."
         yield Step(text, (f"pgsub alter {name} --set-publication NAME",))
         return
-    yield Step("Create it again on the publisher, or take it off the subscription (pgsub alter).")
+    yield Step("Create it again on the publisher, or remove it from the subscription (pgsub alter).")
     repair = (f"pgsub verify {name} --repair",)
-    yield Step("After that compare the tables, and bring what was not sent.", repair)
+    yield Step("Then compare the tables, and repair what was not sent.", repair)
 
 
 def _who(row: ErrorRow, table: Row | None) -> str:
@@ -184,7 +184,7 @@ def _who(row: ErrorRow, table: Row | None) -> str:
 
 
 def _goes_on(one: SubscriptionStatus) -> str:
-    return "." if one.state == "disabled" else "; apply goes on by itself within 5 s."
+    return "." if one.state == "disabled" else "; apply continues by itself within 5 s."
 
 
 def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
@@ -230,15 +230,16 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
     yield Step(said)
     found = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
     if found is not None:
-        yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {found.id}",))
+        yield Step("Compare the publisher's row with the target's.", (f"pgsub conflicts show {name} {found.id}",))
         text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
         if found.identical:
-            text += " It is just what the publisher sends: removing it loses nothing."
+            text += " It is equal to the row that the publisher sends: removing it loses nothing."
         yield Step(text, statements=tuple(_statements(found)))
         if found.identical:
             rule = word(f"{found.schemaname}.{found.relname}:identical=keep_local")
             yield Step(
-                "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
+                "Or ignore rows of this table that the target already has.",
+                (f"pgsub alter {name} --on-conflict {rule}",),
             )
     if row.finish_lsn:
         yield from _skip(one, row.finish_lsn, "conflict")
@@ -250,9 +251,9 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
     applied = (one.origin or {}).get("remote_lsn")
     if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # otherwise only held changes are left
         previews = tuple(f"pgsub skip-lsn {name} {lsn}{rows} --preview" for rows in (" --rows conflicting", ""))
-        yield Step("Or see what would be lost without rows of this transaction, or without all of it.", previews)
+        yield Step("Or see what would be lost by skipping rows of this transaction, or all of it.", previews)
     yield Step(
-        f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target, and"
+        f"Skip only those of its rows that {why}, or all of it. What is skipped is kept on the target, and"
         " pgsub conflicts replay can apply it later.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
@@ -261,7 +262,7 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
 def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     if row.relation is not None:
         yield Step(
-            "Or let the other tables go on meanwhile: the changes of this one are kept on the target until it is"
+            "Or let the other tables continue meanwhile: the changes of this one are kept on the target until it is"
             " released.",
             (f"pgsub alter {word(one.definition.name)} --hold {word(row.relation)}",),
         )

@@ -75,10 +75,10 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:
     if options.gone == PUBLISHER:
-        hint = f"Let it come to its end:\n{options.command} --gone {PUBLISHER}"
+        hint = f"Let it finish:\n{options.command} --gone {PUBLISHER}"
     else:
         back = f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}"
-        hint = f"Let it come to its end, then go back:\n{options.command}\n{back}"
+        hint = f"Let it finish, then go back:\n{options.command}\n{back}"
     return StateForbids("the switchover cannot be aborted any more: clients may write on the target", hint=hint)
 
 

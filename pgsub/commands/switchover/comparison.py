@@ -40,7 +40,7 @@ def report(found: Verification | None, back: str, options: SwitchoverOptions) ->
     if not options.verify:
         return None
     if found is None:
-        return "The tables were not compared at the moment of the switchover, for it was interrupted."
+        return "The tables were not compared at the moment of the switchover, because it was interrupted."
     unequal = _unequal(found, options)
     if unequal:
         way = "" if options.back else " --back"

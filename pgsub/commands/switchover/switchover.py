@@ -67,7 +67,8 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     """
     if options.gone == TARGET:
         raise UsageError(
-            "--gone target goes with --abort", hint=f"Give the writes back:\n{options.command} --abort --gone target"
+            "--gone target goes with --abort",
+            hint=f"Return the right to write to the publisher:\n{options.command} --abort --gone target",
         )
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
         return _in_spite_of_lost_connections(options, store, reporter)

@@ -133,7 +133,7 @@ def _unfit(table: TableVerdict) -> str | None:
     """Return why some differing rows of a table cannot be repaired, None if all can."""
     reason = None if table.result is None else unfit(table.result.table)
     if reason is None and table.written_by is not None:
-        return f'subscription "{table.written_by}" writes it, too, so only missing rows are brought'
+        return f'subscription "{table.written_by}" writes it, too, so only missing rows are inserted'
     return reason
 
 

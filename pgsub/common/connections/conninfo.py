@@ -211,7 +211,7 @@ def _answer(connection: psycopg.Connection[Any], statement: sql.Composed, side: 
 def _no_server(side: str) -> ProtocolViolation:
     return ProtocolViolation(
         f"the {side} does not answer as a PostgreSQL server does",
-        detail="What came for the query that sets up the session is no answer to it.",
+        detail="The reply to the query that sets up the session is not valid.",
         hint="Check that host and port are those of the server itself.",
     )
 
@@ -257,7 +257,7 @@ def stored_password(passfile: Path) -> str:
         raise StateForbids(f'could not read passfile "{passfile}": {error.strerror}') from None
     parts = _FIELD.findall(line)
     if len(parts) != 5:
-        raise StateForbids(f'passfile "{passfile}" is not as pgsub wrote it')
+        raise StateForbids(f'passfile "{passfile}" was changed since pgsub wrote it')
     return re.sub(r"\\(.)", r"\1", parts[-1])
 
 

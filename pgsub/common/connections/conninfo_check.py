@@ -48,7 +48,7 @@ def _port_of_uri(port: str) -> _Reason | None:
     if all(one.isdecimal() and 0 < int(one) < 65536 for one in port.split(",") if one):
         return None
     return (
-        "what stands for its port is not a number from 1 to 65535",
+        "its port is not a number from 1 to 65535",
         'In a URI write special characters of user and password as %XX: "/" as %2F, ":" as %3A, "@" as %40.',
     )
 

@@ -173,7 +173,7 @@ class Engine:
             self.lost = SparkUnusable(
                 "the Spark that this launcher was started in has ended",
                 detail="The Java process of spark-submit died or was stopped, or the program stopped its context.",
-                hint="Start both again; replication goes on where the ledger is.",
+                hint="Start both again; replication continues where the ledger is.",
             )
             raise self.lost
 

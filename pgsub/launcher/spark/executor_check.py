@@ -79,7 +79,7 @@ class ExecutorCheck:
                 if not left:  # losing so many executors is no temporary problem
                     raise SparkUnusable(error.message, detail=error.detail, hint=error.hint) from None
         if not self._given_up():
-            text = f"the look at an executor was left out, for it has not ended within {_CHECK_SECONDS:.0f} s"
+            text = f"the check of an executor was skipped, because it did not end within {_CHECK_SECONDS:.0f} s"
             detail = "A service or a passfile that is missing there, or another pgsub, is an error of each worker."
             self._log("WARNING", log_text(text, detail=detail))
         return None

@@ -132,7 +132,7 @@ class Resumed:
         """Record the result in the open transaction."""
         name = f"{self._target.schema}.{self._target.name}"
         text = (
-            f'copy of table "{name}" of subscription "{self._sub.name}" goes on where it broke off:'
+            f'copy of table "{name}" of subscription "{self._sub.name}" continues where it was interrupted:'
             f" {counted(len(self._of_part) - len(self._found), 'part')} of {len(self._of_part)} as they were,"
             f" {counted(self._removed, 'row')} removed, {self._brought} added"
         )
@@ -153,10 +153,10 @@ class Resumed:
     def _changed(self, brought: int, unchanged: int) -> ApplyError:
         name = f"{self._target.schema}.{self._target.name}"
         fault = ApplyError(
-            f'could not go on with the interrupted copy of "{name}"',
+            f'could not continue the interrupted copy of "{name}"',
             detail=f"{brought} rows were copied, {unchanged} are unchanged; the others were changed or deleted locally"
             " meanwhile.",
-            hint="Compare the table, and bring what differs:\n"
+            hint="Compare the table, so that only rows that differ are sent:\n"
             f"pgsub refresh {word(self._sub.name)} --resync {word(name)} --adopt",
         )
         fault.relation = name

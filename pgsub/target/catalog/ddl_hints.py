@@ -18,7 +18,7 @@ from pgsub.protocol.messages import Column, Relation, TypeName
 FIRST_UNPINNED = 10000
 _NAME_BYTES = 63
 
-_DO = "Run this on the target; apply goes on by itself:"
+_DO = "Run this on the target; apply continues by itself:"
 
 # A type that the target lacks is shown by the name that the publisher sent. The name of an array type begins with "_".
 _TYPES = """

@@ -50,7 +50,7 @@ def _unfit(target: TargetRelation, what: str, columns: Sequence[str], ddl: sql.C
     named = ", ".join(f'"{column}"' for column in columns)
     fault = SchemaFault(
         f'logical replication target relation "{target.schema}.{target.name}" {what}{plural}: {named}',
-        hint="Change the target table; apply goes on by itself." if ddl is None else ddl_hints.hint(ddl),
+        hint="Change the target table; apply continues by itself." if ddl is None else ddl_hints.hint(ddl),
         sqlstate="55000",
     )
     fault.relation, fault.column = f"{target.schema}.{target.name}", columns[0]

@@ -123,6 +123,6 @@ def check_not_moved(connection: psycopg.Connection, sub: Subscription) -> None:
     raise StateForbids(
         f'the state store is older than the ledger of subscription "{sub.name}"',
         detail="Its publications were changed since. The state folder may be a restored backup, or another machine's.",
-        hint=f"Use the newer one, or make the definition anew from the ledger. {remove}\n"
+        hint=f"Use the newer one, or recreate the definition from the ledger. {remove}\n"
         f"pgsub run {word(sub.name)} --from-target --connection CONNINFO --target CONNINFO",
     )

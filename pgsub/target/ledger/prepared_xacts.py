@@ -29,7 +29,7 @@ from pgsub.protocol.lsn import format_lsn
 
 PREPARE, COMMIT, ROLLBACK = map(sql.SQL, ("PREPARE TRANSACTION {}", "COMMIT PREPARED {}", "ROLLBACK PREPARED {}"))
 #: Hint for a target whose max_prepared_transactions is 0.
-ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + (
+ENABLE = "Run this on the target, and restart it; apply continues by itself:\n" + (
     "ALTER SYSTEM SET max_prepared_transactions = 20;"
 )
 

@@ -28,12 +28,11 @@ def check(connection: psycopg.Connection, subid: int, name: str) -> None:
     if side == "taking" and phase in _CLIENTS_WRITE:
         raise StateForbids(
             f'subscription "{name}" was switched over: clients may write on its target',
-            hint=f"Let the switchover come to its end. To see where it stands:\npgsub switchover {word(name)} --status",
+            hint=f"Let the switchover finish. To see its state:\npgsub switchover {word(name)} --status",
         )
     # guard: the way back does not start before clients have stopped writing
     if side == "giving" and phase != "given":
         raise StateForbids(
             f'subscription "{name}" leads back from a switchover that has not moved the writes',
-            hint="Let it come to its end, or abort it. To see where it stands:\n"
-            f"pgsub switchover {word(ending)} --status",
+            hint=f"Let it finish, or abort it. To see its state:\npgsub switchover {word(ending)} --status",
         )

@@ -137,11 +137,11 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
 def _replaced(sub: Subscription, dbname: str, oid: int) -> TargetReplaced:
     name = quoting.word(sub.name)
     return TargetReplaced(
-        f'the target of subscription "{sub.name}" is another database',
+        f'the target of subscription "{sub.name}" is a different database',
         detail=f'The subscription replicates into the database with OID {sub.dboid}; "{dbname}" has OID {oid}.',
         hint="Check dbname in --target: the database may have been renamed, and another may have its name. Where a copy"
         " has taken its place for good, remove the definition here, which leaves both servers as they are, and make it"
-        f" anew from the ledger of the copy:\npgsub drop {name} --keep-target --keep-slot --yes\n"
+        f" again from the ledger of the copy:\npgsub drop {name} --keep-target --keep-slot --yes\n"
         f"pgsub run {name} --from-target --connection CONNINFO --target CONNINFO",
     )
 

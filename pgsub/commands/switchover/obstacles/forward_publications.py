@@ -116,7 +116,7 @@ def _unpublished(sides: Sides) -> Iterator[Obstacle]:
         f"ALTER PUBLICATION {quoting.name(name)} SET ({PUBLISH});"
         for (name,) in rows(sides.giving, _INCOMPLETE, wanted)
     ]
-    repair = f"Then bring what was left out:\npgsub verify {word(sides.sub.name)} --repair"
+    repair = f"Then repair what was left out:\npgsub verify {word(sides.sub.name)} --repair"
     yield from _tables(
         [(schema, name) for schema, name, _, incomplete in found if incomplete],
         "the publisher does not publish all of insert, update, delete and truncate of {}",

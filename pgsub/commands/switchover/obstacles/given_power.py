@@ -42,7 +42,7 @@ def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str])
 def hint(statements: Sequence[str], left: Sequence[str]) -> str:
     """Return a hint with the statements, and the subjects that have none."""
     listed = list(dict.fromkeys(left))
-    why = f"{', '.join(listed)}: no statement is shown, for that gives power over the server." if left else ""
+    why = f"{', '.join(listed)}: no statement is shown, because that gives power over the server." if left else ""
     return paste(TAKING, statements, f"{why} {SAID}".strip()) if statements else why
 
 

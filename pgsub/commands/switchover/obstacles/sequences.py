@@ -27,7 +27,7 @@ from pgsub.publisher.faults import translating
 from pgsub.publisher.tables import Name
 from pgsub.tablesync.sequences import comparison, reading
 
-_CONSEQUENCE = "Its value would not be brought to the other server."
+_CONSEQUENCE = "Its value would not be set on the other server."
 _ALL = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -95,7 +95,7 @@ def _unused(sides: Sides) -> Iterator[Obstacle]:
         [dotted(name) for name in names],
         ("sequence", "sequences"),
         "{} [is|are] used by no subscribed table",
-        "Their values are not brought to the target.",
+        "Their values are not set on the target.",
         "Use them in defaults of the tables, or bring their values while nobody writes. "
         + dumping(f"--data-only {options}"),
         server=GIVING,

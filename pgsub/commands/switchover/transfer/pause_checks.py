@@ -52,5 +52,5 @@ def check_way_back(giving: psycopg.Connection, back: Subscription, slots: publis
     if unknown or any(one.srsubstate != "r" for one in relations):
         raise StateForbids(
             f'subscription "{back.name}", which is to lead back, has not every table, or would copy one',
-            hint=f"To make it anew, begin the switchover again:\n{command}",
+            hint=f"To create it again, begin the switchover again:\n{command}",
         )

@@ -30,7 +30,7 @@ _SAID = {
     "approach": "switchover: waiting until apply is near the publisher",
     "fence": "switchover: fencing the publisher; clients can write nowhere until the target has taken over",
     "promote": "switchover: the target has taken over, and clients may write there",
-    "turn": "switchover: ending the subscription, for the way back begins",
+    "turn": "switchover: ending the subscription, because the way back begins",
 }
 
 

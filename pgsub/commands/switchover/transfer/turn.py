@@ -84,7 +84,7 @@ class Turn:
             self.reporter.warning(
                 "the switchover was interrupted and is not finished: clients may write on the target",
                 None if leads else "--promote-command has not run to its end, so clients may not be led there.",
-                f"Let it come to its end:\n{self.options.command}{gone}",
+                f"Let it finish:\n{self.options.command}{gone}",
             )
             raise
 

@@ -120,7 +120,7 @@ def check(seen: Iterable[Obstacle], options: SwitchoverOptions) -> None:
     if errors:
         hints = [one.hint for one in errors if one.hint]
         raise StateForbids(
-            f"{counted(len(errors), 'thing')} must be mended before the switchover",
+            f"{counted(len(errors), 'thing')} must be corrected before the switchover",
             detail="\n".join(one.message for one in errors),
             hint="\n".join([*hints, f"To see all, and what to know before:\n{options.command} --dry-run"]),
         )

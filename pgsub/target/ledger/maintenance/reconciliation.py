@@ -76,6 +76,6 @@ def move(connection: psycopg.Connection, claim: Claim, publisher: Publisher, slo
     for table in ("barrier", "prepared_pending", "prepared_xact"):
         connection.execute(f"DELETE FROM pgsub.{table} WHERE subid = %s".encode(), (subid,))
     handover.clear_claims(connection, subid, None)
-    text = f'subscription goes on from {at} of replication slot "{slot_name}"'
-    more = "Its tables are compared with the publisher's, and what differs is brought."
+    text = f'subscription continues from {at} of replication slot "{slot_name}"'
+    more = "Its tables are compared with the publisher's, and only rows that differ are sent."
     events.add(connection, subid, events.log_entry("LOG", log_text(text, detail=more)))
