@@ -344,7 +344,10 @@ def test_a_subscription_whose_sequences_do_not_follow_is_not_caught_up(pgsub, st
 
 @pytest.mark.parametrize(
     ("answers", "said"),
-    [("another server", "is a different database system"), ("one that went back in time", "is behind the subscription")],
+    [
+        ("another server", "is a different database system"),
+        ("one that went back in time", "is behind the subscription"),
+    ],
 )
 def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_up_with(cli, tables, answers, said):
     _, subdb = tables
