@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.conflicts import conflict_text
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import server_words
 from pgsub.protocol.lsn import format_lsn
@@ -76,7 +77,7 @@ def message(schema: str, name: str, kind: str) -> str:
 def first_detail(diag: psycopg.errors.Diagnostic) -> str:
     """Format the detail that a unique violation itself reports, in the server's words for conflicts."""
     key = server_words.fields(diag).detail or ""
-    return f'Key already exists in unique index "{diag.constraint_name}".\n{key}'.rstrip()
+    return f"{conflict_text.key_exists(diag.constraint_name)}.\n{key}".rstrip()
 
 
 def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:

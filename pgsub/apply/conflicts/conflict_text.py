@@ -71,8 +71,13 @@ def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote:
     return _detail(version, text, [*_local(version, hit), *_remote(remote), identity])
 
 
+def key_exists(index: str | None) -> str:
+    """Format the beginning of a DETAIL about a key that another row has."""
+    return f'Key already exists in unique index "{index}"'
+
+
 def _exists(hit: ConflictingRow) -> str:
-    text = f'Key already exists in unique index "{hit.index}"'
+    text = key_exists(hit.index)
     if hit.xid is None:
         return text  # the row is gone, or this transaction wrote it
     if hit.commit_ts is None:
