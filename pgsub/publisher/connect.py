@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections.ping import ping
 from pgsub.common.errors import ProtocolViolation, StateForbids
 from pgsub.common.plural import counted
 from pgsub.publisher.faults import refused, translating
@@ -116,7 +117,7 @@ def refuses(conninfo: str) -> bool:
 
     PQping checks for SQLSTATE 57P03. So other refusals (user, number of connections) do not count, in any language.
     """
-    return pq.PGconn.ping(conninfo.encode()) == pq.Ping.REJECT
+    return ping(conninfo) == pq.Ping.REJECT
 
 
 def _prepare_session(connection: Connection) -> None:

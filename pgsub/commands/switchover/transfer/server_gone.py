@@ -24,6 +24,7 @@ from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command, way_back_of
 from pgsub.common import failpoints
 from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections.ping import ping
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -57,9 +58,7 @@ def _answers(given: Mapping[str, str]) -> bool:
     """
     given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # fenced servers are read-only
     params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
-    return any(
-        pq.PGconn.ping(make_conninfo("", **{**params, **way}).encode()) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN)
-    )
+    return any(ping(make_conninfo("", **{**params, **way})) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN))
 
 
 def decline(
