@@ -128,5 +128,5 @@ def types_renamed(table: str) -> TableReplaced:
     """Return the error for a type or operator that no longer has its name."""
     return TableReplaced(
         f"a type or operator of {table} was renamed or dropped",
-        detail="Its name may be another one's now.",
+        detail="Its name may now belong to another one.",
     )

@@ -192,8 +192,8 @@ class Runner(SupervisedThread):
             if time.monotonic() > since + BEHIND_SECONDS:
                 raise TablesBehind(
                     f'the tables of subscription "{self.sub.name}" are still those of its publications before',
-                    detail="A command that changed the publications goes on, or was interrupted. Until the tables"
-                    " follow nothing is applied, because changes would be passed over.",
+                    detail="A command that changed the publications is still running, or was interrupted. Nothing is"
+                    " applied until the tables follow, because changes would be passed over.",
                     hint=f"If no such command runs, let them follow:\npgsub refresh {word(self.sub.name)}",
                 )
             self._stop_event.wait(TICK)

@@ -198,8 +198,8 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
 
 
 RECREATE_HINT = (
-    "What the slot kept is lost. Another slot is made, every table is compared with the publisher's, and only what "
-    "differs is brought:\npgsub reconcile NAME"
+    "The changes that the slot kept are lost. Create another slot; every table is then compared with the publisher's, "
+    "and only rows that differ are sent:\npgsub reconcile NAME"
 )
 
 PROMOTE_HINT = (

@@ -167,7 +167,7 @@ def replaced_history(remote_lsn: int) -> WrongSystem:
 
 _ANEW = (
     "Where it is another publisher, drop the subscription (pgsub drop), and create it again with --adopt (pgsub "
-    "create): every table is compared with the publisher's then, and only what differs is brought."
+    "create): every table is compared with the publisher's then, and only rows that differ are sent."
 )
 
 
@@ -197,7 +197,7 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
     """
     if actual.database_oid != database_oid:
         raise WrongSystem(
-            "this is no upgrade of the publisher",
+            "this is not an upgrade of the publisher",
             detail=f'pg_upgrade keeps the OID of a database: "{actual.dbname}" has OID {actual.database_oid}, the '
             f"subscription follows the one with OID {database_oid}.",
             hint="Check dbname in the subscription's connection. " + _ANEW,
@@ -206,7 +206,7 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
     position = (slot.confirmed_flush_lsn if slot is not None else None) or 0
     if position < done:
         raise WrongSystem(
-            "this is no upgrade of the publisher",
+            "this is not an upgrade of the publisher",
             detail="The WAL of a cluster that pg_upgrade made begins behind the old one's: the slot's "
             f"confirmed_flush_lsn is {format_lsn(position)}, the target has changes up to {format_lsn(done)}.",
             hint=_ANEW,

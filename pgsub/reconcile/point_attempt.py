@@ -291,4 +291,6 @@ class Attempt:
             )
 
     def _gone(self) -> GivenUp:
-        return GivenUp(f"Apply stood still for {self._seconds:g} seconds and went on by itself, or is asked by others.")
+        return GivenUp(
+            f"Apply paused for {self._seconds:g} seconds and continued by itself, or another command stops it."
+        )

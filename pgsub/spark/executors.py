@@ -113,7 +113,7 @@ def registered_slots(context: SparkContext) -> int:
 
 def forgotten_by(master: str) -> str:
     """Return the message about a master that does not know the application."""
-    return f'Spark master "{master}" does not know this application any more'
+    return f'Spark master "{master}" no longer knows this application'
 
 
 class MasterQuestion:

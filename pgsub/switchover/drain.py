@@ -134,7 +134,7 @@ def _progress(taking: psycopg.Connection, subid: int) -> tuple[int, int]:
         (subid,),
     )
     if found is None:
-        raise StateForbids("the subscription is not in the ledger any more")
+        raise StateForbids("the subscription is no longer in the ledger")
     return parse_lsn(found[0]), parse_lsn(found[1])
 
 

@@ -192,7 +192,7 @@ def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -
     found = of(connection, id)
     return StateForbids(
         f'the switchover is not "{" or ".join(expected)}" any more, but "{found.phase if found else "unknown"}"',
-        detail="Another run of the command went on with it.",
+        detail="Another run of the command continued it.",
         hint="See where it stands with --status.",
     )
 

@@ -70,7 +70,7 @@ def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
     """
     query = "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE subid = %s AND worker = 0"
     if giving.execute(query, (format_lsn(position), subid)).rowcount != 1:
-        raise StateForbids("the subscription that leads back is not in the ledger any more")
+        raise StateForbids("the subscription that leads back is no longer in the ledger")
 
 
 def published(source: publisher.Connection, publications: Sequence[str], tables: Collection[tuple[str, str]]) -> None:

@@ -75,7 +75,7 @@ def catch_up(context: SyncContext, session: psycopg.Connection, claim: Claim, st
         _await(context, session, claim, context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
     except SlotLost as error:
         error.hint = (
-            "What changed in the table since its copy cannot be had any more. Compare it, and bring what differs:\n"
+            "The changes of the table since its copy are no longer available. Compare it, and send only what differs:\n"
             f"pgsub refresh {word(sub.name)} --resync {word(f'{state.schemaname}.{state.relname}')} --adopt"
         )
         raise

@@ -111,7 +111,7 @@ def test_of_types_that_are_not_warned_about_every_value_arrives_unchanged(sessio
         ("float8", "float4", "digits are lost"),
         ("m.mood", "m.less", 'the target lacks "new"'),
         ("int4[]", "int4", "one is an array"),
-        ("bool", "int4", "every value fails: t and f are no numbers"),
+        ("bool", "int4", "every value fails: t and f are not numbers"),
     ],
 )
 def test_the_reason_says_what_happens_to_the_values(session, source, target, reason):

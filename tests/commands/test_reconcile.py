@@ -1,4 +1,4 @@
-"""``pgsub reconcile``: a subscription whose slot is lost goes on from another one, and only what differs is brought."""
+"""``pgsub reconcile``: a subscription whose slot is lost goes on from another one; only rows that differ are sent."""
 
 from __future__ import annotations
 

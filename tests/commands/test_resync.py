@@ -224,7 +224,7 @@ def test_a_table_that_is_published_no_more_is_not_emptied(stored, tables):
     pubdb, subdb = tables
     subdb.execute("INSERT INTO a VALUES (1, 'kept')")
     pubdb.execute("ALTER PUBLICATION p DROP TABLE a")
-    one_error(stored("refresh", "s", "--resync", "public.a", "--yes"), 3, 'table "public.a" is not published any more')
+    one_error(stored("refresh", "s", "--resync", "public.a", "--yes"), 3, 'table "public.a" is no longer published')
     assert subdb.value("SELECT count(*) FROM a") == 1
     assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
 

@@ -185,7 +185,7 @@ def test_a_master_that_was_started_again_without_its_state_keeps_nothing_waiting
     epoch = case.epoch()
     cluster.renew_master()
     begins(case, "the master was started again", epoch)
-    assert f'Spark master "{cluster.url}" does not know this application any more' in case.output.read_text()
+    assert f'Spark master "{cluster.url}" no longer knows this application' in case.output.read_text()
     writer.some(20)
     case.wait_equal()
     case.terminate(process)

@@ -367,7 +367,7 @@ def test_a_run_after_the_time_is_over_goes_back(mover: Mover) -> None:
 def test_nothing_is_aborted_once_clients_may_write_on_the_target(mover: Mover) -> None:
     mover("--no-verify", kill="taken")
     ended = mover.cli("switchover", "moved", "--abort", "--yes")
-    one_error(ended, 3, "cannot be aborted any more", "pgsub switchover moved --back")
+    one_error(ended, 3, "can no longer be aborted", "pgsub switchover moved --back")
     assert mover("--status")["said"] == "Clients may write on the target."
     assert mover("--no-verify")["state"] == "done"
     mover.side = 1

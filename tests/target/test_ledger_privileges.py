@@ -217,7 +217,7 @@ def test_a_role_that_was_granted_all_keeps_what_it_needs_and_can_attach_nothing(
     roles.subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{other}"')
     roles.subdb.execute(f'GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO "{other}"; ALTER SCHEMA pgsub OWNER TO postgres')
     roles.subdb.execute(f'REASSIGN OWNED BY "{app}" TO postgres')
-    with pytest.raises(PermissionMissing, match=r"privilege (TRIGGER|REFERENCES) of .* is no part of the ledger"):
+    with pytest.raises(PermissionMissing, match=r"privilege (TRIGGER|REFERENCES) of .* is not part of the ledger"):
         roles.session(third)  # which may not take it away
     roles.session("postgres").close()
     roles.session(third).close()

@@ -246,7 +246,7 @@ class ParallelWorker(SupervisedThread):
         for segment in self._spooled.segments(self._read, end):
             for subxid, stretch in by_subtransaction(segment):
                 if self._token is not self._wanted:
-                    raise ReplayFromFile("it is not wanted any more")
+                    raise ReplayFromFile("it is no longer needed")
                 if subxid:
                     savepoints.enter(subxid)
                 yield stretch

@@ -211,7 +211,7 @@ class RelationCache:
             taken_back = f"{asking[0].partition('=')[0]}=default"
             raise ApplyError(
                 f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
-                detail="The target does not record any more who wrote a row last.",
+                detail="The target no longer records who wrote a row last.",
                 hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
                 f"pgsub alter {quoting.word(self._sub.name)} --on-conflict {quoting.word(taken_back)}",
                 sqlstate="55000",

@@ -61,7 +61,7 @@ class Spool:
         except OSError as error:
             raise SpoolFailed(
                 f'could not create a spool folder in "{base}": {error.strerror}',
-                hint=f"Free space there, or make it writable; apply goes on.\nls -la {shlex.quote(str(base))}",
+                hint=f"Free space there, or make it writable; apply then continues.\nls -la {shlex.quote(str(base))}",
             ) from None
         self._room = SpoolSpace(self._folder, limit)
 

@@ -113,7 +113,7 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
     if "SQL_ASCII" in (there, here):  # the encoding is unknown, so nothing can be converted
         yield Caution(
             message,
-            "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and text"
+            "pgsub sends text as UTF-8. What is not UTF-8 in a database of SQL_ASCII stops apply and copies, and text"
             " from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as they"
             " are.",
             "Replicate between databases with an encoding other than SQL_ASCII.",

@@ -101,7 +101,7 @@ def rows_of_other_origins(
         yield Caution(
             "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
             "Which tables subscriptions of pgsub write there is not known.",
-            "Give the schema to the owner of the database, or drop it if it is no ledger.",
+            "Give the schema to the owner of the database, or drop it if it is not a ledger.",
         )
     others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger)
     names = sorted({f"{one.schema}.{one.name}" for one in others})

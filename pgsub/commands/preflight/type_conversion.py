@@ -29,7 +29,7 @@ _BUILT_IN = "pg_catalog"
 _UNREADABLE = "values that the target's type cannot read fail"
 #: The effect of storing values of the first type in the second, None if every value fits.
 _PAIRS = {
-    **{("bool", number): "every value fails: t and f are no numbers" for number in (*_INTEGERS, "numeric")},
+    **{("bool", number): "every value fails: t and f are not numbers" for number in (*_INTEGERS, "numeric")},
     ("jsonb", "json"): None,
     ("json", "jsonb"): "values with \\u0000 or other unpaired escapes fail",
     ("timestamp", "timestamptz"): "values are taken as local times of the target's time zone",
@@ -83,7 +83,7 @@ def difference(source: Resolved, target: Resolved, *, binary: bool) -> str | Non
     if source.array != target.array:
         return None if not binary and not target.array and _room(target) is None else "one is an array"
     if binary and source.array and source.element.schema != _BUILT_IN:
-        return "binary arrays name their element type by its OID, which is another one on each server"
+        return "binary arrays name their element type by its OID, which differs between the servers"
     if (source.element.schema, source.element.name) == (target.element.schema, target.element.name):
         return _labels(source.element, target.element) or _modifiers(source, target)
     if binary and not any({source.name, target.name} <= same for same in _SAME_BINARY):
@@ -124,7 +124,7 @@ def _across(source: Resolved, target: Resolved) -> str | None:
         return _number(source, target)
     if source.name in _BITS and target.name in _BITS:
         return None if target.name == "varbit" and target.typmod < 0 else "bit strings of another length fail"
-    return "text that is no value of the target's type fails" if source.name in _TEXTS else _UNREADABLE
+    return "text that is not a value of the target's type fails" if source.name in _TEXTS else _UNREADABLE
 
 
 def _number(source: Resolved, target: Resolved) -> str | None:
@@ -132,7 +132,7 @@ def _number(source: Resolved, target: Resolved) -> str | None:
     digits = (_INTEGERS[source.name], 0) if integer else _digits(source)
     if target.name in _INTEGERS:
         if digits is None or digits[1] > 0:
-            return "values that are no integers fail"
+            return "values that are not integers fail"
         most = _INTEGERS[target.name]
         return "values out of range fail" if digits[0] > most or (digits[0] == most and not integer) else None
     if target.name == "numeric":

@@ -187,7 +187,7 @@ def _survey(
 def _explain(found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
     """Report the problem and what the new slot loses, besides rows that only the target has."""
     name, diagnosis = found.plan.sub.name, found.diagnosis
-    what = "gets another slot" if diagnosis.fits else "cannot go on from its slot"
+    what = "gets another slot" if diagnosis.fits else "cannot continue from its slot"
     reporter.notice(f'subscription "{name}" {what}: {diagnosis.reason}')
     findings.report(found.plan.found.warnings, reporter, strict=options.strict)
     table_changes.warn_of_discarded(found.plan, reporter)

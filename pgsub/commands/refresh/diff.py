@@ -178,7 +178,7 @@ def _again(
         relation = named(session, name, list(present.values()))
         if relation in drop:
             raise StateForbids(
-                f'table "{name}" is not published any more',
+                f'table "{name}" is no longer published',
                 hint="A refresh without --resync removes it from the subscription.",
             )
         chosen[relation.srrelid] = relation

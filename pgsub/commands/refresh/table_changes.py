@@ -204,6 +204,6 @@ def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
     for one in wanted.rename:
         reporter.notice(f'table "{one.schemaname}.{one.relname}" would be known by this name')
     for rel in wanted.again if wanted.adopt else ():
-        reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be compared, and what differs brought')
+        reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be compared, and only rows that differ sent')
     for emptied in wanted.emptied:
         reporter.notice(f'table "{emptied.schema}.{emptied.name}" would be emptied and copied again')

@@ -182,7 +182,7 @@ class Service:
                 self._last_progress()
                 raise StateForbids(
                     f'the pgsub run that served subscription "{self._sub.name}" has ended',
-                    hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
+                    hint=f"The subscription stays; continue with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()
 

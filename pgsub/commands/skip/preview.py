@@ -113,7 +113,7 @@ def _taken_changes(session: psycopg.Connection, sub: Subscription, finish_lsn: i
         if state.srsubstate == "i":
             return "the table will be copied"
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
-            return "the table's synchronization brought it"
+            return "the table's synchronization has copied it"
         return oid
 
     return admits

@@ -72,7 +72,7 @@ def skip_lsn(
     if wanted is None and not (previous or rules):
         reporter.notice(f'subscription "{sub.name}" has nothing to skip')
     elif wanted is None:
-        reporter.notice(f'subscription "{sub.name}" skips nothing any more')
+        reporter.notice(f'subscription "{sub.name}" no longer skips anything')
     else:
         reporter.notice(_said(sub, wanted))
     if wanted is not None and not sub.enabled:

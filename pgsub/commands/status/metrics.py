@@ -164,7 +164,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
     ("pgsub_received_lsn_bytes", "Position received, as a number of bytes.", (), _one(_received)),
     ("pgsub_applied_lsn_bytes", "Position applied.", (), _one(lambda one: lsn_or_none(one.applied_lsn))),
     ("pgsub_slot_active", "1 if the slot is in use.", (), _slot("active")),
-    ("pgsub_slot_lost", "1 if replication cannot go on.", (), _one(lambda one: one.lost)),
+    ("pgsub_slot_lost", "1 if replication cannot continue.", (), _one(lambda one: one.lost)),
     ("pgsub_slot_retained_bytes", "WAL that the publisher keeps for the slot.", (), _slot("retained_bytes")),
     ("pgsub_slot_safe_wal_bytes", "WAL that can be written before the slot is lost.", (), _slot("safe_wal_size")),
     ("pgsub_slot_lost_in_seconds", "Time until that at the present rate.", (), _one(_lost_in)),

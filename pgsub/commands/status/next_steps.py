@@ -54,7 +54,7 @@ def runbook(one: SubscriptionStatus) -> list[Step]:
     # A refresh is refused while the subscription is disabled.
     later = [step for step in steps if any(line.startswith("pgsub refresh ") for line in step.commands)]
     cause = " once the cause is gone" if one.errors else ""
-    enable = Step(f"Let the subscription go on{cause}.", (f"pgsub enable {word(one.definition.name)}",))
+    enable = Step(f"Let the subscription continue{cause}.", (f"pgsub enable {word(one.definition.name)}",))
     return [*(step for step in steps if step not in later), enable, *later, *_resume(one)]
 
 

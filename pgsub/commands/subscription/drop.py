@@ -242,7 +242,7 @@ def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: U
             return
         also = f", and {kept} of this one" if skipped.waiting or skipped.replayed else ""
         reporter.notice(
-            f"schema pgsub of the target holds no subscription any more{also}",
+            f"schema pgsub of the target no longer holds a subscription{also}",
             f"To remove the schema and all that it holds:\n{_writable(session)}DROP SCHEMA pgsub CASCADE;",
         )
     elif skipped.waiting or skipped.replayed:

@@ -79,7 +79,7 @@ def _too_late(options: SwitchoverOptions) -> StateForbids:
     else:
         back = f"pgsub switchover {word(options.name)}{'' if options.back else ' --back'}"
         hint = f"Let it finish, then go back:\n{options.command}\n{back}"
-    return StateForbids("the switchover cannot be aborted any more: clients may write on the target", hint=hint)
+    return StateForbids("the switchover can no longer be aborted: clients may write on the target", hint=hint)
 
 
 def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:

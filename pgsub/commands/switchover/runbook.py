@@ -22,7 +22,7 @@ def choices(
     """
     go_on, abort = _commands(options, entry)
     if here is not None and here.phase in journal.HAS_TAKEN:
-        end = Choice("bring it to its end", go_on)
+        end = Choice("finish it", go_on)
         lost = Choice("end it without the publisher, to which nothing leads back then", f"{go_on} --gone {PUBLISHER}")
         return [end, lost] if away else [end]
     undone = (here is not None and here.phase == journal.DECLINED) or (
@@ -36,10 +36,10 @@ def choices(
         longer = f"{go_on} --timeout {int(there.fenced_for or 0) + _MORE}s"
         found = [
             Choice("leave everything as it was, as the next run does because the time of the pause is over", abort),
-            Choice("let it go on with a longer pause", longer),
+            Choice("let it continue with a longer pause", longer),
         ]
     else:
-        found = [Choice("let it go on", go_on), Choice("leave everything as it was", abort)]
+        found = [Choice("let it continue", go_on), Choice("leave everything as it was", abort)]
     if journal.GIVING in away:
         found.append(
             Choice("leave the target as it was, if the publisher is gone for good", f"{abort} --gone {PUBLISHER}")
@@ -59,7 +59,7 @@ def _is_over(options: SwitchoverOptions, there: Entry) -> bool:
 
 def _without_target(entry: Entry, go_on: str, abort: str) -> list[Choice]:
     if entry.phase == journal.GIVEN:
-        return [Choice("let it go on, once the target is back", go_on)]
+        return [Choice("let it continue, once the target is back", go_on)]
     return [Choice("let clients write on the publisher again", abort)]
 
 

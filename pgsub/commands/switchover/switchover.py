@@ -100,7 +100,9 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
 
 def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
     """Return the error with a hint on how to continue."""
-    error.hint = error.hint or f"See where it stands, then let it go on:\n{options.command} --status\n{options.command}"
+    error.hint = (
+        error.hint or f"See where it stands, then let it continue:\n{options.command} --status\n{options.command}"
+    )
     return error
 
 
@@ -199,7 +201,7 @@ class _Run:
         if entry is None:
             return StateForbids(f'no switchover of subscription "{self._sub.name}" is under way')
         return StateForbids(
-            f"the switchover cannot go on without the {options.gone}: the target has not taken the right to write",
+            f"the switchover cannot continue without the {options.gone}: the target has not taken the right to write",
             hint=f"Leave the other server as it was:\n{options.command} --abort --gone {options.gone}",
         )
 

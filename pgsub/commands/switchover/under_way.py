@@ -55,6 +55,6 @@ def check_promote_command(entry: Entry, options: SwitchoverOptions) -> None:
     if promotes(entry) and options.promote_command is None:
         raise UsageError(
             "the switchover that is under way was begun with --promote-command",
-            hint=f"Give the same command again, or true where clients are told already:\n{options.command}"
+            hint=f"Give the same command again, or true if clients have been redirected already:\n{options.command}"
             " --promote-command COMMAND",
         )

@@ -44,7 +44,7 @@ def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporte
 
     def alive() -> None:
         if not thread.is_alive():
-            raise thread.fatal_error or StateForbids(f'subscription "{sub.name}" is not served any more')
+            raise thread.fatal_error or StateForbids(f'subscription "{sub.name}" is no longer served')
 
     thread.start()
     try:

@@ -124,7 +124,7 @@ class WaitLog:
         """
         waiting = {row.relid or APPLY: row for row in rows if row.waits_for is not None}
         for worker in self._told.keys() - waiting.keys():
-            self._log("LOG", log_text(f"{self._told.pop(worker)} waits no longer"))
+            self._log("LOG", log_text(f"{self._told.pop(worker)} no longer waits"))
         for worker, row in waiting.items():
             if worker not in self._told and seconds_since(row.silent_since) >= LOG_SECONDS:
                 self._told[worker] = self._called(row, relations)

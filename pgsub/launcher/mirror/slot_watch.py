@@ -172,8 +172,8 @@ class SlotWatch:
 def _unseen(sub: Subscription, since: str, failure: PgsubError | None) -> PublisherUnavailable:
     reason = "the publisher has not answered" if failure is None else failure.message
     detail = (
-        "Apply goes on through the session that it has. Meanwhile nobody sees how much WAL the slot keeps and when it"
-        " is lost, and a stream that breaks off may not begin again."
+        "Apply continues through its present session. Meanwhile nobody sees how much WAL the slot keeps and when it"
+        " is lost, and a stream that is interrupted may not start again."
     )
     return PublisherUnavailable(
         f'replication slot "{sub.slot_name}" has not been seen since {readable(since)}: {reason}',

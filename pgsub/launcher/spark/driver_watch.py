@@ -69,7 +69,7 @@ class SparkWatch:
     def _hangs(self, silent: float) -> Hang:
         """Log the hang."""
         own, named = self._jvm.own, self._named()
-        detail = "Tasks that run go on, and no other one begins. "
+        detail = "Running tasks continue, and no other task begins. "
         if own:
             detail += f"It is killed and started again when it has not answered for {self._patience:.0f} s."
             hint = f"See what it wrote last.\ntail -n 20 {shlex.quote(str(self._state_dir / 'log' / 'spark.log'))}"

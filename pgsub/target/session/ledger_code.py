@@ -209,7 +209,7 @@ def _refused(attached: list[_Part]) -> PermissionMissing:
     removals = list(dict.fromkeys(part.removal for part in attached if part.removal is not None))
     look = "psql -c " + quoting.word(f"\\d+ {quoting.name('pgsub', first.table)}")
     return PermissionMissing(
-        f"{one_line(first.shown)} is no part of the ledger on the target",
+        f"{one_line(first.shown)} is not part of the ledger on the target",
         detail="Code that is attached to the tables of schema pgsub runs with the rights of the user of --target.",
         hint="Find out what it does and where it came from, then remove it:\n" + ("\n".join(removals) or look),
         sqlstate="42501",

@@ -97,7 +97,7 @@ def inspect(
     ]
     if gone := set(relids) - {table.oid for table in found}:
         raise StateForbids(
-            "a table to copy again does not exist on the target any more",
+            "a table to copy again no longer exists on the target",
             detail=f"OIDs: {', '.join(map(str, sorted(gone)))}.",
             hint="If the table was dropped and created again, refresh without --resync.",
         )

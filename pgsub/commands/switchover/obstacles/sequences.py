@@ -96,7 +96,7 @@ def _unused(sides: Sides) -> Iterator[Obstacle]:
         ("sequence", "sequences"),
         "{} [is|are] used by no subscribed table",
         "Their values are not set on the target.",
-        "Use them in defaults of the tables, or bring their values while nobody writes. "
+        "Use them in defaults of the tables, or set their values while nobody writes. "
         + dumping(f"--data-only {options}"),
         server=GIVING,
     )

@@ -123,7 +123,7 @@ def _prepared(sides: Sides) -> Iterator[Obstacle]:
 
 def _subscriptions(sides: Sides) -> Iterator[Obstacle]:
     """Yield subscriptions that write to the giving side, which no fence stops."""
-    written = "What they write there after the switchover would not come to the target."
+    written = "What they write there after the switchover would not reach the target."
     names = [name for (name,) in rows(sides.giving, _SUBSCRIPTIONS)]
     statements = [f"ALTER SUBSCRIPTION {quoting.name(name)} DISABLE;" for name in names]
     message = "{} [writes|write] to the publisher"
@@ -142,7 +142,7 @@ def _jobs(sides: Sides) -> Iterator[Obstacle]:
         [name for (name,) in rows(sides.giving, _EXTENSIONS, {"jobs": list(_JOBS)})],
         ("extension", "extensions"),
         "{} on the publisher may run jobs that write",
-        "Background workers are no clients, and their sessions are not ended. Jobs are not replicated.",
+        "Background workers are not clients, and their sessions are not ended. Jobs are not replicated.",
         "Stop the jobs before the switchover, and create them on the target afterwards.",
         server=GIVING,
     )
@@ -205,7 +205,7 @@ def _superusers(sides: Sides) -> Iterator[Obstacle]:
         ("superuser", "superusers"),
         "{} [has|have] sessions on the publisher",
         f"No fence but a command of your own keeps a superuser from writing for sure.{may_end}",
-        "Let applications use roles that are no superusers, or see that they do not write meanwhile.",
+        "Let applications use roles that are not superusers, or see that they do not write meanwhile.",
         **said,
     )
 

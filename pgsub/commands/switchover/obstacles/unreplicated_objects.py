@@ -151,7 +151,7 @@ def _large_objects(sides: Sides) -> Iterator[Obstacle]:
             WARNING,
             f"the publisher has {count} large object{'' if count == 1 else 's'}, which are not replicated",
             None,
-            "Keep them in columns of type bytea, or bring them while nobody writes. "
+            "Keep them in columns of type bytea, or copy them while nobody writes. "
             + quoting.dumping("--large-objects --section=data --exclude-table-data='*'"),
         )
 

@@ -121,8 +121,8 @@ def release(
         if taking is None and not taking_is_gone:
             raise TargetUnavailable(
                 "the right to write was given to a server that cannot be reached",
-                hint="It may have been taken there. Bring the target up, then let the switchover go on, or abort it. If"
-                " it will never come back, abort with --gone target.",
+                hint="It may have been taken there. Bring the target up, then let the switchover continue, or abort"
+                " it. If it will never come back, abort with --gone target.",
             )
         # guard: a given right is released only after the taking side has declined it
         if taking is not None:

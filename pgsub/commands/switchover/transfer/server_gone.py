@@ -79,7 +79,7 @@ def decline(
     drop_way_back(options, back, reporter)
     reporter.warning(
         "the publisher was not changed, which may still keep clients from writing",
-        f'Subscription "{sub.name}" remains, and cannot go on.',
+        f'Subscription "{sub.name}" remains, and cannot continue.',
         f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes\n"
         f"If the publisher comes back before that, this lets clients write there again:\n{options.command} --abort",
     )

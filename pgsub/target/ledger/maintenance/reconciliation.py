@@ -40,8 +40,7 @@ def check_not_under_way(known: Identity) -> None:
         raise SlotLost(
             f'subscription "{known.subname}" is being reconciled',
             detail=f'Replication slot "{known.new_slot}" takes the place of one that was lost.',
-            hint="Where the command was interrupted, it goes on when it is repeated:\n"
-            f"pgsub reconcile {word(known.subname)}",
+            hint=f"If the command was interrupted, run it again to continue:\npgsub reconcile {word(known.subname)}",
             sqlstate="55000",
         )
 
