@@ -352,18 +352,26 @@ def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
     assert caught.value.directive is Directive.RETRY
 
 
-@pytest.mark.parametrize("fault", ["owner", "mode", "owner of parent", "mode of parent", "link"])
+@pytest.mark.parametrize(
+    "fault", ["owner", "mode", "owner of parent", "mode of parent", "link", "owner above", "mode above", "link above"]
+)
 def test_a_spool_folder_that_somebody_else_could_exchange_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    folder = tmp_path / "parent" / "spool"
+    folder = tmp_path / "above" / "parent" / "spool"
     folder.mkdir(parents=True)
-    place = folder.parent if "parent" in fault else folder
+    place = {"parent": folder.parent, "above": folder.parent.parent}.get(fault.split()[-1], folder)
     if "mode" in fault:
         place.chmod(0o777)
     elif fault == "link":
         folder = tmp_path / "link"
         folder.symlink_to(place)
+    elif fault == "link above":
+        others = tmp_path / "others"
+        others.mkdir()
+        others.chmod(0o777)
+        (others / "link").symlink_to(place)
+        folder = others / "link" / "parent" / "spool"
     elif os.geteuid() == 0:
         os.chown(place, 12345, -1)
     else:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from pgsub.common.errors import SparkUnusable, SpoolFailed, UsageError
+from pgsub.common.machine.path_safety import exchangeable
 from pgsub.common.size import parse_size
 
 #: Space left free on the file system of the spool: SPARE bytes, or 1/SPARE_PART of a small one. It is checked again
@@ -33,27 +34,30 @@ def limit() -> int:
 def refuse_exchangeable(folder: Path) -> None:
     """Refuse a spool folder that another user could exchange, by the rules for the state folder.
 
-    :raises SparkUnusable: it is a symbolic link, or another user owns it or its parent or may write to them.
+    :raises SparkUnusable: it is a symbolic link, another user owns it or may write to it, or its path could be made to
+        lead elsewhere.
     """
     path = shlex.quote(str(folder))
     if folder.is_symlink():
         raise SparkUnusable(
             f'spool folder "{folder}" is a symbolic link', hint="Name the folder itself in spark.pgsub.spool.dir."
         )
-    for place in (folder, folder.parent):
-        status = place.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            raise SparkUnusable(
-                f'spool folder "{folder}" has wrong ownership',
-                detail=f'"{place}" belongs to user id {status.st_uid}, this process runs as {os.geteuid()}.',
-                hint=f"Name a folder of your own in spark.pgsub.spool.dir.\nls -la {path}",
-            )
-        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            raise SparkUnusable(
-                f'spool folder "{folder}" can be exchanged by others',
-                detail=f'"{place}" is writable by others.',
-                hint=f"chmod go-w {shlex.quote(str(place))}",
-            )
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise SparkUnusable(
+            f'spool folder "{folder}" has wrong ownership',
+            detail=f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}.",
+            hint=f"Name a folder of your own in spark.pgsub.spool.dir.\nls -la {path}",
+        )
+    problem, hint = exchangeable(folder)
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        problem, hint = f'Others may write to folder "{folder}".', f"chmod go-w {path}"
+    if problem is not None:
+        raise SparkUnusable(
+            f'spool folder "{folder}" can be exchanged by others',
+            detail=problem,
+            hint=hint or "Name a folder of your own in spark.pgsub.spool.dir.",
+        )
 
 
 class SpoolSpace:
