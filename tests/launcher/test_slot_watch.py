@@ -135,6 +135,20 @@ def test_a_slot_that_synchronizes_no_table_is_told_once(
     assert f"SELECT pg_drop_replication_slot('{unnamed}');" in first and late in second
 
 
+def test_a_publisher_cannot_fill_the_log_with_names_of_slots(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_watch, "_MOST_WARNED", 2)
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    log: list[str] = []
+    for number in range(3):
+        p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", f"pgsub_{p.subid}_sync_{number}_7")
+    with _watch(p, state_dir, lambda level, text: log.append(text)) as (_, _, watch):
+        until(lambda: watch.tick() or log)  # all that two reads have seen are told at once
+        assert len(watch._unnamed) == 3 and len(log) == 2
+
+
 @pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])
 def test_a_table_whose_copy_waits_for_a_lock_of_the_publisher_is_shown_with_the_holder(
     pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch, at: At, tmp_path: Path, names: str

@@ -29,6 +29,8 @@ SECONDS = 5.0
 #: Maximum and minimum seconds over which the growth of the publisher's WAL is measured. Shorter spans give only noise.
 WINDOW, SHORTEST = 300.0, 20.0
 _GOES_ON = 180000
+#: Slots that one watch warns of. Nothing of what the publisher says here is verified, and it could always name others.
+_MOST_WARNED = 100
 #: Columns that are shown with the publisher's values.
 _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(slots.SlotState)} - {"inactive_since"}
 
@@ -92,7 +94,8 @@ class SlotWatch:
         if found is None:
             return
         unnamed = set(found).difference(*((one.sync_slot, one.spare_slot) for one in relations))
-        for name in sorted(unnamed.intersection(self._unnamed) - self._warned):
+        unwarned = sorted(unnamed.intersection(self._unnamed) - self._warned)
+        for name in unwarned[: _MOST_WARNED - len(self._warned)]:
             self._warned.add(name)
             detail, hint = slots.of_no_table(name)
             text = (
