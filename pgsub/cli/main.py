@@ -115,7 +115,7 @@ def _bug(error: Exception, args: Sequence[str]) -> int:
     if debug:
         import traceback
 
-        console.say(traceback.format_exc().rstrip())
+        console.say(console.printable(traceback.format_exc().rstrip()))
     if (lack := out_of_resources(error)) is not None:
         return _fail(lack, args)
     text = console.redacted(str(error)).partition("\n")[0]

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from terminal import terminal
 
+from pgsub.cli import main
 from pgsub.cli.main import run
-from pgsub.cli.output import console, documents
+from pgsub.cli.output import console, documents, progress
+from pgsub.commands.reporter import TableProgress
 from pgsub.common import errors
 from pgsub.common.errors import exit_code_table
 
@@ -70,6 +72,21 @@ def test_control_characters_of_values_do_not_reach_the_terminal(capfd):
 
     console.error(errors.PgsubError("bad value", detail="Key (a)=(\x1b[2J\x9b31m) exists."))
     assert "\x1b" not in (text := capfd.readouterr().err) and "\x9b" not in text
+
+
+def test_control_characters_in_a_traceback_or_in_the_name_of_a_table_under_way_do_not_reach_the_terminal(
+    capfd, monkeypatch
+):
+    monkeypatch.setenv("PGSUB_DEBUG", "1")
+    try:
+        raise RuntimeError("\x1b[2J")
+    except RuntimeError as unexpected:
+        main._bug(unexpected, [])
+    forging = TableProgress("public", "t\x1b[2J\nNOTICE:  forged", "d", 1, 2, 0, None, 0, 1)
+    progress.Lines().show([forging])
+    text = capfd.readouterr().err
+    assert "Traceback" in text and "forged" in text
+    assert "\x1b" not in text and "\nNOTICE" not in text
 
 
 def test_an_unexpected_exception_is_code_12_and_shows_its_traceback_only_when_asked(capfd, valid):

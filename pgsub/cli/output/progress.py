@@ -93,10 +93,10 @@ class Lines:
             self._say([summary(self._last)])
 
     def _say(self, lines: list[str]) -> None:
-        text = "\n".join(lines)
+        text = "\n".join(map(console.line, lines))
         if text != self._said:
             self._said = text
-            console.say(console.printable(text))
+            console.say(text)
 
 
 def summary(rows: Sequence[TableProgress]) -> str:
