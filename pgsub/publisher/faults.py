@@ -159,6 +159,8 @@ def classify(
         hint = _grant_hint(said, table, user)
         return PermissionMissing(message, detail=said.detail, hint=hint, sqlstate=state)
     cls, ours = _meaning(said)
+    if state in _NO_UTF8:
+        ours = CHANGE_VALUE_HINT if table is not None else PASS_VALUE_HINT
     error = cls(message, detail=said.detail, hint=server_hint(said.hint) or ours, sqlstate=state)
     if isinstance(error, ApplyError) and table is not None:
         error.relation = ".".join(table)
@@ -196,6 +198,15 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
         return ApplyError, None
     return ReplicationBroken, None
 
+
+#: untranslatable_character, character_not_in_repertoire: the server cannot send a value as UTF-8.
+_NO_UTF8 = ("22P05", "22021")
+CHANGE_VALUE_HINT = "Change the value on the publisher. pgsub tries again by itself."
+# the WAL keeps the value: the slot cannot get past it, and no finish LSN arrives for skip-lsn
+PASS_VALUE_HINT = (
+    "pgsub reads text as UTF-8, and the publisher cannot convert this value. Change it there. Then make another slot; "
+    "every table is compared with the publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
+)
 
 RECREATE_HINT = (
     "The changes that the slot kept are lost. Create another slot; every table is then compared with the publisher's, "

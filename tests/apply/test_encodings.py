@@ -70,6 +70,53 @@ def test_what_is_skipped_is_kept_whatever_its_names_and_values_are(into: Callabl
     assert (name, body["new"]) == ("tü", {"id": "1", "ä": {"text": "日本".encode().hex()}})
 
 
+@pytest.fixture
+def alike(pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Pair]]:
+    """A subscription between databases of the same encoding, of a table in a state."""
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
+    made: list[Pair] = []
+
+    def make(encoding: str, state: str) -> Pair:
+        there, here = (Database(one, f"{pubdb.name}_{n}", encoding) for n, one in enumerate((pubdb.server, target)))
+        for database in (there, here):
+            database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        there.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        made.append(Pair(there, here).subscribe(state, [("public", "t")]))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        one.subdb.drop()
+        one.pubdb.drop()
+
+
+_LACKING = "INSERT INTO t SELECT 1, pg_catalog.convert_from(%s, %s)"
+
+
+@pytest.mark.parametrize(("encoding", "value"), [("WIN1252", b"\x81"), ("EUC_JP", b"\x8f\xf5\xa1")])
+def test_a_character_that_utf8_lacks_stops_apply_with_what_to_do(
+    alike: Callable[[str, str], Pair], encoding: str, value: bytes
+) -> None:
+    p = alike(encoding, "r")
+    p.pubdb.execute(_LACKING, value, encoding)
+    with pytest.raises(ApplyError, match="has no equivalent in encoding") as stopped:
+        p.catch_up()
+    assert stopped.value.hint is not None
+    assert stopped.value.hint.splitlines()[-1] == "pgsub reconcile NAME --force"
+
+
+def test_a_copy_that_a_character_stopped_continues_once_it_is_changed(alike: Callable[[str, str], Pair]) -> None:
+    p = alike("WIN1252", "i")
+    p.pubdb.execute(_LACKING, b"\x81", "WIN1252")
+    with pytest.raises(ApplyError, match="has no equivalent in encoding") as stopped:
+        p.sync("t")
+    assert stopped.value.hint == "Change the value on the publisher. pgsub tries again by itself."
+    p.pubdb.execute("UPDATE t SET v = '€'")
+    p.sync("t")
+    p.same("t")
+
+
 @pytest.mark.parametrize(
     ("encoding", "read"),
     [

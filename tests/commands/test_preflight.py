@@ -454,17 +454,25 @@ def test_a_target_whose_encoding_lacks_characters_is_a_warning(make_cli, tables)
     subdb.server.query(f"DROP DATABASE {subdb.name}_l1")
 
 
-def test_databases_that_do_not_say_what_their_text_is_are_a_warning_though_they_are_alike(make_cli, tables):
+@pytest.mark.parametrize(
+    ("encoding", "warned"),
+    [
+        ("SQL_ASCII", 'the publisher\'s database has encoding "SQL_ASCII", the target\'s "SQL_ASCII"'),
+        ("EUC_JP", 'both databases have encoding "EUC_JP", and pgsub sends text as UTF-8'),
+        ("LATIN1", None),
+    ],
+)
+def test_text_that_is_no_utf8_is_a_warning_though_the_databases_are_alike(make_cli, tables, encoding, warned):
     pubdb, subdb = tables
-    names = [(one, f"{one.name}_ascii") for one in (pubdb, subdb)]
+    names = [(one, f"{one.name}_{encoding.lower()}") for one in (pubdb, subdb)]
     ddl = "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE PUBLICATION p FOR TABLE a"
     for one, name in names:
-        one.server.query(f"CREATE DATABASE {name} ENCODING SQL_ASCII LOCALE 'C' TEMPLATE template0")
+        one.server.query(f"CREATE DATABASE {name} ENCODING {encoding} LOCALE 'C' TEMPLATE template0")
         with one.server.connect(name) as session:
             session.execute(ddl)
     cli = make_cli(*(one.server.conninfo(name) for one, name in names))
-    (warning,) = _plan(cli)[0]["warnings"]
-    assert warning["message"] == 'the publisher\'s database has encoding "SQL_ASCII", the target\'s "SQL_ASCII"'
+    warnings = _plan(cli)[0]["warnings"]
+    assert [warning["message"] for warning in warnings] == ([] if warned is None else [warned])
     for one, name in names:
         one.server.query(f"DROP DATABASE {name}")
 

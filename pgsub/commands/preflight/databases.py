@@ -21,6 +21,14 @@ SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
 
+#: Encodings of which every text can be converted to UTF-8.
+_CONVERTIBLE = frozenset(
+    {
+        *("UTF8", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10"),
+        *("ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256"),
+    }
+)
+
 
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
     """Refuse to replicate a database into itself, because each applied change would be published again.
@@ -106,7 +114,7 @@ def is_local(host: str) -> bool:
 
 
 def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> Iterator[Caution]:
-    """Warn if the target's encoding may lack characters of the publisher's."""
+    """Warn of text that cannot be converted to UTF-8, or from it to the target's encoding."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
     message = f'the publisher\'s database has encoding "{there}", the target\'s "{here}"'
@@ -123,4 +131,11 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
             message,
             "Text with characters that have no equivalent in the target's encoding fails.",
             "Replicate into a database of the same encoding, or of UTF8.",
+        )
+    elif here == there not in _CONVERTIBLE:
+        yield Caution(
+            f'both databases have encoding "{there}", and pgsub sends text as UTF-8',
+            "A character that has no equivalent in UTF-8 stops apply and copies, and skip-lsn cannot skip it; the"
+            " server's subscriber would take its bytes as they are.",
+            "Let nobody who is not trusted write such characters, or convert both databases to UTF8.",
         )
