@@ -153,9 +153,9 @@ def test_the_commands_of_the_page_of_a_copy_that_broke_off_show_what_it_shows(
         elif "pgsub wait" in line or "--runbook" in line:
             go_on.touch()
         if line.startswith("grep"):
-            until(lambda: "goes on" in log.read_text())
+            until(lambda: "continues where" in log.read_text())
         if "--runbook" in line:
-            until(lambda: cli.sql("SELECT 1 FROM pgsub_error WHERE message LIKE 'could not go on%'"))
+            until(lambda: cli.sql("SELECT 1 FROM pgsub_error WHERE message LIKE 'could not continue%'"))
 
     task_pages.run(cli, {"publisher": pubdb, "target": subdb}, [task_pages.BROKE_OFF], before=before)
     assert cli("drop", "sales", "--yes").returncode == 0
