@@ -50,6 +50,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "nothing of a database is used that took the name of the subscription's": (
         "test_a_database_that_took_the_name_of_the_targets_gets_no_change_and_runs_no_code",
     ),
+    "what a restored target has lost is not reported as reached": (
+        "test_what_a_restored_target_has_lost_is_not_reported_as_reached",
+    ),
     "an emptied state store is not mistaken for a new one": (
         "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
         "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",

@@ -361,3 +361,21 @@ def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_
         if answers == "another server":
             store.execute("UPDATE pg_subscription SET subconninfo = ?", (subdb.conninfo,))
     one_error(cli(*words), 7, said)
+
+
+def test_what_a_restored_target_has_lost_is_not_reported_as_reached(cli, tables):
+    pubdb, subdb = tables
+    assert cli.create("s").returncode == 0
+    (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
+    waits = ["synced", f"lsn={lsn}", "caught-up"]
+    with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
+        store.execute("UPDATE pgsub_origin SET remote_lsn = ?", (lsn,))
+    subdb.execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
+    words = ("wait", "s", "--even-if-stopped", "--timeout", "100ms", "--for")
+    assert [cli(*words, one).returncode for one in waits] == [0, 0, 0]
+    subdb.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/20'")
+    for one in waits[1:]:
+        one_error(cli(*words, one), 8, "ledger is at 0/20", "may have been restored")
+    one_error(cli("wait", "s", "--for", f"lsn={lsn}"), 3, "is not served", "ledger is at 0/20")
+    subdb.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'd' WHERE relname = 'a'")
+    one_error(cli(*words, "synced"), 8, 'not show as synchronized: "public.a"', "may have been restored")

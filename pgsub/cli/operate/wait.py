@@ -52,6 +52,9 @@ If the subscription is disabled, the command ends at once with 3. If no pgsub ru
 after 5 seconds, in which one may start. Neither applies to --for disabled. With --even-if-stopped the command waits
 instead.
 
+A target that was restored from a backup may be behind the state store. So the command also asks the target's ledger
+before it reports synced, caught-up or lsn. If the target cannot be reached, the state store alone decides.
+
 A subscription with a held table (alter --hold) is not caught up: the command ends with 3, or with --even-if-stopped
 waits until the table is released. A subscription with the option --sequences is not caught up while an error keeps a
 sequence from following the publisher. Values that the publisher gives out after the last look are not waited for.

@@ -15,7 +15,7 @@ from pathlib import Path
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
-from pgsub.commands.status import blocked_state, wait_conditions
+from pgsub.commands.status import blocked_state, ledger_confirmation, wait_conditions
 from pgsub.commands.status.subscription_status import error_class, read_status, serving
 from pgsub.commands.status.wait_conditions import Condition
 from pgsub.common.errors import (
@@ -97,17 +97,20 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
 
 
 def _condition(options: WaitOptions, store: StateStore) -> Condition:
-    if options.condition == "synced":
-        return wait_conditions.synced(_awaited(options, store))
-    if options.condition == "lsn":
-        assert options.lsn is not None
-        return wait_conditions.reached(options.lsn)
-    if options.condition == "caught-up":
-        every = [wait_conditions.synced(_awaited(options, store)), wait_conditions.reached(_present(options, store))]
-        every += [wait_conditions.released, *([wait_conditions.followed] if options.everything else [])]
-        return lambda *now: next((missing for one in every if (missing := one(*now))), None)
     others = {"error": wait_conditions.failed, "disabled": wait_conditions.disabled}
-    return {**others, "two-phase": wait_conditions.two_phase}[options.condition]
+    if options.condition not in ("synced", "lsn", "caught-up"):
+        return {**others, "two-phase": wait_conditions.two_phase}[options.condition]
+    tables = frozenset() if options.condition == "lsn" else _awaited(options, store)
+    every = [wait_conditions.synced(tables)]
+    position = options.lsn or 0
+    if options.condition == "caught-up":
+        position = _present(options, store)
+    if position:
+        every.append(wait_conditions.reached(position))
+    if options.condition == "caught-up":
+        every += [wait_conditions.released, *([wait_conditions.followed] if options.everything else [])]
+    every.append(ledger_confirmation.in_ledger(position, tables))
+    return lambda *now: next((missing for one in every if (missing := one(*now))), None)
 
 
 def _awaited(options: WaitOptions, store: StateStore) -> frozenset[int]:

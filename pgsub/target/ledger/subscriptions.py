@@ -238,6 +238,12 @@ def apply_position(connection: psycopg.Connection, subid: int) -> int:
     return lsn_or_none(scalar(connection, query, (subid,))) or 0
 
 
+def recorded_position(connection: psycopg.Connection, subid: int) -> int:
+    """Read the position up to which apply has the publisher's WAL, transactions or not; 0 if there is none."""
+    query = "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
+    return lsn_or_none(scalar(connection, query, (subid,))) or 0
+
+
 def adopt_publisher(connection: psycopg.Connection, claim: Claim, publisher: Publisher) -> None:
     """Record the first publisher that answered, for a subscription that was created without a connection."""
     with durable(connection):
