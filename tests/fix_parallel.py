@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from fix_engine import Task
 from fix_pair import MakePair, Pair
+
+if TYPE_CHECKING:
+    from fix_servers import Database
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 #: Every change of an unfinished transaction is sent at once (the server's own tests use it).
@@ -35,15 +38,26 @@ def replays(caplog: pytest.LogCaptureFixture) -> Iterator[Replays]:
 
 
 @pytest.fixture
-def parallel(pair: MakePair) -> Parallel:
-    """A pair whose publisher streams everything at once to a subscription with ``streaming = parallel``."""
+def parallel(pair: MakePair, pubdb: Database) -> Iterator[Parallel]:
+    """A pair whose publisher streams everything at once to a subscription with ``streaming = parallel``.
+
+    It has no autovacuum. Changes of catalogs are streamed, too, though none is sent (DecodeUpdate): an ANALYZE would take
+    one of the parallel workers, and a transaction that a test waits for might find none.
+    """
+    server = pubdb.server
+    server.query("ALTER SYSTEM SET autovacuum = off")
+    server.reload()
+    pubdb.wait("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autovacuum worker'", value=0)
 
     def make(ddl: str = TABLE, **options: Any) -> Pair:
         p = pair(ddl, streaming="parallel", **options)
         p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET {AT_ONCE}")
         return p
 
-    return make
+    yield make
+    if server.running:
+        server.query("ALTER SYSTEM RESET autovacuum")
+        server.reload()
 
 
 @contextmanager
