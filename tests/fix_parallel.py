@@ -41,8 +41,8 @@ def replays(caplog: pytest.LogCaptureFixture) -> Iterator[Replays]:
 def parallel(pair: MakePair, pubdb: Database) -> Iterator[Parallel]:
     """A pair whose publisher streams everything at once to a subscription with ``streaming = parallel``.
 
-    It has no autovacuum. Changes of catalogs are streamed, too, though none is sent (DecodeUpdate): an ANALYZE would take
-    one of the parallel workers, and a transaction that a test waits for might find none.
+    It has no autovacuum. Changes of catalogs are streamed, too, though none is sent (DecodeUpdate): an ANALYZE would
+    take one of the parallel workers, and a transaction that a test waits for might find none.
     """
     server = pubdb.server
     server.query("ALTER SYSTEM SET autovacuum = off")
