@@ -14,8 +14,8 @@ from psycopg.pq import TransactionStatus
 from pgsub.common import quoting
 from pgsub.common.errors import ProtocolViolation
 
-#: The statement of another session of the same database, as SQL in a line of 80 characters; ``{}`` is what has it. Of a
-#: database of SQL_ASCII nothing can be sent that is no UTF-8, so that only what is printable ASCII is left of it.
+#: SQL expression: the statement of another session of the same database, as one line of at most 80 characters. ``{}``
+#: is the name of the row that has it. A database with SQL_ASCII sends only valid UTF-8, so there only ASCII is kept.
 STATEMENT = """
 pg_catalog.left(pg_catalog.regexp_replace({}.query,
     CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN '[^!-~]+' ELSE '\\s+' END, ' ', 'g'), 80)"""
@@ -30,7 +30,7 @@ def row(
 
 
 class _Legible(Loader):
-    """A loader of texts that makes something legible of any bytes."""
+    """A loader of texts that replaces bytes that are not UTF-8."""
 
     def load(self, data: Buffer) -> str:
         """Return the text."""
@@ -40,8 +40,8 @@ class _Legible(Loader):
 def shown(connection: psycopg.Connection, query: str, params: Params | None = None) -> list[tuple[Any, ...]]:
     """Return the rows of a query whose texts are only shown to people.
 
-    Statements of sessions, roles with their settings, databases and identifiers of prepared transactions are those of
-    the whole server. No server converts them: they are in the encoding of the database that they came from.
+    The server does not convert statements of sessions, names of roles and databases, and identifiers of prepared
+    transactions. They have the encoding of the database in which they were written.
     """
     with connection.cursor() as cursor:
         cursor.adapters.register_loader("text", _Legible)
