@@ -6,10 +6,14 @@ import itertools
 import signal
 import threading
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 from fix_program import Cli, nothing_created, one_error, until
 from fix_switchover import moving
+
+from pgsub.commands.subscription import rebuild
+from pgsub.publisher import slots
 
 pytestmark = pytest.mark.long
 
@@ -362,3 +366,21 @@ def test_without_a_launcher_a_command_brings_its_change_to_the_ledger_or_says_th
         assert ended.returncode == 0 and "the target's ledger has the definition as it was before" in ended.stderr
     assert cli.sql("SELECT subenabled, substream FROM pg_subscription") == [(0, "t")]
     assert (there("enabled"), there("streaming")) == ("true", "off")
+
+
+def test_a_worker_that_still_applies_while_its_subscription_is_rebuilt_is_no_gap(cli, tables, elsewhere, monkeypatch):
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+    state = slots.slot_state
+
+    def applied_meanwhile(source, name):
+        pubdb.execute("INSERT INTO b VALUES (1, 1)")
+        (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
+        subdb.execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
+        pubdb.execute(f"SELECT pg_replication_slot_advance('{name}', '{lsn}')")
+        return state(source, name)
+
+    monkeypatch.setattr(slots, "slot_state", applied_meanwhile)
+    options = rebuild.RebuildOptions(("s",), elsewhere.state, elsewhere.connection, elsewhere.target)
+    assert rebuild.rebuild(options, reporter=Mock()) is False
+    assert elsewhere.sql("SELECT subname FROM pg_subscription") == [("s",)]

@@ -215,9 +215,11 @@ def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[fin
 def _check_slot(
     session: psycopg.Connection, source: publisher.Connection, sub: Subscription, name: str
 ) -> Iterator[findings.Caution]:
+    # read first: a worker of a launcher that was lost may still apply, and move both
+    slot = slots.slot_state(source, name)
     _, reported = _progress(session, sub.subid)
     try:
-        identity.check_slot(slots.slot_state(source, name), reported, name, source.info.dbname)
+        identity.check_slot(slot, reported, name, source.info.dbname)
     except SlotLost as error:
         yield findings.Caution(error.message, error.detail, error.hint)
 
