@@ -19,6 +19,12 @@ from pgsub.common.errors import ProtocolViolation
 STATEMENT = """
 pg_catalog.left(pg_catalog.regexp_replace({}.query,
     CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN '[^!-~]+' ELSE '\\s+' END, ' ', 'g'), 80)"""
+#: Encodings from which a server cannot convert every text, with Python's names.
+_CODECS = {
+    **{f"WIN{n}": f"cp{n}" for n in (874, 1250, 1251, 1252, 1253, 1254, 1255, 1257, 1258)},
+    **{"LATIN3": "iso8859_3", "ISO_8859_6": "iso8859_6", "ISO_8859_7": "iso8859_7", "ISO_8859_8": "iso8859_8"},
+    **{"EUC_CN": "gb2312", "EUC_JP": "euc_jp", "EUC_JIS_2004": "euc_jis_2004", "EUC_KR": "euc_kr", "JOHAB": "johab"},
+}
 
 
 def row(
@@ -30,21 +36,45 @@ def row(
 
 
 class _Legible(Loader):
-    """A loader of texts that replaces bytes that are not UTF-8."""
+    """A loader of texts that replaces bytes that are not in its encoding."""
+
+    codec = "utf-8"
 
     def load(self, data: Buffer) -> str:
         """Return the text."""
-        return bytes(data).decode("utf-8", "backslashreplace")
+        return bytes(data).decode(self.codec, "backslashreplace")
 
 
 def shown(connection: psycopg.Connection, query: str, params: Params | None = None) -> list[tuple[Any, ...]]:
     """Return the rows of a query whose texts are only shown to people.
 
-    The server does not convert statements of sessions, names of roles and databases, and identifiers of prepared
-    transactions. They have the encoding of the database in which they were written.
+    Statements of sessions, names of roles and databases, and identifiers of prepared transactions have the encoding of
+    the database in which they were written. The server converts them as if it was that of the session's database. If it
+    cannot, they are read as it has them.
     """
+    try:
+        return _shown(connection, query, params)
+    except (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire):
+        codec = _CODECS.get(connection.info.parameter_status("server_encoding") or "")
+        # parameters would not be converted either
+        if (
+            codec is None
+            or connection.info.transaction_status is not TransactionStatus.IDLE
+            or not repr(params).isascii()
+        ):
+            raise
+    connection.execute("SET client_encoding = 'SQL_ASCII'")
+    try:
+        return _shown(connection, query, params, codec)
+    finally:
+        connection.execute("SET client_encoding = 'UTF8'")
+
+
+def _shown(
+    connection: psycopg.Connection, query: str, params: Params | None, codec: str = "utf-8"
+) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
-        cursor.adapters.register_loader("text", _Legible)
+        cursor.adapters.register_loader("text", type("_Loader", (_Legible,), {"codec": codec}))
         return cursor.execute(query.encode(), params).fetchall()
 
 

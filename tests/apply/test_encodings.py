@@ -150,3 +150,23 @@ def test_who_holds_up_a_worker_is_shown_whatever_bytes_his_statement_has(into: C
         holder.execute("ROLLBACK")
         waits.join()
     assert found["x"].endswith(": BEGIN; LOCK TABLE t -- caf ")
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("WIN1252", b"\x81"), ("EUC_JP", b"\x8f\xf5\xa1")])
+def test_who_holds_up_a_worker_is_shown_though_utf8_lacks_a_character_of_his(
+    into: Callable[[str], Pair], encoding: str, byte: bytes
+) -> None:
+    p = into(encoding)
+    holder = p.subdb.connect(client_encoding=encoding)
+    with closing(holder), closing(p.subdb.connect(application_name=f"pgsub {p.subid} x 1")) as own:
+        holder.execute("BEGIN")
+        holder.execute("SELECT pg_catalog.pg_advisory_xact_lock(7)")
+        holder.execute(b"SELECT 1 -- caf" + byte)
+        waits = threading.Thread(target=lambda: own.execute("SELECT pg_catalog.pg_advisory_xact_lock(7)"))
+        waits.start()
+        p.until("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'", value=1)
+        found = lock_waits.locks(p.session, p.subid)
+        holder.execute("ROLLBACK")
+        waits.join()
+    assert found["x"].partition(": ")[2].startswith("SELECT 1 -- caf\\x")
+    assert p.session.execute("SELECT 'é'").fetchone() == ("é",)
