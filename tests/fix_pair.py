@@ -99,7 +99,7 @@ class Pair(Subscriber):
         """Conflicts and messages that wait for the launcher, and not what a copy or two_phase has to tell."""
         query = (
             "SELECT body FROM pgsub.event WHERE body ->> 'kind' <> 'two_phase'"
-            " AND NOT (body ->> 'kind' = 'log' AND body ->> 'text' ~ '^(copy of table|table) .* (goes on|was adopted)')"
+            " AND NOT (body ->> 'kind' = 'log' AND body ->> 'text' ~ '^(copy of )?table .* (continues|was adopted)')"
             " ORDER BY id"
         )
         return [body for (body,) in self.subdb.rows(query)]

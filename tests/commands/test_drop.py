@@ -43,7 +43,7 @@ def test_drop_leaves_nothing_but_its_row_in_the_journal(created, tables):
     assert (ended.returncode, ended.stdout) == (0, "")
     assert ended.stderr.splitlines() == [
         'NOTICE:  dropped replication slot "s" on publisher',
-        "NOTICE:  schema pgsub of the target holds no subscription any more",
+        "NOTICE:  schema pgsub of the target no longer holds a subscription",
         "HINT:  To remove the schema and all that it holds:",
         "DROP SCHEMA pgsub CASCADE;",
     ]

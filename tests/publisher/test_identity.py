@@ -161,8 +161,8 @@ def test_a_cluster_that_pg_upgrade_made_goes_on_from_the_slot_that_came_along():
     [
         (None, 0, KNOWN.database_oid, SlotLost, "does not exist"),
         (dataclasses.replace(SLOT, wal_status="lost"), 0, KNOWN.database_oid, SlotLost, "can no longer access"),
-        (SLOT, 0, KNOWN.database_oid + 1, WrongSystem, "no upgrade of the publisher"),
-        (SLOT, 101, KNOWN.database_oid, WrongSystem, "no upgrade of the publisher"),
+        (SLOT, 0, KNOWN.database_oid + 1, WrongSystem, "not an upgrade of the publisher"),
+        (SLOT, 101, KNOWN.database_oid, WrongSystem, "not an upgrade of the publisher"),
     ],
 )
 def test_a_cluster_that_cannot_be_the_publisher_upgraded_is_refused(slot, done, oid, kind, words):
