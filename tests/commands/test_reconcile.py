@@ -9,6 +9,11 @@ import pytest
 from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
+from fix_stuck import MakeStuck
+
+from pgsub.commands.reconcile import diagnosis
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
 
 Tables: TypeAlias = tuple[Database, Database]
 
@@ -257,3 +262,18 @@ def test_nothing_is_changed_where_a_table_cannot_be_compared_or_a_publication_is
     assert ended.returncode == 0, ended.stderr
     same(tables, "a", "b")
     assert cli("drop", "s", "--yes").returncode == 0
+
+
+def test_a_launcher_that_applies_meanwhile_is_no_lost_slot(stuck: MakeStuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = stuck()
+    assert it.apply("INSERT INTO b VALUES (1, 1)") is None
+    state = slots.slot_state
+
+    def applied_meanwhile(source: publisher.Connection, name: str) -> slots.SlotState | None:
+        monkeypatch.setattr(slots, "slot_state", state)
+        it.pubdb.execute("INSERT INTO a SELECT max(id) + 1, 'x' FROM a")
+        assert it.apply() is None
+        return state(source, name)
+
+    monkeypatch.setattr(diagnosis.slots, "slot_state", applied_meanwhile)
+    one_error(it.run("reconcile", "s", "--dry-run"), 3, "has all that subscription")

@@ -83,6 +83,8 @@ def diagnose(
     known = subscriptions.identity(session, sub.subid)
     _check_takes_part(session, known, sub)
     actual, trouble = _publisher(session, replication, sub.subid)
+    # read first: a launcher that serves it meanwhile moves both
+    slot = None if sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
     position = origin_advance.position(session, sub.subid)
     # Never a name from the ledger, because its owner must not decide which slots of the publisher are dropped.
     wanted = slot_name or sub.slot_name
@@ -94,7 +96,7 @@ def diagnose(
         )
     slot_names.valid_slot_name(wanted)
     if sub.slot_name is not None and trouble is None:
-        trouble = _slot(session, replication, sub, sub.slot_name, position, actual.dbname)
+        trouble = _slot(session, replication, sub, slot, position, actual.dbname)
     if trouble is not None:
         trouble.hint = named(trouble.hint, sub.name)
     found = Diagnosis(known, actual, wanted, position, trouble)
@@ -143,14 +145,13 @@ def _slot(
     session: psycopg.Connection,
     replication: publisher.Connection,
     sub: Subscription,
-    name: str,
+    slot: SlotState | None,
     position: Position,
     dbname: str,
 ) -> PgsubError | None:
     """Return the problem of the subscription's slot, or of the WAL that it decodes, None if there is none."""
     try:
-        slot = slots.slot_state(replication, name)
-        identity.check_slot(slot, position.reported_lsn, name, dbname)
+        identity.check_slot(slot, position.reported_lsn, sub.slot_name or "", dbname)
         verified_publisher.check_last_transaction(session, replication, sub, slot, position.remote_lsn)
     except ReplicationBroken as error:
         return error
