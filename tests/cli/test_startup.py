@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from pgsub.catalog.rows import RelationRow
+
 HEAVY = ("pyspark", "py4j", "psycopg", "numpy", "rich")
 
 CODE = """
@@ -16,11 +18,11 @@ sys.exit(code)
 """
 
 
-def _loaded(environment, *args):
+def _loaded(environment, *args, code=0):
     ended = subprocess.run(
         [sys.executable, "-c", CODE % (HEAVY,), *args], env=environment, capture_output=True, text=True
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == code, ended.stderr
     return ended.stderr.splitlines()[-1]
 
 
@@ -44,8 +46,9 @@ def test_commands_that_need_no_server_load_no_driver_and_no_spark(environment, s
 
 
 def test_waiting_for_tables_loads_no_driver(environment, store):
-    store.put_relations(5, [])
-    assert _loaded(environment, "wait", "orders", "--for", "synced") == ""
+    store.put_relations(5, [RelationRow(1, "d", None, "public", "a")])
+    words = ("wait", "orders", "--for", "synced", "--even-if-stopped", "--timeout", "100ms")
+    assert _loaded(environment, *words, code=8) == ""
 
 
 def test_names_for_completion_need_not_even_the_option_parser(environment, store):

@@ -185,7 +185,7 @@ def test_what_an_earlier_owner_attached_to_the_ledger_is_found(roles: Roles, wha
     with pytest.raises(PermissionMissing, match="belongs to role") as caught:
         roles.session("postgres")
     roles.subdb.execute(_pasted(caught.value))  # whose it is now does not make it harmless
-    with pytest.raises(PermissionMissing, match=r"pgsub\.subscription\"? is no part of the ledger") as caught:
+    with pytest.raises(PermissionMissing, match=r"pgsub\.subscription\"? is not part of the ledger") as caught:
         roles.session("postgres")
     if pasted := _pasted(caught.value):
         roles.subdb.execute(pasted)
