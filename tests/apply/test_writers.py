@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import patience
@@ -302,7 +303,7 @@ def test_sessions_that_are_ended_at_random_lose_nothing(pair: MakePair, said: Lo
 
 
 def test_units_that_were_decided_by_older_table_states_are_decided_again(
-    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch
+    pair: MakePair, said: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     p = pair(
         ACCOUNTS + "CREATE TABLE other (id int PRIMARY KEY);",
@@ -311,10 +312,11 @@ def test_units_that_were_decided_by_older_table_states_are_decided_again(
     )
     fill(p)
     work(p, 100, seed=5)
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.unit_executed=sleep:3@1")
+    monkeypatch.setenv("PGSUB_FAILPOINTS", f"apply.unit_executed=pause:{tmp_path / 'go'}@1")
     task = p.start()
     p.until("SELECT count(*) > 0 FROM log", task=task)  # the first unit is committed
     p.add("other")
+    (tmp_path / "go").touch()
     p.until("SELECT count(*) FROM log", value=100, task=task)
     p.stop(task)
     assert said("compare-and-set of the progress row failed")
