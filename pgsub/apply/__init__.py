@@ -1,6 +1,6 @@
 """The apply worker: receives remote transactions, commits them on the target, and sends feedback to the publisher.
 
-Mirrors ``src/backend/replication/logical/worker.c``. Each room depends only on those before it:
+Mirrors ``src/backend/replication/logical/worker.c``. Each package depends only on those before it:
 
 - ``stream``: assembles the walsender's bytes into whole transactions.
 - ``conflicts``: names conflicts and faults, and makes their records.
@@ -15,8 +15,8 @@ Mirrors ``src/backend/replication/logical/worker.c``. Each room depends only on 
 - ``worker``: the main loop, and the Spark task around it.
 - ``preview``: shows the effects of a transaction without applying it.
 
-:mod:`~pgsub.apply.verified_publisher` verifies that the publisher is the one in the ledger. All rooms use it, and so do
-other packages that connect to the publisher.
+:mod:`~pgsub.apply.verified_publisher` verifies that the publisher is the one in the ledger. All packages use it, and so
+do other packages that connect to the publisher.
 
 No module here opens the state store or prints. The error of a change names its relation, column and remote transaction
 as far as they are known. Entry points: :func:`pgsub.apply.worker.worker.run`,

@@ -1,4 +1,4 @@
-"""The target's side: all communication with the target database. Each room depends only on the rooms before it:
+"""The target's side: all communication with the target database. Each package depends only on those before it:
 
 - ``catalog``: tables as apply sees them.
 - ``session``: connections, roles, replication origins.

@@ -1,4 +1,4 @@
-"""A whole remote transaction, which the other rooms apply. Mirrors the state that worker.c keeps of one."""
+"""A whole remote transaction, which the other packages apply. Mirrors the state that worker.c keeps of one."""
 
 from __future__ import annotations
 
