@@ -13,18 +13,13 @@ from psycopg.pq import TransactionStatus
 
 from pgsub.common import quoting
 from pgsub.common.errors import ProtocolViolation
+from pgsub.common.text import legible
 
 #: SQL expression: the statement of another session of the same database, as one line of at most 80 characters. ``{}``
 #: is the name of the row that has it. A database with SQL_ASCII sends only valid UTF-8, so there only ASCII is kept.
 STATEMENT = """
 pg_catalog.left(pg_catalog.regexp_replace({}.query,
     CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN '[^!-~]+' ELSE '\\s+' END, ' ', 'g'), 80)"""
-#: Encodings from which a server cannot convert every text, with Python's names.
-_CODECS = {
-    **{f"WIN{n}": f"cp{n}" for n in (874, 1250, 1251, 1252, 1253, 1254, 1255, 1257, 1258)},
-    **{"LATIN3": "iso8859_3", "ISO_8859_6": "iso8859_6", "ISO_8859_7": "iso8859_7", "ISO_8859_8": "iso8859_8"},
-    **{"EUC_CN": "gb2312", "EUC_JP": "euc_jp", "EUC_JIS_2004": "euc_jis_2004", "EUC_KR": "euc_kr", "JOHAB": "johab"},
-}
 
 
 def row(
@@ -38,11 +33,11 @@ def row(
 class _Legible(Loader):
     """A loader of texts that replaces bytes that are not in its encoding."""
 
-    codec = "utf-8"
+    encoding = "UTF8"
 
     def load(self, data: Buffer) -> str:
         """Return the text."""
-        return bytes(data).decode(self.codec, "backslashreplace")
+        return legible(bytes(data), self.encoding)
 
 
 def shown(connection: psycopg.Connection, query: str, params: Params | None = None) -> list[tuple[Any, ...]]:
@@ -55,26 +50,22 @@ def shown(connection: psycopg.Connection, query: str, params: Params | None = No
     try:
         return _shown(connection, query, params)
     except (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire):
-        codec = _CODECS.get(connection.info.parameter_status("server_encoding") or "")
         # parameters would not be converted either
-        if (
-            codec is None
-            or connection.info.transaction_status is not TransactionStatus.IDLE
-            or not repr(params).isascii()
-        ):
+        if connection.info.transaction_status is not TransactionStatus.IDLE or not repr(params).isascii():
             raise
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     connection.execute("SET client_encoding = 'SQL_ASCII'")
     try:
-        return _shown(connection, query, params, codec)
+        return _shown(connection, query, params, encoding)
     finally:
         connection.execute("SET client_encoding = 'UTF8'")
 
 
 def _shown(
-    connection: psycopg.Connection, query: str, params: Params | None, codec: str = "utf-8"
+    connection: psycopg.Connection, query: str, params: Params | None, encoding: str = "UTF8"
 ) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
-        cursor.adapters.register_loader("text", type("_Loader", (_Legible,), {"codec": codec}))
+        cursor.adapters.register_loader("text", type("_Loader", (_Legible,), {"encoding": encoding}))
         return cursor.execute(query.encode(), params).fetchall()
 
 

@@ -5,7 +5,9 @@ Mirrors ``pg_clean_ascii`` (``common/string.c``), which keeps a name of a client
 
 from __future__ import annotations
 
+import codecs
 import re
+from functools import lru_cache
 
 from pgsub.common.errors import one_line
 
@@ -21,3 +23,24 @@ def printable(text: str) -> str:
 def line(text: str) -> str:
     """Escape line breaks and control characters, so that the text is one line of output."""
     return printable(one_line(text))
+
+
+@lru_cache
+def codec(encoding: str) -> str:
+    """Return Python's name for the encoding of a database.
+
+    A database with SQL_ASCII is read as UTF-8, which pgsub sends to it. For an encoding that Python lacks, the result
+    is ASCII, which every encoding includes.
+    """
+    if encoding == "SQL_ASCII":
+        return "utf-8"
+    name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return "ascii"
+
+
+def legible(data: bytes, encoding: str) -> str:
+    """Read a text as its database has it. Bytes that are no character for Python become its escapes (``\\x81``)."""
+    return data.decode(codec(encoding), "backslashreplace")

@@ -29,12 +29,12 @@ def into(pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     made: list[Pair] = []
 
-    def make(encoding: str) -> Pair:
+    def make(encoding: str, table: str = "tü", column: str = "ä") -> Pair:
         subdb = Database(target, f"{pubdb.name}_{encoding}".lower(), encoding)
         for database in (pubdb, subdb):
-            database.execute("CREATE TABLE tü (id int PRIMARY KEY, ä text)")
+            database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, {column} text)")
         pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
-        made.append(Pair(pubdb, subdb).subscribe("r", [("public", "tü")]))
+        made.append(Pair(pubdb, subdb).subscribe("r", [("public", table)]))
         return made[-1]
 
     yield make
@@ -170,3 +170,51 @@ def test_who_holds_up_a_worker_is_shown_though_utf8_lacks_a_character_of_his(
         waits.join()
     assert found["x"].partition(": ")[2].startswith("SELECT 1 -- caf\\x")
     assert p.session.execute("SELECT 'é'").fetchone() == ("é",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "local", "change", "left"),
+    [
+        ("", "INSERT INTO tü VALUES (1, 'a')", "UPDATE tü SET ä = 'b'", [("b",)]),
+        ("", "INSERT INTO tü VALUES (1, 'a')", "DELETE FROM tü", []),
+        ("insert_exists=apply_remote", "", "INSERT INTO tü VALUES (1, 'b')", [("b",)]),
+        ("insert_exists=keep_local", "", "INSERT INTO tü VALUES (1, 'b')", None),
+        ("update_origin_differs=keep_local", "INSERT INTO tü VALUES (1, 'a')", "UPDATE tü SET ä = 'b'", None),
+    ],
+)
+def test_a_local_row_with_a_character_that_utf8_lacks_is_recorded(
+    into: Callable[[str], Pair], rule: str, local: str, change: str, left: list[tuple[str]] | None
+) -> None:
+    p = into("WIN1252")
+    p.set(on_conflict=(rule,) if rule else ())
+    if local:
+        p.apply(local)
+    p.subdb.execute("UPDATE tü SET ä = 'é' || chr(129)" if local else "INSERT INTO tü VALUES (1, 'é' || chr(129))")
+    p.apply(change)
+    [event] = p.events()
+    assert event["local_conflicts"][0]["row"]["ä"] == "é\\x81"
+    if left is None:
+        assert p.subdb.rows("SELECT length(ä) FROM tü") == [(2,)]
+    else:
+        assert p.subdb.rows("SELECT ä FROM tü") == left
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value", "shown"),
+    [
+        ("EUC_JP", b"\xa4\xa2\x8f\xf5\xa1", "あ\\x8f\\xf5\\xa1"),
+        ("EUC_TW", b"a\x8e\xa7\xfe\xfe", "a\\x8e\\xa7\\xfe\\xfe"),
+        ("SQL_ASCII", b"\xc3\xa9\xe9", "é\\xe9"),
+        ("LATIN1", b'\xe9\x81"', 'é\x81"'),
+    ],
+)
+def test_a_local_row_is_recorded_whatever_its_encoding_is(
+    into: Callable[..., Pair], encoding: str, value: bytes, shown: str
+) -> None:
+    p = into(encoding, "t", "v")
+    p.apply("INSERT INTO t VALUES (1, 'a')")
+    p.subdb.execute("UPDATE t SET v = pg_catalog.convert_from(%s, %s)", value, encoding)
+    p.apply("DELETE FROM t")
+    [event] = p.events()
+    assert event["local_conflicts"][0]["row"] == {"id": "1", "v": shown}
+    assert p.subdb.rows("SELECT v FROM t") == []

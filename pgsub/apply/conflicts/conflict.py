@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
+from pgsub.target.sql.row_queries import read_texts
 from pgsub.target.sql.statement_builder import Statement
 from pgsub.target.sql.verified_names import VERIFY, VERIFY_TYPES
 
@@ -53,7 +53,7 @@ class RowConflict(NamedTuple):
         if found is not None:
             schema, name, xid, at, origin, values, micros = found
             names, leaf = [c.name for c in relation.target.columns], (schema or "", name or "")
-            row = conflict_text.kept_row(dict(zip(names, json.loads(values or "[]"), strict=True)))
+            row = conflict_text.kept_row(dict(zip(names, read_texts(values), strict=True)))
             local = ConflictingRow("", None, row, int(xid or 0), at, origin, at=int(micros or 0))
         key, identity = conflict_text.identity_key(relation, place.searched), searched_by(relation, place.searched)
         remote = conflict_text.sent_row(relation, place.new) if place.new is not None else None

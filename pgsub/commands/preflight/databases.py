@@ -28,7 +28,6 @@ _CONVERTIBLE = frozenset(
         *("ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256"),
     }
 )
-_ROWS_HERE = "A row of the target with a character that UTF-8 lacks stops apply at a conflict that must read it."
 
 
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
@@ -130,14 +129,13 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
     elif here not in (there, "UTF8"):
         yield Caution(
             message,
-            "Text with characters that have no equivalent in the target's encoding fails."
-            + ("" if here in _CONVERTIBLE else f" {_ROWS_HERE}"),
+            "Text with characters that have no equivalent in the target's encoding fails.",
             "Replicate into a database of the same encoding, or of UTF8.",
         )
     elif here == there not in _CONVERTIBLE:
         yield Caution(
             f'both databases have encoding "{there}", and pgsub sends text as UTF-8',
             "A character that has no equivalent in UTF-8 stops apply and copies, and skip-lsn cannot skip it; the"
-            f" server's subscriber would take its bytes as they are. {_ROWS_HERE}",
+            " server's subscriber would take its bytes as they are.",
             "Let nobody who is not trusted write such characters, or convert both databases to UTF8.",
         )

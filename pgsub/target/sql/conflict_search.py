@@ -7,7 +7,6 @@ transaction that fails. Here that transaction is already rolled back, so its own
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.session.connect import tracks_commits
 from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored
+from pgsub.target.sql.row_queries import read_texts
 from pgsub.target.sql.statement_builder import Statement
 
 #: Timeout of a search, in milliseconds.
@@ -198,7 +198,7 @@ class TableSearch:
         return {name for (name,) in self._connection.execute(_READ_OTHERWISE.encode(), (self.table.oid,))}
 
     def _row(self, values: str | None) -> dict[str, str | None]:
-        read = dict(zip((c.name for c in stored(self.table)), json.loads(values or "[]"), strict=True))
+        read = dict(zip((c.name for c in stored(self.table)), read_texts(values), strict=True))
         # the server shows "virtual" for a virtual column
         return {c.name: read.get(c.name, "virtual") for c in self.table.columns}
 

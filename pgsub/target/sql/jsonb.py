@@ -5,7 +5,6 @@ It rejects them as escapes too; with SQL_ASCII it rejects every escape. No datab
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from functools import partial
@@ -14,9 +13,9 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from pgsub.common.text import codec
+
 _ESCAPED = re.compile(r"\\(?:\\|u0000)")  #: an escaped backslash (the text after it is no escape), or U+0000
-#: Encodings that can store every character. SQL_ASCII stores the bytes of UTF-8 and returns them.
-_ALL = ("UTF8", "SQL_ASCII")
 
 
 def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
@@ -34,23 +33,15 @@ def text(body: Any, encoding: str) -> str:
     found = json.dumps(body, ensure_ascii=False)
     if "\\u0000" in found:
         found = _ESCAPED.sub(lambda pair: pair[0].replace("u0000", r"\x00"), found)
-    if found.isascii() or encoding in _ALL:
+    name = codec(encoding)
+    if found.isascii() or name == "utf-8":
         return found
-    return re.sub(r"[^\x00-\x7f]", partial(_shown, codec=_codec(encoding)), found)
+    return re.sub(r"[^\x00-\x7f]", partial(_shown, name=name), found)
 
 
-def _shown(found: re.Match[str], codec: str) -> str:
+def _shown(found: re.Match[str], name: str) -> str:
     try:
-        found[0].encode(codec)
+        found[0].encode(name)
     except UnicodeEncodeError:
         return "\\" + found[0].encode("ascii", "backslashreplace").decode()
     return found[0]
-
-
-def _codec(encoding: str) -> str:
-    """Return Python's name for an encoding. For an unknown one, return ASCII, which every encoding includes."""
-    name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
-    try:
-        return codecs.lookup(name).name
-    except LookupError:
-        return "ascii"

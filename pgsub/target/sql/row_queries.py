@@ -5,16 +5,23 @@ They find rows as :mod:`~pgsub.target.sql.statements` does, and change nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from psycopg import sql
 
+from pgsub.common.text import legible
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
 
 #: Larger values, in bytes, are not read for display.
 LARGEST = 65536
+
+# UTF-8 may lack a character of the text, so that the server cannot send it: it sends the bytes, with their encoding.
+_SENT = """
+(SELECT CASE e WHEN 'UTF8' THEN t ELSE e || ':' || pg_catalog.encode(pg_catalog.convert_to(t, e), 'hex') END
+   FROM (SELECT {} AS t, pg_catalog.getdatabaseencoding()::text AS e) AS pgsub_texts)"""
 
 
 def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
@@ -27,7 +34,18 @@ def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
         " ELSE '(' || pg_catalog.pg_column_size({0}) || ' bytes)' END"
     )
     values = sql.SQL(", ").join(value.format(sql.Identifier(alias, c.name), sql.Literal(LARGEST)) for c in columns)
-    return sql.SQL("pg_catalog.to_json(ARRAY[{}]::text[])").format(values)
+    return sql.SQL(_SENT).format(sql.SQL("pg_catalog.to_json(ARRAY[{}]::text[])::text").format(values))
+
+
+def read_texts(sent: str | None) -> list[str | None]:
+    """Return the values of :func:`row_texts`, by :func:`~pgsub.common.text.legible`."""
+    if sent is None or sent.startswith("["):
+        values: list[str | None] = json.loads(sent or "[]")
+        return values
+    encoding, _, content = sent.partition(":")
+    # all but the values is ASCII, in every encoding; not every codec of Python tells them apart as the server does
+    found = json.loads(bytes.fromhex(content).decode("latin-1"))
+    return [None if one is None else legible(one.encode("latin-1"), encoding) for one in found]
 
 
 def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
