@@ -218,3 +218,16 @@ def test_a_local_row_is_recorded_whatever_its_encoding_is(
     [event] = p.events()
     assert event["local_conflicts"][0]["row"] == {"id": "1", "v": shown}
     assert p.subdb.rows("SELECT v FROM t") == []
+
+
+def test_a_row_that_conflicts_with_one_that_utf8_cannot_show_is_skipped(into: Callable[..., Pair]) -> None:
+    p = into("WIN1252", "t", "v")
+    p.subdb.execute("INSERT INTO t VALUES (1, 'é' || chr(129))")
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    with pytest.raises(ApplyError) as stopped:
+        p.catch_up()
+    assert stopped.value.finish_lsn is not None
+    skip.set_pending(p.session, p.subid, skip.of([parse_lsn(stopped.value.finish_lsn)], skip.CONFLICTING))
+    p.apply("INSERT INTO t VALUES (3, 'c')")
+    assert p.subdb.rows("SELECT id, length(v) FROM t ORDER BY id") == [(1, 2), (2, 1), (3, 1)]
+    assert p.subdb.rows("SELECT body->'new' FROM pgsub.skipped_change") == [({"id": "1", "v": "a"},)]
