@@ -353,6 +353,26 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+def test_a_role_that_may_only_insert_copies_a_large_table_as_the_servers_subscriber_does(
+    pair: MakePair, chunks: None
+) -> None:
+    p = pair(TABLE, pub=ROWS, state="i")
+    role = f'"writer {p.subid}"'
+    p.subdb.execute(
+        f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
+        f"{ledger_privileges.grants(role)} GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
+        f"GRANT SET ON PARAMETER session_replication_role TO {role}; GRANT INSERT ON t TO {role}"
+    )
+    try:
+        p.set(target=p.subdb.server.conninfo(p.subdb.name, f"writer {p.subid}"))
+        _synced(p, "t")
+    finally:
+        p.set(target=p.subdb.conninfo)
+        p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    p.same("t")
+    assert _mode(p) == "atomic"
+
+
 def test_a_right_that_a_trigger_of_a_copy_lacks_is_named_with_the_whole_grant(pair: MakePair) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     role = f'"writer {p.subid}"'

@@ -156,6 +156,20 @@ def test_a_local_transaction_that_stays_open_puts_the_clean_up_off_and_blocks_no
     assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'mine'") == 2
 
 
+def test_a_local_transaction_that_stays_open_keeps_no_table_from_being_copied(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "LOCK_TIMEOUT", "100ms")
+    p = pair(TABLE, pub=ROWS, state="i", copy_workers=3)
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; INSERT INTO t VALUES (-1, 'mine')")
+        p.sync("t")
+        session.execute("COMMIT")
+    assert p.subdb.value("SELECT copy_mode FROM pgsub.subscription_rel") == "atomic"
+    _arrives(p)
+    assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'mine'") == 1
+
+
 def test_rows_of_a_failed_attempt_go_from_under_the_foreign_keys_of_local_rows(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -172,9 +173,16 @@ def ranges(leaf: Leaf, size: int, first: int = 0, until: int | None = None) -> S
 
 
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Return whether the table is empty, and keep others from writing to it until the caller's transaction ends."""
-    lock_out_writers(connection, target)
-    return is_empty(connection, target)
+    """Return whether the table is known to be empty; others are kept from writing until the transaction ends.
+
+    False also if a local transaction keeps it locked, or the role may not lock or read it: then it is copied in one
+    transaction, beside that one. Otherwise everybody who may write to the table could keep it from being copied.
+    """
+    hindered = (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege)
+    with contextlib.suppress(*hindered), connection.transaction():
+        lock_out_writers(connection, target)
+        return is_empty(connection, target)
+    return False
 
 
 def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> None:
