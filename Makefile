@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 3 * (os.cpu_count() or 1)))')
 # Which tests, as pytest's -m: `make tests MARKED=` runs all of them.
 MARKED ?= not long
-# Which part of them: `make long PART=2/36` runs the second of 36.
+# Which part of them: `make long PART=2/60` runs the second of 60.
 PART ?=
 long: PARTED = $(if $(PART),--splits $(notdir $(PART)) --group $(patsubst %/,%,$(dir $(PART))) --splitting-algorithm least_duration)
 ARGS ?=
@@ -59,7 +59,7 @@ tests: $(STAMP) $(if $(COMPILED),,compiled)
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 \
 		-m "$(MARKED)" $(PARTED) $(ARGS)
 
-# What takes long: more than an hour on two cores, or a part of it with PART=1/36.
+# What takes long: more than an hour on two cores, or a part of it with PART=1/60.
 long: MARKED := long
 long: tests
 

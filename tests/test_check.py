@@ -96,12 +96,12 @@ def test_a_test_that_passes_alone_counts_as_passed_and_is_named(check: Check) ->
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3033 passed, 0 failed")
 
 
-def test_a_check_runs_a_twenty_fourth_of_the_long_tests_or_the_part_that_is_named(
+def test_a_check_runs_one_part_of_the_long_tests_or_the_part_that_is_named(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shows = {"test": _GOOD, "long": 'echo "these: $(PART)"', "oldest": _OLDEST}
-    assert "\nthese: 1/36\n" in check(shows).stdout  # outside a checkout no commit decides
-    for part in ("2/36", ""):
+    assert "\nthese: 1/60\n" in check(shows).stdout  # outside a checkout no commit decides
+    for part in ("2/60", ""):
         monkeypatch.setenv("PART", part)
         assert f"\nthese: {part}\n" in check(shows).stdout
 
