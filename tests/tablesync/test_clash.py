@@ -178,3 +178,19 @@ def test_the_look_for_the_rows_is_bounded_and_its_failure_hides_nothing(pair, mo
 )
 def test_a_key_is_read_in_every_way_that_its_commas_allow(key, names, readings):
     assert list(conflict._readings(key, names)) == readings
+
+
+@pytest.mark.parametrize(("kind", "value"), [("spied[]", "{x}"), ("pairs", "(x,1)"), ("spied", "x")])
+def test_the_owner_of_a_type_of_the_publisher_runs_nothing_when_a_copy_meets_a_row(pair, kind, value):
+    types = (
+        "CREATE FUNCTION spy(text) RETURNS boolean LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE LOG $$captured by %$$, current_user; RETURN true; END';"
+        "CREATE DOMAIN spied AS text CHECK (public.spy(VALUE)); CREATE TYPE pairs AS (a spied, b int);"
+    )
+    row = f"INSERT INTO t (v) VALUES ('{value}')"
+    p = both(pair, f"{types} CREATE TABLE t (id int, v {kind} UNIQUE)", row, row)
+    log = p.pubdb.server.log
+    before = log.stat().st_size
+    record = met(p).record
+    assert record.key == f"(v)=({value})" and record.remote_tuple is None
+    assert "captured" not in log.read_bytes()[before:].decode(errors="replace")

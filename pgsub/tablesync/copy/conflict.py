@@ -27,6 +27,7 @@ from pgsub.publisher.snapshot import hold_table, use_snapshot
 from pgsub.tablesync.copy import row_by_row
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import unique_indexes
+from pgsub.target.catalog.relation import FIRST_NORMAL
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
@@ -87,9 +88,12 @@ class _Search:
     def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
         """Read the rows that may have this key, as COPY sends them. The search uses those parts that are columns.
 
-        The table's owner on the target wrote the expressions of the index, so they are not run on the publisher.
+        The table's owner on the target wrote the expressions of the index, so they are not run on the publisher. A
+        value of a user-defined type is not read there, because that may run code of its owner: the check of a domain.
         """
-        names = {column.name: sql.Identifier(column.name) for column in self.table.relation.columns}
+        # guard: no value is read on the publisher as a type of its users, without " if column.type_oid < FIRST_NORMAL"
+        built_in = [column.name for column in self.table.relation.columns if column.type_oid < FIRST_NORMAL]
+        names = {name: sql.Identifier(name) for name in built_in}
         columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
         parts = [
             sql.SQL("{} IS NULL").format(columns[key])
