@@ -362,6 +362,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the target names no sequence of an unpublished table to be read": (
         "test_a_sequence_of_a_table_that_is_not_published_is_not_read_because_the_target_names_it",
     ),
+    "no value is read on the publisher as a type of its users": (
+        "test_the_owner_of_a_type_of_the_publisher_runs_nothing_when_a_copy_meets_a_row",
+    ),
     "the publisher alone does not decide which sequences of the target are set": (
         "test_a_publisher_does_not_move_a_sequence_that_no_subscribed_table_of_the_target_uses",
     ),
