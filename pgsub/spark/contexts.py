@@ -22,10 +22,11 @@ _ANSWER_SECONDS = 1.0  #: limit for the JVM of spark-submit to accept a connecti
 
 @dataclass(frozen=True)
 class Started:
-    """The clean-up data of a JVM that this process started."""
+    """The clean-up data of a JVM that this process started. ``scratch`` has its sockets and scratch files."""
 
     archive: Archive
     pid_file: Path
+    scratch: Path
 
 
 started: dict[int, Started] = {}  #: by process ID

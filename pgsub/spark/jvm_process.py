@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -33,6 +34,8 @@ _HEAP = "512m"
 _LOG_LIMIT = 10 * 2**20
 #: Size in bytes of a file that tests whether there is space.
 _SMALL = 4096
+#: Folders that Spark makes at its start: blocks, its own files, files of its jobs, and a few more.
+_FOLDERS = 8
 _SOCKET_FOLDER = 103 - 42
 #: Seconds after which every started JVM has written the port of its gateway.
 _STARTING = 600.0
@@ -109,6 +112,36 @@ def _has_room(folder: Path) -> bool:
             return probe.write(bytes(_SMALL)) == _SMALL
     except OSError:
         return False
+
+
+def scratch_folder(run: Path) -> Path:
+    """Return a private folder in which Spark can make folders, without which it does not start.
+
+    :param run: the one in the state folder. If that has no space, the folder is a temporary one, because apply must
+        start nevertheless.
+    :raises SparkUnusable: there is no room for that, either.
+    """
+    try:
+        for folder in (run, run / "spark"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=run / "spark") as probe:
+            for number in range(_FOLDERS):
+                (Path(probe) / str(number)).mkdir()
+        return run
+    except OSError as error:
+        with suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix="pgsub-"))
+        raise SparkUnusable(
+            f'could not make a folder for Spark in "{run}": {error.strerror}',
+            hint=f"Free some space.\ndf -h {shlex.quote(str(run))}",
+        ) from None
+
+
+def remove_scratch(scratch: Path, run: Path) -> None:
+    """Remove the sockets of a JVM that has ended, and its scratch folder if that is a temporary one."""
+    remove_sockets(socket_place(scratch))
+    if scratch != run:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def reason(error: Exception) -> str:

@@ -117,17 +117,28 @@ def _start(
     found = class_archive.find_archive(java, jvm_process.spark_home(), cache)
     if flags is None:
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
-    jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
-    contexts.started[jvm.proc.pid] = contexts.Started(found, state_dir / "run" / "jvm.pid")
-    return _connect(jvm, workers, state_dir, chosen)
+    run = state_dir / "run"
+    scratch = jvm_process.scratch_folder(run)
+    try:
+        jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
+        contexts.started[jvm.proc.pid] = contexts.Started(found, run / "jvm.pid", scratch)
+        return _connect(jvm, workers, state_dir, chosen, scratch)
+    except BaseException:
+        jvm_process.remove_scratch(scratch, run)
+        raise
 
 
-def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkContext:
-    """Make the context in a running JVM, which is ended if that fails."""
+def _connect(
+    jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], scratch: Path | None = None
+) -> SparkContext:
+    """Make the context in a running JVM, which is ended if that fails.
+
+    :param scratch: folder for Spark's scratch files and sockets, None for the one in the state folder.
+    """
     jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
     try:
-        conf = _configuration(jvm, workers, state_dir, chosen)
+        conf = _configuration(jvm, workers, scratch or state_dir / "run", chosen)
         with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
         contexts.own.add(context)
@@ -145,15 +156,15 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
         raise
 
 
-def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkConf:
+def _configuration(jvm: Any, workers: int, scratch: Path, chosen: Mapping[str, str]) -> SparkConf:
     """Return spark-submit's version of the user's settings, with pgsub's own as defaults."""
     conf = SparkConf(_jvm=jvm.jvm)
     master = conf.get("spark.master", "")
     settings.check_known_slots(conf.get, workers, master)
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
-    own = settings.defaults(master, state_dir / "run", own_spark)
+    own = settings.defaults(master, scratch, own_spark)
     if jvm.proc is not None and settings.is_local(master):
-        folder = jvm_process.make_socket_folder(state_dir / "run")
+        folder = jvm_process.make_socket_folder(scratch)
         own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
@@ -204,7 +215,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         jvm_process.forget()  # kills a remaining JVM
         started = contexts.started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
-        jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
+        jvm_process.remove_scratch(started.scratch, started.pid_file.parent)
         if train and process.returncode == 0:
             class_archive.train_in_background(started.archive, {**os.environ, **importing_environment()})
 

@@ -5,6 +5,7 @@ Mirrors t/015_stream.pl to t/019_stream_subxact_ddl_abort.pl and t/023_twophase_
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import tempfile
@@ -350,6 +351,24 @@ def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
     with pytest.raises(SpoolFailed, match="could not create a spool folder") as caught:
         Spool(str(tmp_path / "file"), "1-0")
     assert caught.value.directive is Directive.RETRY
+
+
+def test_a_spool_on_a_full_disk_fails_only_a_transaction_that_is_kept_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", full)
+        spool = Spool(str(tmp_path), "1-0")
+        with pytest.raises(SpoolFailed, match=r"could not create a spool folder.*No space left"):
+            spool.open(7)
+    spool.open(7).append(Frames.around([b"x"]).all())  # once there is room
+    [made] = tmp_path.iterdir()
+    assert made.stat().st_mode & 0o777 == 0o700
+    spool.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

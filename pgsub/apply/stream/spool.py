@@ -12,6 +12,7 @@ Stream Abort messages to mark these ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import shutil
@@ -34,6 +35,8 @@ from pgsub.protocol.reader import INT32
 _BUFFER = 1 << 20
 #: Bytes of a followed file that are kept in memory.
 _RECENT = 16 << 20
+#: A lack of room for a folder, or a read-only disk. Only transactions that are kept in files suffer from it.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
 _SUBXID = frames.ENVELOPE + 5
@@ -43,38 +46,63 @@ _unpack = INT32.unpack_from
 class Spool:
     """The spool folder of one worker, removed with the worker.
 
+    If the disk has no room for it, it is created with the first file: most transactions need none.
+
     :param folder: parent of spool folders (0700); None for the executor's scratch folder.
     :param owner: name of the worker; files left behind by an earlier attempt of the same owner are removed.
-    :raises SpoolFailed: the folder cannot be created.
+    :raises SpoolFailed: the folder cannot be created, for another reason than a lack of room.
     :raises SparkUnusable: another user could exchange the folder.
     """
 
     def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
-        base = Path(folder or _scratch())
+        self._parent = Path(folder or _scratch())
+        self._prefix = f"pgsub-spool-{owner}-"
+        self._limit = limit
+        self._made: tuple[Path, SpoolSpace] | None = None
         try:
-            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder:
-                refuse_exchangeable(base)
-            for leftover in base.glob(f"pgsub-spool-{owner}-*") if folder else ():
+                refuse_exchangeable(self._parent)
+            for leftover in self._parent.glob(f"{self._prefix}*") if folder else ():
                 shutil.rmtree(leftover, ignore_errors=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"pgsub-spool-{owner}-", dir=base))
+            self._make()
         except OSError as error:
-            raise SpoolFailed(
-                f'could not create a spool folder in "{base}": {error.strerror}',
-                hint=f"Free space there, or make it writable; apply then continues.\nls -la {shlex.quote(str(base))}",
-            ) from None
-        self._room = SpoolSpace(self._folder, limit)
+            if error.errno not in _NO_ROOM:
+                raise self._unmade(error) from None
+
+    def _make(self) -> tuple[Path, SpoolSpace]:
+        """Create the folder unless it is there.
+
+        :raises OSError: it cannot be created.
+        """
+        if self._made is None:
+            made = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._parent))
+            self._made = made, SpoolSpace(made, self._limit)
+        return self._made
+
+    def _unmade(self, error: OSError) -> SpoolFailed:
+        place = shlex.quote(str(self._parent))
+        return SpoolFailed(
+            f'could not create a spool folder in "{self._parent}": {error.strerror}',
+            hint=f"Free space there, or make it writable; apply then continues.\nls -la {place}",
+        )
 
     def open(self, xid: int, kind: str = "changes") -> SpooledTransaction:
         """Create an empty file for a top-level transaction.
 
         :param kind: suffix of the file name, because the stream may have another transaction with the same xid.
+        :raises SpoolFailed: there was no room for the folder, and there is still none.
         """
-        return SpooledTransaction(self._folder / f"{xid}.{kind}", self._room)
+        try:
+            folder, room = self._make()
+        except OSError as error:
+            raise self._unmade(error) from None
+        return SpooledTransaction(folder / f"{xid}.{kind}", room)
 
     def close(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._made is not None:
+            shutil.rmtree(self._made[0], ignore_errors=True)
 
 
 def _scratch() -> str:

@@ -93,7 +93,7 @@ class SpoolSpace:
         free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
         if free < spare + size + _CHECK // 2:
             raise SpoolFailed(
-                f'too little free space is left for spool "{self._folder}" lies',
+                f'too little free space is left for spool "{self._folder}"',
                 detail=f"{free} bytes are free, {spare} of them are left to others.",
                 hint=f"Free some space; apply tries again by itself.\ndf -h {shlex.quote(str(self._folder.parent))}",
             )
