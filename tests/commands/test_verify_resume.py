@@ -88,7 +88,7 @@ def test_ranges_that_were_found_equal_are_not_read_again_and_a_fault_in_the_rest
     assert _ROWS - known <= read < _ROWS - known // 2
     assert cli.sql("SELECT * FROM pgsub_verified") == [] and "beginning" not in said
     text = cli("verify", name, "--table", "public.a", "--resume", env=_SMALL)  # that one ended
-    assert text.returncode == 6 and "different (id)=(7)" in text.stdout and "broke off: everything" in text.stderr
+    assert text.returncode == 6 and "different (id)=(7)" in text.stdout and "was interrupted: everything" in text.stderr
 
 
 def test_what_goes_on_and_is_killed_again_says_from_where_each_part_is(
@@ -102,7 +102,7 @@ def test_what_goes_on_and_is_killed_again_says_from_where_each_part_is(
     [(ranges,)] = cli.sql("SELECT ranges FROM pgsub_verified")
     assert len(ranges) < 20_000
     ended = cli("verify", name, "--table", "public.a", "--resume", env=_SMALL)
-    said = [line for line in ended.stdout.splitlines() if "before a verify broke off" in line]
+    said = [line for line in ended.stdout.splitlines() if "before verify was interrupted" in line]
     assert ended.returncode == 0 and len(said) == 2
     assert said[0].startswith("public.a: rows with id < ") and said[1].startswith("public.a: rows with id >= ")
 

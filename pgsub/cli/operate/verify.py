@@ -203,9 +203,9 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
     emit(render.rows(columns, tables))
     for one in tables:
         if one["lsn"] != found["lsn"]:
-            emit(console.line(f"{one['table']} was equal at {one['lsn']}, before a verify broke off"))
+            emit(console.line(f"{one['table']} was equal at {one['lsn']}, before verify was interrupted"))
         for part in one["earlier"]:
-            said = f"rows with {_between(part)} were equal at {part['lsn']}, before a verify broke off"
+            said = f"rows with {_between(part)} were equal at {part['lsn']}, before verify was interrupted"
             emit(console.line(f"{one['table']}: {said}"))
         if one["reason"]:
             emit(console.line(f"{one['table']} was not compared: {one['reason']}"))

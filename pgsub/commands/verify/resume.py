@@ -66,7 +66,7 @@ class EqualBefore:
         if not resume:
             self.forget()
         elif not self._rows.keys() & set(self._names):
-            reporter.notice(f'no verify of subscription "{sub.name}" broke off: everything is compared')
+            reporter.notice(f'no verify of subscription "{sub.name}" was interrupted: everything is compared')
 
     def of(self, state: RelationState, table: ComparedTable, lsn: int) -> Known:
         """Return what is known about a table, if it is still valid.
