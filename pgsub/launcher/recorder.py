@@ -32,6 +32,8 @@ class Run(Protocol):
 
 #: Seconds that a caller waits for the store.
 PATIENCE = 3.0
+#: Seconds after which a failure of the store is not expected to pass by itself.
+LASTING = 10.0
 #: Bounds of the seconds between attempts while the store fails. The wait is doubled each time.
 SHORTEST, LONGEST = 0.5, 15.0
 
@@ -101,6 +103,12 @@ class Recorder:
     def current(self, subid: int) -> Subscription | None:
         """Return one subscription as of the last successful read, None if it was dropped."""
         return self._known.get(subid)
+
+    @property
+    def lasting(self) -> StateStoreError | None:
+        """The failure of the store, once it lasts for :data:`LASTING` seconds."""
+        with self._lock:
+            return self.trouble if time.monotonic() - self._since >= LASTING else None
 
     def close(self) -> None:
         """End the thread. The store stays open."""

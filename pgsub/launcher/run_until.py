@@ -60,8 +60,16 @@ class GoalCheck:
         apply: ApplyWorkerHandle,
         sync: SyncWorkers,
         sequences: SequenceWorker,
+        *,
+        applied: int,
+        unrecorded: PgsubError | None,
     ) -> Outcome | None:
-        """Return how the run ends if everything is caught up or can never be, None while it goes on."""
+        """Return how the run ends if everything is caught up or can never be, None while it goes on.
+
+        :param applied: everything before it is applied, by the worker's heartbeat.
+        :param unrecorded: why the state store cannot be written. The ledger does not get the position behind a conflict
+            that is not recorded, so the run would not end.
+        """
         if not self.goal.caught_up:
             return None
         error = sync.hopeless(mirror.relations)
@@ -73,6 +81,8 @@ class GoalCheck:
             position = verified_publisher.committed_position(session, self._sub)
             worker_takeover.ask_to_record(session, self._sub.subid, position)
             self._position = position
+        if unrecorded is not None and apply.alive and applied >= self._position > mirror.reported_lsn:
+            return Outcome("failed", unrecorded)
         well = self.goal.sequences
         if not (apply.alive and mirror.reported_lsn >= self._position and sequences.settled(well=well)):
             return None

@@ -226,7 +226,12 @@ def test_a_bounded_run_that_could_not_record_what_it_did_ends_with_the_error_of_
         one_error(cli("run", "s", "--until-caught-up", "--timeout", "2m"), 10, "does not answer")
         assert tables[1].value("SELECT count(*) FROM a") == 101
         one_error(cli("run", "s", "--until-lsn", "FFFF/0", "--timeout", "1s"), 10, "state store")
+        tables[1].execute("DELETE FROM a WHERE id = 1000")
+        tables[0].execute("DELETE FROM a WHERE id = 1000")  # a conflict that cannot be recorded: feedback waits for it
+        one_error(cli("run", "s", "--until-caught-up"), 10, "does not answer")
+        assert tables[1].value("SELECT count(*) FROM pgsub.event") == 1
     assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
+    assert cli.sql("SELECT conflict_type FROM pgsub_conflict") == [("delete_missing",)]
 
 
 def test_a_disabling_that_cannot_be_recorded_stops_the_work_all_the_same(it: Served) -> None:
