@@ -36,8 +36,9 @@ def codec(encoding: str) -> str:
         return "utf-8"
     name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
     try:
+        b"\x80".decode(name, "backslashreplace")  # a server may name anything, and not every codec reads a text
         return codecs.lookup(name).name
-    except LookupError:
+    except (LookupError, ValueError):
         return "ascii"
 
 

@@ -14,6 +14,7 @@ from fix_servers import Database
 
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError
+from pgsub.common.text import legible
 from pgsub.launcher.mirror import lock_waits
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip
@@ -231,3 +232,8 @@ def test_a_row_that_conflicts_with_one_that_utf8_cannot_show_is_skipped(into: Ca
     p.apply("INSERT INTO t VALUES (3, 'c')")
     assert p.subdb.rows("SELECT id, length(v) FROM t ORDER BY id") == [(1, 2), (2, 1), (3, 1)]
     assert p.subdb.rows("SELECT body->'new' FROM pgsub.skipped_change") == [({"id": "1", "v": "a"},)]
+
+
+@pytest.mark.parametrize("encoding", ["ZLIB", "ROT13", "IDNA", "PUNYCODE", "UNDEFINED", "../UTF8", "NONE_SUCH"])
+def test_a_text_is_read_whatever_a_server_calls_its_encoding(encoding: str) -> None:
+    assert legible(b"a\x81", encoding) == "a\\x81" and jsonb.text(["ä"], encoding) == '["\\\\xe4"]'
