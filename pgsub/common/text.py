@@ -43,5 +43,20 @@ def codec(encoding: str) -> str:
 
 
 def legible(data: bytes, encoding: str) -> str:
-    """Read a text as its database has it. Bytes that are no character for Python become its escapes (``\\x81``)."""
-    return data.decode(codec(encoding), "backslashreplace")
+    """Read a text in the encoding of its database. What is no character for Python becomes an escape (``\\x81``)."""
+    return data.decode(codec(encoding), "pgsub.legible")
+
+
+_EUC = ("euc_jp", "euc_jis_2004", "euc_kr", "gb2312", "johab")
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Escape all bytes of a character (``pg_euc_mblen``), so that the rest is read as the server reads it."""
+    assert isinstance(error, UnicodeDecodeError)
+    data, at = error.object, error.start
+    width = 1 if error.encoding not in _EUC else 3 if data[at] == 0x8F else 2
+    char = data[at : at + width]
+    return "".join(f"\\x{byte:02x}" for byte in char), at + len(char)
+
+
+codecs.register_error("pgsub.legible", _escaped)

@@ -203,7 +203,7 @@ def test_a_local_row_with_a_character_that_utf8_lacks_is_recorded(
 @pytest.mark.parametrize(
     ("encoding", "value", "shown"),
     [
-        ("EUC_JP", b"\xa4\xa2\x8f\xf5\xa1", "あ\\x8f\\xf5\\xa1"),
+        ("EUC_JP", b"\xa4\xa2\x8f\xf5\xa1\xa4\xa2", "あ\\x8f\\xf5\\xa1あ"),
         ("EUC_TW", b"a\x8e\xa7\xfe\xfe", "a\\x8e\\xa7\\xfe\\xfe"),
         ("SQL_ASCII", b"\xc3\xa9\xe9", "é\\xe9"),
         ("LATIN1", b'\xe9\x81"', 'é\x81"'),
@@ -237,3 +237,20 @@ def test_a_row_that_conflicts_with_one_that_utf8_cannot_show_is_skipped(into: Ca
 @pytest.mark.parametrize("encoding", ["ZLIB", "ROT13", "IDNA", "PUNYCODE", "UNDEFINED", "../UTF8", "NONE_SUCH"])
 def test_a_text_is_read_whatever_a_server_calls_its_encoding(encoding: str) -> None:
     assert legible(b"a\x81", encoding) == "a\\x81" and jsonb.text(["ä"], encoding) == '["\\\\xe4"]'
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "text"),
+    [
+        ("WIN1252", b"\x81\xe9", "\\x81é"),
+        ("EUC_JP", b"\xad\xfe\x8f\xf5\xa1\xa4\xa2", "\\xad\\xfe\\x8f\\xf5\\xa1あ"),
+        ("EUC_KR", b"\xa4\xd4\xb0\xa1", "\\xa4\\xd4가"),
+        ("EUC_CN", b"\xfe\xfe\xb0\xa1", "\\xfe\\xfe啊"),
+        ("SQL_ASCII", b"\xe9\xc3\xa9", "\\xe9é"),
+        ("EUC_TW", b"a\xc4\xe3", "a\\xc4\\xe3"),
+    ],
+)
+def test_what_is_no_character_is_escaped_and_the_rest_is_read_as_by_the_server(
+    encoding: str, data: bytes, text: str
+) -> None:
+    assert legible(data, encoding) == text
