@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,6 +85,12 @@ def roll_back(connection: psycopg.Connection) -> None:
     """Roll back the open transaction, if there is one; the server logs a warning for a ROLLBACK without one."""
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         connection.execute("ROLLBACK")
+
+
+def leave_transaction(connection: psycopg.Connection) -> None:
+    """Roll back the open transaction, if there is one. The session may have been lost; its next user gets the error."""
+    with contextlib.suppress(psycopg.Error):
+        roll_back(connection)
 
 
 def named(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -12,10 +12,11 @@ import psycopg
 
 from pgsub.apply import verified_publisher
 from pgsub.common.errors import TimeoutExpired
+from pgsub.common.query import leave_transaction
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.slot_creation import Report
-from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing, roll_back
+from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing
 from pgsub.target.session.connect import must_use_password
 
 #: Maximum number of seconds that apply waits at a barrier before it continues by itself.
@@ -53,7 +54,7 @@ def one_point(
             lambda attempt: attempt.run(holder, password, report),
         )
         stack.callback(snapshot.close)
-        stack.callback(roll_back, holder)
+        stack.callback(leave_transaction, holder)
         yield point
 
 

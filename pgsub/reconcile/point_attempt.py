@@ -29,9 +29,9 @@ from typing import TypeVar
 import psycopg
 
 from pgsub.apply import verified_publisher
-from pgsub.common import failpoints, query
+from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
-from pgsub.common.query import scalar
+from pgsub.common.query import leave_transaction, scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -94,12 +94,6 @@ class Standing:
     barrier: str
 
 
-def roll_back(holder: psycopg.Connection) -> None:
-    """End the transaction that holds the target's snapshot. The session may have been lost."""
-    with contextlib.suppress(psycopg.Error):
-        query.roll_back(holder)
-
-
 class Attempt:
     """One barrier, from its start to its release."""
 
@@ -141,7 +135,7 @@ class Attempt:
             snapshot.drop()
         except BaseException:
             snapshot.close()
-            roll_back(holder)
+            leave_transaction(holder)
             raise
         return Point(point, snapshot.snapshot_name, name, pause), snapshot
 

@@ -17,7 +17,7 @@ from pgsub.apply.conflicts.conflict import UniqueFailure
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import table_lock
 from pgsub.common.errors import ApplyError, PermissionMissing
-from pgsub.common.query import roll_back
+from pgsub.common.query import leave_transaction
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
@@ -47,12 +47,6 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
             with contextlib.suppress(psycopg.Error):
                 _raise_what_it_lacks(connection, sub, error, *denied)
         raise
-
-
-def leave_transaction(connection: psycopg.Connection) -> None:
-    """Roll back if the session is alive and in a transaction."""
-    with contextlib.suppress(psycopg.Error):
-        roll_back(connection)
 
 
 def _raise_what_it_lacks(

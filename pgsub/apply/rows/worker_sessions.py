@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from pgsub.apply.conflicts.report import complete_report, leave_transaction
+from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames
 from pgsub.common.errors import ApplyError
+from pgsub.common.query import leave_transaction
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.stream.walsender import WalSender
 from pgsub.target.ledger.progress import Progress

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from pgsub.common import server_words, table_lock
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableReplaced, TableRewritten, TargetUnavailable
-from pgsub.common.query import roll_back, scalar
+from pgsub.common.query import leave_transaction, scalar
 from pgsub.reconcile.reading.read_rate import MOST_BLOCKS
 from pgsub.reconcile.reading.source import Named, Piece, Source
 
@@ -133,8 +133,7 @@ class Side:
                 locked = [self._hold(connection, *one) for one in named]
                 yield all(locked)
             finally:
-                with contextlib.suppress(psycopg.Error):
-                    roll_back(connection)
+                leave_transaction(connection)
 
     def _hold(self, connection: psycopg.Connection, oid: int, schema: str, name: str) -> bool:
         try:

@@ -18,7 +18,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.common.query import roll_back, scalar
+from pgsub.common.query import leave_transaction, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.reconcile.comparison import Comparison, sources
@@ -102,8 +102,7 @@ class Adopter:
         try:
             yield self._comparison
         finally:
-            with contextlib.suppress(psycopg.Error):  # the next snapshot raises the error
-                roll_back(self._holder)
+            leave_transaction(self._holder)
 
 
 @contextlib.contextmanager

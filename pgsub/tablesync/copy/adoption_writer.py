@@ -20,7 +20,7 @@ import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
-from pgsub.apply.conflicts.report import complete_errors, leave_transaction
+from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision
@@ -28,6 +28,7 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, log_text
 from pgsub.common.plural import counted
+from pgsub.common.query import leave_transaction
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import KEY_COLUMN, Column, Delete, Insert, Relation, Tuple, Update
