@@ -30,6 +30,7 @@ from pgsub.common.errors import (
     TimeoutExpired,
 )
 from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.session import connect as target
 
 READY = [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x16, "public", "b")]
 
@@ -361,6 +362,26 @@ def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_
         if answers == "another server":
             store.execute("UPDATE pg_subscription SET subconninfo = ?", (subdb.conninfo,))
     one_error(cli(*words), 7, said)
+
+
+def test_caught_up_is_found_out_in_one_session_of_the_target(cli, tables, monkeypatch):
+    assert cli.create("s").returncode == 0
+    opened, connect = [], target.connect
+    monkeypatch.setattr(target, "connect", lambda *given, **more: opened.append(given) or connect(*given, **more))
+
+    def caught_up() -> bool:
+        (lsn,) = tables[0].rows("SELECT pg_current_wal_insert_lsn()::text")[0]
+        with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
+            store.execute("UPDATE pgsub_origin SET remote_lsn = ?", (lsn,))
+        tables[1].execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
+        opened.clear()
+        with contextlib.suppress(TimeoutExpired):  # the publisher writes WAL by itself, too
+            wait(WaitOptions("s", cli.state, "caught-up", timeout=0))
+            return True
+        return False
+
+    until(caught_up)
+    assert len(opened) == 1
 
 
 def test_what_a_restored_target_has_lost_is_not_reported_as_reached(cli, tables):

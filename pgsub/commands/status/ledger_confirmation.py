@@ -7,58 +7,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
+from pgsub.commands.status import wait_session
 from pgsub.commands.status.wait_conditions import Condition
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.plural import some
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 
+if TYPE_CHECKING:
+    import psycopg
+
 _PAUSE = 1.0  #: seconds until the ledger is read again
 
 
-def in_ledger(position: int, awaited: frozenset[int]) -> Condition:
+class Reading(NamedTuple):
+    """What the ledger said."""
+
+    position: int
+    ready: frozenset[int]  #: tables by OID
+    at: float  #: in time of ``time.monotonic()``
+
+
+def read(session: psycopg.Connection, subid: int) -> Reading:
+    """Read the ledger in a session of :func:`wait_session.ledger`."""
+    from pgsub.target.ledger import subscriptions
+
+    at, done = time.monotonic(), subscriptions.recorded_position(session, subid)
+    ready = (row.srrelid for row in subscriptions.relations(session, subid) if row.srsubstate == "r")
+    return Reading(done, frozenset(ready), at)
+
+
+def in_ledger(position: int, awaited: frozenset[int], known: Reading | None = None) -> Condition:
     """Wait until the ledger, too, has this position and these tables. It comes last, because it connects to the target.
 
     :param awaited: tables by OID.
+    :param known: a reading that may already have them, so that the condition need not connect.
     """
-    said: str | None = None
-    again = 0.0
+    confirms = known is not None and known.position >= position and awaited <= known.ready
+    again = known.at + _PAUSE if known is not None and confirms else 0.0
 
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
-        nonlocal said, again
+        nonlocal known, again
         if time.monotonic() >= again:
-            shown = [row for row in store.relations(subscription.subid) if row.srrelid in awaited]
             # guard: what a restored target has lost is not reported as reached
             with suppress(TargetUnavailable):  # then the state store is all that is known
-                said = _lacking(subscription, position, shown)
+                with wait_session.ledger(subscription) as session:
+                    known = read(session, subscription.subid)
             again = time.monotonic() + _PAUSE
-        return said
+        shown = [row for row in store.relations(subscription.subid) if row.srrelid in awaited]
+        return None if known is None else _lacking(known, position, shown)
 
     return unmet
 
 
-def _lacking(subscription: Subscription, position: int, shown: Sequence[RelationRow]) -> str | None:
-    from psycopg import Error
-
-    from pgsub.target.ledger import subscriptions
-    from pgsub.target.session import ledger_privileges
-    from pgsub.target.session.connect import SessionName, open_session, translate
-
-    subid = subscription.subid
-    try:
-        with closing(open_session(subscription, SessionName(subid, "wait", 0), replica=False)) as session:
-            ledger_privileges.check(session)
-            done = subscriptions.recorded_position(session, subid)
-            ready = {row.srrelid for row in subscriptions.relations(session, subid) if row.srsubstate == "r"}
-    except Error as error:
-        raise translate(error, "read the ledger") from None
-    missing = [f"{row.schemaname}.{row.relname}" for row in shown if row.srrelid not in ready]
-    if done < position:
-        what = f"is at {format_lsn(done)}, awaited is {format_lsn(position)}"
+def _lacking(known: Reading, position: int, shown: Sequence[RelationRow]) -> str | None:
+    missing = [f"{row.schemaname}.{row.relname}" for row in shown if row.srrelid not in known.ready]
+    if known.position < position:
+        what = f"is at {format_lsn(known.position)}, awaited is {format_lsn(position)}"
     elif missing:
         what = f"does not show as synchronized: {some(missing)}"
     else:

@@ -15,7 +15,8 @@ from pathlib import Path
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
-from pgsub.commands.status import blocked_state, ledger_confirmation, wait_conditions
+from pgsub.commands.status import blocked_state, ledger_confirmation, wait_conditions, wait_session
+from pgsub.commands.status.ledger_confirmation import Reading
 from pgsub.commands.status.subscription_status import error_class, read_status, serving
 from pgsub.commands.status.wait_conditions import Condition
 from pgsub.common.errors import (
@@ -102,14 +103,14 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
         return {**others, "two-phase": wait_conditions.two_phase}[options.condition]
     tables = frozenset() if options.condition == "lsn" else _awaited(options, store)
     every = [wait_conditions.synced(tables)]
-    position = options.lsn or 0
+    position, known = options.lsn or 0, None
     if options.condition == "caught-up":
-        position = _present(options, store)
+        position, known = _present(options, store)
     if position:
         every.append(wait_conditions.reached(position))
     if options.condition == "caught-up":
         every += [wait_conditions.released, *([wait_conditions.followed] if options.everything else [])]
-    every.append(ledger_confirmation.in_ledger(position, tables))
+    every.append(ledger_confirmation.in_ledger(position, tables, known))
     return lambda *now: next((missing for one in every if (missing := one(*now))), None)
 
 
@@ -120,8 +121,10 @@ def _awaited(options: WaitOptions, store: StateStore) -> frozenset[int]:
     return frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
 
 
-def _present(options: WaitOptions, store: StateStore) -> int:
-    """Return the publisher's present position. If it is unreachable, first report that nobody applies.
+def _present(options: WaitOptions, store: StateStore) -> tuple[int, Reading | None]:
+    """Return the publisher's present position, and what the ledger says then, if the target can be asked.
+
+    If the publisher is unreachable, first report that nobody applies.
 
     :raises WrongSystem: another server answers, or one that went back in time.
     """
@@ -134,25 +137,19 @@ def _present(options: WaitOptions, store: StateStore) -> int:
         raise
 
 
-def _committed(sub: Subscription) -> int:
+def _committed(sub: Subscription) -> tuple[int, Reading | None]:
     """Return where the publisher is; where the target cannot be asked, whoever answers is taken for it."""
-    from psycopg import Error
-
     from pgsub.apply import verified_publisher
     from pgsub.publisher.connect import connect
     from pgsub.publisher.position import committed_position
-    from pgsub.target.session import ledger_privileges
-    from pgsub.target.session.connect import SessionName, open_session, translate
 
     try:
-        with closing(open_session(sub, SessionName(sub.subid, "wait", 0), replica=False)) as session:
-            ledger_privileges.check(session)
-            return verified_publisher.committed_position(session, sub)
-    except Error as error:
-        raise translate(error, "read the ledger") from None
+        with wait_session.ledger(sub) as session:
+            position = verified_publisher.committed_position(session, sub)
+            return position, ledger_confirmation.read(session, sub.subid)
     except TargetUnavailable:
         with closing(connect(sub.connection, application_name=sub.name)) as connection:
-            return committed_position(connection)
+            return committed_position(connection), None
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

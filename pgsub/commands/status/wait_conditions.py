@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.status import wait_session
 from pgsub.commands.status.subscription_status import serving
 from pgsub.common.errors import PgsubError
 from pgsub.common.plural import counted
@@ -53,15 +54,10 @@ def reached(position: int) -> Condition:
 
 def _ask_to_record(subscription: Subscription, position: int) -> None:
     """Ask apply to record a position at once. If the target cannot be asked, it is recorded a little later."""
-    from psycopg import Error
-
     from pgsub.target.ledger import worker_takeover
-    from pgsub.target.session.connect import SessionName, open_session
 
-    with suppress(PgsubError, Error):
-        name = SessionName(subscription.subid, "wait", 0)
-        with closing(open_session(subscription, name, replica=False)) as session:
-            worker_takeover.ask_to_record(session, subscription.subid, position)
+    with suppress(PgsubError), wait_session.ledger(subscription) as session:
+        worker_takeover.ask_to_record(session, subscription.subid, position)
 
 
 def released(store: StateStore, subscription: Subscription) -> str | None:
