@@ -10,12 +10,14 @@ import pytest
 from fix_pair import MakePair, Pair
 from fix_transaction_kinds import KINDS
 
-from pgsub.common.errors import ApplyError, PgsubError
+from pgsub.apply.skip.replay import ReplayRequest, replay
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.protocol.messages import Commit
-from pgsub.target.ledger import skip
+from pgsub.target.ledger import skip, skipped_changes
 from pgsub.target.ledger.skip import CONFLICTING, WHOLE, Skip
+from pgsub.target.ledger.tables import states, subscription_tables
 
 _LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
 
@@ -251,6 +253,41 @@ def test_a_sync_worker_obeys_a_skip_and_leaves_it_to_apply_to_clear_it(pair, at)
     assert p.subdb.rows("SELECT * FROM t ORDER BY id") == [(8, "before"), (9, "mine")]
     assert [(name, body["new"]["v"]) for name, body in letters(p)] == [("t", "theirs")]
     assert skip.pending(p.session, p.subid) == Skip(parse_lsn(error.finish_lsn))
+
+
+def test_what_was_skipped_before_its_table_was_copied_again_is_not_replayed_over_the_copy(pair, at):
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", state="i", on_conflict=("insert_exists=skip",))
+
+    def replays() -> None:
+        [(lsn,)] = p.subdb.rows("SELECT finish_lsn - '0/0'::pg_lsn FROM pgsub.skipped_change WHERE replayed_at IS NULL")
+        kept = skipped_changes.of_transaction(p.session, p.subid, int(lsn))
+        replay(p.sub, ReplayRequest(int(lsn), kept, {}))
+
+    at("sync.after_f=error")
+    with pytest.raises(PgsubError, match="failpoint"):
+        p.sync("t")
+    at("")
+    p.subdb.execute("INSERT INTO t VALUES (9, 'mine')")
+    p.apply("INSERT INTO t VALUES (9, 'theirs')")
+    p.sync("t")
+    with pytest.raises(ApplyError):  # what the sync worker skipped behind its copy may be replayed
+        replays()
+    p.apply("DELETE FROM t")
+    with states.changing(p.session, p.subid):
+        subscription_tables.change(p.session, p.subid, subscription_tables.Change(again=[p.relid("t")]))
+    p.subdb.execute("TRUNCATE t")
+    with pytest.raises(StateForbids, match="is being synchronized"):
+        replays()
+    p.sync("t")
+    with pytest.raises(StateForbids, match="was copied after that, and has it") as refused:
+        replays()
+    assert p.subdb.rows("SELECT * FROM t") == []
+    p.subdb.execute((refused.value.hint or "").splitlines()[-1])
+    p.subdb.execute("INSERT INTO t VALUES (10, 'mine')")
+    p.apply("INSERT INTO t VALUES (10, 'theirs')")
+    p.subdb.execute("DELETE FROM t")
+    replays()  # skipped after the copy
+    p.same("t")
 
 
 def test_each_of_several_lsns_waits_for_its_transaction_and_those_between_are_applied(make):

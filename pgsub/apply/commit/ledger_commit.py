@@ -72,8 +72,8 @@ class LedgerCommit:
         resolved = [one for one in records if isinstance(one, ResolvedConflict)]
         found = [(one.transaction, one.skipped) for one in resolved if one.skipped is not None]
         for _, group in groupby(found, lambda one: id(one[0])):
-            of_one, of_sync = list(group), not self._progress.applies
-            changes = SkippedChanges(self._connection, self._subid, of_one[0][0], of_sync=of_sync)
+            of_one = list(group)
+            changes = SkippedChanges(self._connection, self._subid, of_one[0][0])
             for _, skipped in of_one:
                 changes.keep(*skipped)
             changes.write()

@@ -29,16 +29,12 @@ class SkippedChanges:
     """A writer of the skipped changes of one transaction.
 
     :param connection: the session that applies the data; it is between two statements when changes are written.
-    :param of_sync: a sync worker skips them; its table's srsublsn will cover them.
     :ivar count: number of changes kept so far.
     :ivar cut: number of values that were too large to be kept.
     """
 
-    def __init__(
-        self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction, *, of_sync: bool = False
-    ) -> None:
+    def __init__(self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction) -> None:
         self._connection = connection
-        self._of_sync = of_sync
         self._subid = subid
         self.transaction = transaction
         self._encoding = jsonb.encoding(connection)
@@ -63,8 +59,6 @@ class SkippedChanges:
             **reason,
         }
         self._longest = _longest(message)
-        if self._of_sync:
-            body["sync"] = True
         if isinstance(message, Insert | Update):
             body["new"] = self._row(relation, message.new)
             body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == UNCHANGED]

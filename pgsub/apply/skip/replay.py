@@ -24,13 +24,16 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids, log_text
 from pgsub.common.plural import counted
+from pgsub.common.quoting import literal
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import events, skipped_changes
-from pgsub.target.ledger.skipped_changes import SkippedTransaction
+from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 from pgsub.target.ledger.subscriptions import table_states
+
+_COPIED = "the table was copied after that, and has it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,18 @@ class ReplayRequest:
 
 
 class ReplayFilter:
-    """The filter of tables that still accept skipped changes of one transaction."""
+    """The filter of tables that still accept changes that are made later than by apply.
 
-    def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
+    :param lsn: position of which the changes are, None for skipped changes.
+    """
+
+    def __init__(self, connection: psycopg.Connection, subid: int, lsn: int | None = None) -> None:
         self._states = table_states(connection, subid)
-        self._finish_lsn = finish_lsn
-        #: true while the present change was skipped by a sync worker, whose table's srsublsn covers it
-        self.of_sync = False
+        self._lsn = lsn
+        self._covered = skipped_changes.covered_by_copies(connection, subid)
+        self._subid = subid
+        self.change: SkippedChange | None = None  #: the skipped change to decide about
+        self.hint: str | None = None  #: what to do about a change that was refused
 
     def admits(self, _remote: Relation, oid: int) -> int | str:
         """Return the oid of the subscribed table, or why its changes must no longer be made."""
@@ -62,10 +70,22 @@ class ReplayFilter:
             return "the table is not subscribed"
         if state.srsubstate not in "sr":
             return "the table is being synchronized"
-        copied = state.srsublsn is not None and covered(self._finish_lsn, state.srsublsn)
-        if copied and not self.of_sync:
-            return "the table was copied after that, and has it"
+        if self._lsn is not None and state.srsublsn is not None and covered(self._lsn, state.srsublsn):
+            return _COPIED
+        # Its finish LSN does not say that: srsublsn covers what a sync worker skipped behind its copy, too.
+        # guard: a skipped change that is older than the copy of its table is not replayed
+        if self.change is not None and self.change.id <= self._covered.get(oid, 0):
+            self.hint = self._given_up(self.change, self._covered[oid])
+            return _COPIED
         return oid
+
+    def _given_up(self, change: SkippedChange, last: int) -> str:
+        place = f"schemaname = {literal(change.schemaname)} AND relname = {literal(change.relname)} AND id <= {last:d}"
+        return (
+            "Mark what the copy has on the target; changes of other tables can be replayed with --table:\n"
+            "UPDATE pgsub.skipped_change SET replayed_at = now()"
+            f" WHERE subid = {self._subid:d} AND {place} AND replayed_at IS NULL;"
+        )
 
 
 def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
@@ -96,7 +116,7 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
         )
     failpoints.point("replay.taken")
     executor = Executor(connection, session.relations, set_based=False)
-    tables = ReplayFilter(connection, subid, request.finish_lsn)
+    tables = ReplayFilter(connection, subid)
 
     def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
         taken = tables.admits(remote, oid or NEVER)
@@ -104,6 +124,7 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
             raise StateForbids(
                 f'cannot replay changes of relation "{".".join(local_name(remote))}": {taken}',
                 detail="Nothing was changed.",
+                hint=tables.hint,
                 sqlstate="55000",
             )
         return Decision(taken)
@@ -115,7 +136,7 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
             for number, (row, relations, change) in enumerate(reader.changes(_read(executor, session, subid, ids))):
                 for relation in relations:
                     session.relations.learn(relation)
-                tables.of_sync = bool(row.body.get("sync"))
+                tables.change = row
                 executor.change(reader.transaction, encode(change))
                 if number % skipped_changes.CHUNK == 0:
                     others += _checked(executor.taken(), subid)

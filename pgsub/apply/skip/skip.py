@@ -59,7 +59,7 @@ class SkipHandler:
             return
         before = batch.cut(len(batch) - 1)[0]
         self._ledger_commit.record(self._executor.run(before.items, should_apply))
-        left = SkippedChanges(self._session.connection, relations.subid, last, of_sync=not applies)
+        left = SkippedChanges(self._session.connection, relations.subid, last)
         if skip.rows == WHOLE:
             self._whole(last, left, should_apply)
         else:

@@ -59,7 +59,7 @@ class SkippedReader:
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
         table = row.schemaname, row.relname
-        key = (*table, tuple(names), tuple(body["identity"]), body["replica_identity"], body.get("sync"))
+        key = (*table, tuple(names), tuple(body["identity"]), body["replica_identity"])
         known = self._relations.get(key)
         if known is None:
             types, identity = self._types[table], set(body["identity"])

@@ -187,17 +187,14 @@ def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: Con
 
 def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None:
     request, ids = found.request, found.kept.ids
-    tables, revival = (
-        ReplayFilter(session, sub.subid, request.finish_lsn),
-        SkippedReader(session, request.finish_lsn, request.kept),
-    )
+    tables, revival = ReplayFilter(session, sub.subid), SkippedReader(session, request.finish_lsn, request.kept)
     cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
     with simulate(session, sub, cache, tables.admits) as comparison:
         for row, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
             if found.preview.changes >= COMPARED:
                 found.preview.not_compared += 1
                 continue
-            tables.of_sync = bool(row.body.get("sync"))
+            tables.change = row
             for relation in relations:
                 comparison.learn(relation)
             for finding in comparison.take(change):

@@ -137,6 +137,16 @@ def by_content(
     return [row[0] for row in rows if row[1]] or [row[0] for row in rows]
 
 
+def covered_by_copies(connection: psycopg.Connection, subid: int) -> dict[int, int]:
+    """Return the tables, by OID, that were copied after changes were skipped, and the id of the last such change."""
+    rows = connection.execute(
+        "SELECT srrelid::bigint, covered_skips FROM pgsub.subscription_rel"
+        " WHERE subid = %s AND covered_skips IS NOT NULL",
+        (subid,),
+    )
+    return dict(rows.fetchall())
+
+
 def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
     """Mark changes as replayed in the open transaction. Concurrent replays of the same changes wait for its end.
 

@@ -72,6 +72,8 @@ def next_group(connection: psycopg.Connection, subid: int) -> int:
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
     """Set ``i`` or ``d`` → ``d`` and record the slot's name, durably before the slot exists.
 
+    What was skipped of the tables until now is in the slot's snapshot. No worker that could skip more is left.
+
     :return: the number of the attempt, by table.
     """
     subid, relids = claims[0].subid, worker_takeover.numbers(claims)
@@ -80,7 +82,8 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
         lock_tables(connection, subid, relids)
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
-            f" copy_mode = NULL, handover_lsn = NULL WHERE {TABLES} AND srsubstate IN ('i', 'd')"
+            f" copy_mode = NULL, handover_lsn = NULL, covered_skips = (SELECT max(id) FROM pgsub.skipped_change)"
+            f" WHERE {TABLES} AND srsubstate IN ('i', 'd')"
             " RETURNING srrelid::bigint, attempt".encode(),
             (slot, subid, relids),
         ).fetchall()
