@@ -83,6 +83,26 @@ def test_a_run_that_does_not_catch_up_in_time_ends_with_8_and_names_what_is_miss
 
 
 @pytest.mark.long
+@pytest.mark.own_spark
+def test_a_worker_whose_slot_another_host_still_has_has_not_recovered_before_it_streams(cli, tables):
+    pubdb, _ = tables
+    assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
+    with contextlib.closing(publisher.connect(pubdb.conninfo, application_name="other", replication=True)) as consumer:
+        options = walsender.start_options(
+            consumer.info.server_version, ["p"], binary=False, streaming="off", origin="any"
+        )
+        walsender.WalSender(consumer).start("s", 0, options)
+        running = cli.start("run", "s", env={"PGSUB_RETRY_SECONDS": "0.5"})
+        until(lambda: running.log.read_text().count("is active for PID") >= 3)
+        assert "has recovered" not in running.log.read_text()
+        assert cli.sql("SELECT attempts >= 3 FROM pgsub_error") == [(1,)]
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+    until(lambda: "has recovered from an error" in running.log.read_text())
+    assert cli.stop(running) == 0
+    assert running.log.read_text().count("has recovered") == 1
+
+
+@pytest.mark.long
 def test_a_second_launcher_ends_with_9_and_says_who_is_the_first(cli, tables):
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
     running = cli.launcher()

@@ -155,7 +155,9 @@ class ApplyWorkerHandle:
             self._stopped_at, self._retry.not_before = None, 0.0
         place = self._errors.place(APPLY)
         position = mirror.position()
-        if self.alive and self.watch.alive and position > place and not (place and mirror.held.is_next(place)):
+        # an error with a place is over once apply is past it, any other once the publisher streams again
+        works = self.watch.alive if place else self.watch.streams
+        if self.alive and works and position > place and not (place and mirror.held.is_next(place)):
             if self._retry.error is not None:
                 self._retry.succeeded()
             self._errors.clear(APPLY, position)

@@ -41,6 +41,9 @@ _DOUBLINGS = 5
 _STEP = 1.0
 #: Seconds without a sign of life after which the wait is logged.
 _LOG_SECONDS = 8.0
+#: Seconds after which a living worker counts as streaming where no heartbeat arrives. A start takes less: it ends with
+#: an error if another session keeps the slot.
+_START_SECONDS = 30.0
 
 
 class WorkerWatch:
@@ -74,7 +77,8 @@ class WorkerWatch:
 
     def _reset(self, stage: str) -> None:
         self._stage, self._since = stage, ago(0)
-        self._clock = time.monotonic()
+        self._clock = self._alive_at = time.monotonic()
+        self._heard = False  #: a heartbeat came; the first one is sent when the publisher has begun to stream
         self._quiet = 0.0  #: seconds without a sign of life
         self._queued = 0.0  #: value of ``_quiet`` when Spark last kept the task waiting for a slot
         self._asked = -ASK_SECONDS
@@ -106,6 +110,7 @@ class WorkerWatch:
         elif self._heartbeats.seconds_since(claim.subid, claim.worker, claim.epoch) < ASK_SECONDS:
             if self._sign is None or not self._sign.claimed:
                 self._sign = worker_takeover.sign(session, claim)  # once, to learn its host
+            self._heard = True
             self._alive()
         elif self._quiet >= self._asked + ASK_SECONDS:
             self._asked = self._quiet
@@ -128,7 +133,7 @@ class WorkerWatch:
 
     def _alive(self) -> None:
         if self._stage != "alive":
-            self._stage, self._since = "alive", ago(0)
+            self._stage, self._since, self._alive_at = "alive", ago(0), time.monotonic()
         self._quiet = self._asked = self._queued = 0.0
         self._taken_over = 0
 
@@ -136,6 +141,11 @@ class WorkerWatch:
     def alive(self) -> bool:
         """Whether the task has recently given a sign of life."""
         return self._stage == "alive" and not self._waits
+
+    @property
+    def streams(self) -> bool:
+        """Whether the task is alive and has begun to stream: it may still wait for the slot while it starts."""
+        return self.alive and (self._heard or time.monotonic() - self._alive_at >= _START_SECONDS)
 
     @property
     def gone(self) -> bool:
