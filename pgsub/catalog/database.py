@@ -151,6 +151,14 @@ class Database:
             finally:
                 self._depth -= 1
 
+    def try_write(self) -> None:
+        """Write what the file has already, to find out whether it can be written. A read does not show that.
+
+        :raises StateStoreError: as for :meth:`transaction`.
+        """
+        with self.transaction():
+            self.rows(f"PRAGMA user_version = {_NEWEST}")
+
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """Read one state of the file inside the block, which must not write."""

@@ -150,12 +150,14 @@ class TroubleFlag:
 
 #: Flags of a launcher that cannot write to the state store, or to its log.
 UNRECORDED, UNLOGGED = "unrecorded.lock", "unlogged.lock"
+#: What they mean where the reason could not be written either.
+_MEANS = {UNRECORDED: "the state store cannot be written", UNLOGGED: "the log cannot be written"}
 
 
 def troubles(folder: Path) -> list[str]:
     """Return what launchers of a state folder currently cannot write, with the reason if known."""
     said = {name: Lock(folder / name).holder() for name in (UNRECORDED, UNLOGGED)}
-    return [text.strip() for text in said.values() if text is not None]
+    return [text.strip() or _MEANS[name] for name, text in said.items() if text is not None]
 
 
 def launcher_lock(folder: Path) -> Lock:

@@ -39,6 +39,7 @@ class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
         self.replaced = database.replaced
         self.reopen = database.reopen  #: does not recreate the folder
         self.close = database.close
+        self.try_write = database.try_write
         #: Write in one transaction. Keep it short, because other threads and processes wait.
         self.batch = database.transaction
         self.snapshot = database.snapshot

@@ -69,7 +69,7 @@ class Recorder:
             if self.trouble is not None and time.monotonic() < self._again:
                 raise self.trouble
         try:
-            done = self._executor.run(lambda: self._do(work))
+            done, still = self._executor.run(lambda: self._do(work))
         except CallTimedOut:
             error = StateStoreError(
                 f'state store "{self._store.path}" does not answer',
@@ -86,7 +86,7 @@ class Recorder:
             error = StateStoreError(f'could not use state store "{self._store.path}": {lack.message}', hint=lack.hint)
         else:
             with self._lock:
-                self._works()
+                self._works() if still is None else self._failed(still)
             return done
         with self._lock:
             self._failed(error)
@@ -117,7 +117,8 @@ class Recorder:
 
     # Called in the recorder's thread.
 
-    def _do(self, work: Callable[[], Result]) -> Result:
+    def _do(self, work: Callable[[], Result]) -> tuple[Result, StateStoreError | None]:
+        """Run a function that uses the store; return its result, and why the store still cannot be written."""
         failpoints.point("state.write")
         replaced = self._store.replaced()
         if self._broken or replaced or self._store.copied is not None:
@@ -125,7 +126,13 @@ class Recorder:
             self._broken = False
         if replaced:
             self._put_back()
-        return work()
+        done = work()
+        if self.trouble is not None:
+            try:
+                self._store.try_write()  # the work may only have read
+            except StateStoreError as error:
+                return done, error
+        return done, None
 
     def _put_back(self) -> None:
         """Restore served subscriptions after the file was removed or replaced."""

@@ -214,7 +214,8 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         ending.join()
         jvm_process.forget()  # kills a remaining JVM
         started = contexts.started.pop(process.pid)
-        started.pid_file.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk
+            started.pid_file.unlink(missing_ok=True)
         jvm_process.remove_scratch(started.scratch, started.pid_file.parent)
         if train and process.returncode == 0:
             class_archive.train_in_background(started.archive, {**os.environ, **importing_environment()})
