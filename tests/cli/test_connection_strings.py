@@ -42,10 +42,13 @@ def test_of_a_way_back_they_are_refused_before_a_server_is_asked(pgsub, store, o
     assert f"way back ({option})" in said and "S3NT" not in said
 
 
-def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgsub):
-    ended = pgsub(*WORDS, "--target", NOBODY, "--connection", "postgresql://repl:S3NT/1NEL@db1/shop")
-    said = one_error(ended, 2, "its port is not a number", '"/" as %2F')
-    assert "S3NT" not in said and "1NEL" not in said
+@pytest.mark.parametrize(
+    ("rest", "said"), [("/1NEL@db1", "its port is not a number"), ("@1NEL@db1", 'its host contains "@"')]
+)
+def test_of_a_uri_port_and_host_are_not_shown_for_they_may_be_the_rest_of_a_password(pgsub, rest, said):
+    ended = pgsub(*WORDS, "--target", NOBODY, "--connection", f"postgresql://repl:S3NT{rest}/shop")
+    shown = one_error(ended, 2, said, '"/" as %2F')
+    assert "S3NT" not in shown and "1NEL" not in shown
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,8 @@ def test_of_a_uri_the_port_is_not_shown_for_it_may_be_the_rest_of_a_password(pgs
             "service=nobody_defined port=1,2 sslnegotiation=direct",
             "host=a gssencmode=require",
             "postgresql://a:1,b:2/c",
+            "postgresql://%2Ftmp%2Fa%40b/c",
+            "postgresql://%40abstract/c",
         ),
     ],
 )

@@ -30,10 +30,11 @@ def check(params: Mapping[str, str], side: str, *, uri: bool = False) -> None:
 
     :param params: from :func:`conninfo.parse`; at most the name of a service is checked.
     :param side: ``publisher`` or ``target``, for the error.
-    :param uri: they are from a URI, where an unescaped ``/`` makes the rest of a password the port.
-    :raises UsageError: a value is invalid; with ``uri`` the text does not repeat the port.
+    :param uri: they are from a URI, where an unescaped ``/`` makes the rest of a password the port, and an unescaped
+        ``@`` makes it the host.
+    :raises UsageError: a value is invalid; with ``uri`` the text does not repeat port or host.
     """
-    reason = _port_of_uri(params.get("port", "")) if uri else None
+    reason = _of_uri(params) if uri else None
     reason = reason or _no_number(params) or _refused(params)
     if reason is not None:
         raise UsageError(f"invalid connection string for the {side}: {reason[0]}", hint=reason[1])
@@ -44,13 +45,14 @@ _Reason = tuple[str, str]
 _LEFT_OUT = {*SECRETS, "service", "servicefile"}
 
 
-def _port_of_uri(port: str) -> _Reason | None:
-    if all(one.isdecimal() and 0 < int(one) < 65536 for one in port.split(",") if one):
-        return None
-    return (
-        "its port is not a number from 1 to 65535",
-        'In a URI write special characters of user and password as %XX: "/" as %2F, ":" as %3A, "@" as %40.',
-    )
+def _of_uri(params: Mapping[str, str]) -> _Reason | None:
+    hint = 'In a URI write special characters of user and password as %XX: "/" as %2F, ":" as %3A, "@" as %40.'
+    if not all(one.isdecimal() and 0 < int(one) < 65536 for one in params.get("port", "").split(",") if one):
+        return "its port is not a number from 1 to 65535", hint
+    # a path may contain the character, and the name of an abstract socket begins with it
+    if any("@" in one[1:] and not one.startswith("/") for one in params.get("host", "").split(",")):
+        return 'its host contains "@"', hint
+    return None
 
 
 def _no_number(params: Mapping[str, str]) -> _Reason | None:
