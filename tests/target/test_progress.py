@@ -195,3 +195,16 @@ def test_an_old_snapshot_does_not_make_progress_slower(
     assert _buffers(session, progress, 1500, 50) <= first + 3
     assert old.execute("SELECT remote_lsn = '0/0' FROM pgsub.progress").fetchone() == (True,)
     old.execute("ROLLBACK")
+
+
+def test_the_events_that_are_left_are_known_without_reading_them(session: psycopg.Connection) -> None:
+    progress = _claimed(session)
+    assert progress.unmirrored_events() is None
+    event = "INSERT INTO pgsub.event (subid, body) SELECT %s, to_jsonb(repeat('x', 500)) FROM generate_series(1, 5000)"
+    session.execute(event, (SUBID,))
+    with session.transaction():
+        found = progress.unmirrored_events()
+        read = session.execute(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgsub.event'::regclass"
+        ).fetchone()
+    assert found is not None and found[1] - found[0] == 4999 and read is not None and read[0] < 10

@@ -274,9 +274,14 @@ class Progress:
         return Control(found[0], found[1], lsn_or_none(found[2]) or 0)
 
     def unmirrored_events(self) -> tuple[int, int] | None:
-        """Return the first and last id of the events that the launcher has not recorded; None if there are none."""
-        query = "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s HAVING count(*) > 0"
-        return row(self._connection, query, (self._claim.subid,))
+        """Return the first and last id of the events that the launcher has not recorded; None if there are none.
+
+        There may be as many as a transaction has changes, so they are not counted.
+        """
+        ends = ("SELECT id FROM pgsub.event WHERE subid = %s ORDER BY id " + order for order in ("ASC", "DESC"))
+        query = "SELECT ({} LIMIT 1), ({} LIMIT 1)".format(*ends)
+        first, last = row(self._connection, query, (self._claim.subid,) * 2) or (None, None)
+        return None if first is None else (first, last)
 
 
 def _skips(
