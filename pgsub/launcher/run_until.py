@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply import verified_publisher
-from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.errors import Directive, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
@@ -68,7 +68,7 @@ class GoalCheck:
 
         :param applied: everything before it is applied, by the worker's heartbeat.
         :param unrecorded: why the state store cannot be written. The ledger does not get the position behind a conflict
-            that is not recorded, so the run would not end.
+            that is not recorded, and no attempt at sequences succeeds, so the run would not end.
         """
         if not self.goal.caught_up:
             return None
@@ -84,7 +84,8 @@ class GoalCheck:
         if unrecorded is not None and apply.alive and applied >= self._position > mirror.reported_lsn:
             return Outcome("failed", unrecorded)
         well = self.goal.sequences
-        if not (apply.alive and mirror.reported_lsn >= self._position and sequences.settled(well=well)):
+        waits = well and not (unrecorded is not None and isinstance(sequences.error, StateStoreError))
+        if not (apply.alive and mirror.reported_lsn >= self._position and sequences.settled(well=waits)):
             return None
         error = error or (sequences.error if well else None)
         return Outcome("failed" if error else "reached", error)

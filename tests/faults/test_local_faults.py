@@ -234,6 +234,18 @@ def test_a_bounded_run_that_could_not_record_what_it_did_ends_with_the_error_of_
     assert cli.sql("SELECT conflict_type FROM pgsub_conflict") == [("delete_missing",)]
 
 
+def test_a_bounded_run_ends_although_the_state_of_sequences_cannot_be_recorded(
+    cli: Cli, tables: tuple[Database, Database]
+) -> None:
+    for database in tables:
+        database.execute("CREATE SEQUENCE q; ALTER TABLE b ADD q int DEFAULT nextval('q')")
+    assert cli.create("s", "--sequences", "--no-copy-data", "--no-wait").returncode == 0
+    tables[0].execute("SELECT setval('q', 7)")
+    with locked(cli.state / "state.db"):
+        one_error(cli("run", "s", "--until-caught-up"), 10, "does not answer")
+        assert tables[1].value("SELECT last_value FROM q") == 7
+
+
 def test_a_disabling_that_cannot_be_recorded_stops_the_work_all_the_same(it: Served) -> None:
     assert it.cli("disable-on-error", it.name, "on").returncode == 0
     # the launcher has read it once the ledger has it
