@@ -389,16 +389,20 @@ def test_what_a_restored_target_has_lost_is_not_reported_as_reached(cli, tables)
     assert cli.create("s").returncode == 0
     words = ("wait", "s", "--even-if-stopped", "--timeout", "100ms", "--for")
 
-    def waits() -> list[str]:
-        (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
+    def shows(lsn: str) -> None:
         with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
             store.execute("UPDATE pgsub_origin SET remote_lsn = ?", (lsn,))
+
+    def waits() -> list[str]:
+        (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
+        shows(lsn)
         subdb.execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
         return ["synced", f"lsn={lsn}", "caught-up"]
 
     # the publisher writes WAL by itself, too
     until(lambda: [cli(*words, one).returncode for one in waits()] == [0, 0, 0])
     lsn = waits()[1].removeprefix("lsn=")
+    shows("FFFF/0")  # whatever the publisher writes meanwhile
     subdb.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/20'")
     for one in (f"lsn={lsn}", "caught-up"):
         one_error(cli(*words, one), 8, "ledger is at 0/20", "may have been restored")
