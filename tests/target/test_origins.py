@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+import pytest
 from fix_pair import MakePair
 
+from pgsub.common.errors import Fenced
 from pgsub.target.session import origins
 
 if TYPE_CHECKING:
@@ -44,6 +46,14 @@ def test_each_session_finds_a_free_origin_without_an_error_in_the_servers_log(pa
         names.append(origins.attach(stack.enter_context(closing(p.subdb.connect())), p.sub))
         assert names == [f"pgsub_{p.subid}", f"pgsub_{p.subid}_1", f"pgsub_{p.subid}_2", f"pgsub_{p.subid}_1"]
         assert not p.subdb.server.log_contains("ERROR", before)
+
+
+def test_a_session_that_comes_after_the_drop_of_its_subscription_leaves_no_origin_behind(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    p.subdb.execute("DELETE FROM pgsub.subscription WHERE subid = %s", p.subid)
+    with closing(p.subdb.connect()) as session, pytest.raises(Fenced, match="was removed from the ledger"):
+        origins.attach(session, p.sub)
+    assert p.subdb.rows("SELECT roname FROM pg_replication_origin WHERE roname ~ %s", f"^pgsub_{p.subid}") == []
 
 
 def test_a_stranger_who_holds_the_locks_of_all_origins_keeps_no_session_from_one(pair: MakePair) -> None:

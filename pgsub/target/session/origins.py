@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 
 from pgsub.common import server_words
-from pgsub.common.errors import TargetUnavailable
+from pgsub.common.errors import Fenced, TargetUnavailable
 from pgsub.common.query import current_role, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -113,7 +113,7 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
                     break
                 # another session of this subscription may create it first
                 with contextlib.suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
-                    connection.execute("SELECT pg_catalog.pg_replication_origin_create(%s)", (name,))
+                    _create(connection, name, subid)
             connection.execute("SELECT pg_catalog.pg_replication_origin_session_setup(%s)", (name,))
         except psycopg.errors.ObjectInUse:
             continue
@@ -125,6 +125,16 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
     raise TargetUnavailable(
         "no replication origin is free on the target for a further session", hint=SHORT_HINT, sqlstate=EXHAUSTED
     )
+
+
+def _create(connection: psycopg.Connection, name: str, subid: int) -> None:
+    """Create an origin, unless the subscription was dropped meanwhile: nobody would drop the origin.
+
+    :raises Fenced: it was.
+    """
+    query = "SELECT pg_catalog.pg_replication_origin_create(%s) FROM pgsub.subscription WHERE subid = %s"
+    if scalar(connection, query, (name, subid)) is None:
+        raise Fenced("the subscription was removed from the ledger")
 
 
 def _numbers(connection: psycopg.Connection, subid: int) -> Iterator[int]:
