@@ -82,10 +82,15 @@ class SubscriptionCatalog:
 
         :raises SubscriptionNotFound: no subscription has this name.
         """
-        found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
-        if not found:
+        found = self.find(name)
+        if found is None:
             raise SubscriptionNotFound(f'subscription "{name}" does not exist', hint=self._others(name))
-        return _decode(found[0])
+        return found
+
+    def find(self, name: str) -> Subscription | None:
+        """Return one subscription, or None."""
+        found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
+        return _decode(found[0]) if found else None
 
     def _others(self, name: str) -> str:
         """Suggest the subscription that may be meant by an unknown name."""

@@ -163,11 +163,10 @@ def switchover(
 def _say_which(options: SwitchoverOptions) -> None:
     """Report which server is called the publisher, because ``--back`` exchanges the two."""
     from pgsub.catalog.store import StateStore
-    from pgsub.commands.switchover.parties import found
     from pgsub.common.connections import conninfo
 
     with StateStore.open(options.state_dir, create=False) as store:
-        sub = found(store, options.names[0])
+        sub = store.find(options.names[0])
     if sub is not None:
         servers = (conninfo.endpoint(conninfo.parse(one, "server")) for one in (sub.connection, sub.target))
         console.notice('in this direction the publisher is "{}", and the target "{}"'.format(*servers))

@@ -37,7 +37,7 @@ def _require_one(names: Sequence[str]) -> None:
     from pgsub.catalog.store import StateStore
 
     with StateStore.open(current.state_dir, create=False) as store:
-        if not {one.name for one in store.subscriptions()}.intersection(names):
+        if not any(map(store.find, names)):
             store.subscription(names[0])
 
 

@@ -67,7 +67,7 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> 
     from pgsub.catalog.store import StateStore
 
     with StateStore.open(current.state_dir, create=False) as store:
-        found = next((one for one in store.subscriptions() if one.name == name), None)
+        found = store.find(name)
         kept = sum(row.kept_changes for row in store.held(found.subid)) if found is not None else 0
     if found is None:
         return  # the command says so

@@ -45,7 +45,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
     """
     made = definition.resolve(options)
     with undone_by_signals(), StateStore.open(options.state_dir) as store:
-        if any(s.name == options.name for s in store.subscriptions()):
+        if store.find(options.name) is not None:
             if not options.if_not_exists:
                 raise SubscriptionExists(
                     f'subscription "{options.name}" already exists',

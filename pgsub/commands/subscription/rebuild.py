@@ -100,7 +100,7 @@ def _is_there(store: StateStore, given: Subscription, reporter: Reporter) -> boo
 
     :raises StateForbids: the connection strings in the state store differ.
     """
-    found = next((one for one in store.subscriptions() if one.name == given.name), None)
+    found = store.find(given.name)
     if found is None:
         return False
     if _servers(found) != _servers(given):

@@ -13,7 +13,6 @@ from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
     SwitchoverOptions,
-    found,
     giving_ledger,
     taking_session,
     the_one,
@@ -37,7 +36,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         with contextlib.ExitStack() as stack:
-            back = found(store, options.names[1])
+            back = store.find(options.names[1])
             if options.gone == TARGET:
                 server_gone.check_gone(options, sub, back)
             try:

@@ -10,20 +10,17 @@ from pathlib import Path
 
 import psycopg
 
-from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
-from pgsub.commands.sessions import connect_publisher, ledger_session, verify_publisher
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import publisher_parameters, target_parameters
 from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.switchover import fence
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import must_use_password
 
 #: Lock key of a database in a switchover: "pgsw". A database has one fence, regardless of its subscriptions.
 DATABASE_LOCK = (0x70677377, 0)
@@ -119,18 +116,6 @@ def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
 
 
 @contextlib.contextmanager
-def giving_source(taking: psycopg.Connection, sub: Subscription) -> Iterator[publisher.Connection]:
-    """Open a session on the giving side with the subscription's connection, for its sequences.
-
-    :raises WrongSystem: the server is not the subscription's publisher.
-    """
-    verify_publisher(taking, sub, sub.connection)
-    expected, must = recorded_database(taking, sub.subid), must_use_password(taking, sub)
-    with connect_publisher(sub, expected=expected, must_use_password=must) as source:
-        yield source
-
-
-@contextlib.contextmanager
 def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateStore) -> Iterator[psycopg.Connection]:
     """Open a session on the giving side with the reverse subscription's connection, before that is created.
 
@@ -164,11 +149,6 @@ def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[ps
         yield session
 
 
-def found(store: StateStore, name: str) -> Subscription | None:
-    """Return a subscription of the state store, None if there is none of this name."""
-    return next((one for one in store.subscriptions() if one.name == name), None)
-
-
 def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
     """Return the ending subscription.
 
@@ -176,7 +156,7 @@ def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
     :raises SubscriptionNotFound: neither exists.
     """
     active, back = options.names
-    if found(store, active) is None and (there := found(store, back)) is not None and there.enabled:
+    if store.find(active) is None and (there := store.find(back)) is not None and there.enabled:
         raise StateForbids(
             f'subscription "{active}" has been switched over already'
             if not options.back

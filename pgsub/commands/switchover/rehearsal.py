@@ -8,15 +8,15 @@ import time
 
 import psycopg
 
-from pgsub.apply import verified_publisher
+from pgsub.apply.verified_publisher import committed_position
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session
+from pgsub.commands.sessions import ledger_session, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.outcome import REHEARSED, Outcome
-from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, giving_source, the_one
+from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, the_one
 from pgsub.commands.switchover.transfer import way_back_subscription
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.steps import APPROACH
@@ -68,10 +68,10 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
     """Wait for apply like a switchover."""
-    position = verified_publisher.committed_position(taking, sub)
+    position = committed_position(taking, sub)
     wait(WaitOptions(sub.name, options.state_dir, "lsn", position, APPROACH, even_if_stopped=False))
     for _ in range(_ROUNDS):
-        position = verified_publisher.committed_position(taking, sub)
+        position = committed_position(taking, sub)
         with timing.step("drain"):
             drain.covered(taking, sub.subid, position, time.monotonic() + APPROACH, lambda: None)
 
@@ -79,7 +79,7 @@ def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connec
 def _sequences(sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:
     name = SessionName(sub.subid, "sequences", 0)
     with (
-        giving_source(taking, sub) as source,
+        verified_publisher(taking, sub, sub.connection) as source,
         contextlib.closing(target.open_session(sub, name, replica=False)) as session,
     ):
         reading.prepare(session)

@@ -9,7 +9,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
-from pgsub.commands.switchover.parties import SwitchoverOptions, found
+from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.switchover.runbook import choices
 from pgsub.commands.switchover.transfer import server_gone
 from pgsub.commands.switchover.under_way import under_way, way_back_of
@@ -47,7 +47,7 @@ def status(options: SwitchoverOptions) -> Outcome:
     """
     with StateStore.open(options.state_dir, create=False) as store:
         active, back_name = options.names
-        sub, back = found(store, active), found(store, back_name)
+        sub, back = store.find(active), store.find(back_name)
         if sub is None and back is not None:
             return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
         sub = store.subscription(active)

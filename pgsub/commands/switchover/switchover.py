@@ -20,7 +20,6 @@ from pgsub.commands.switchover.parties import (
     TARGET,
     TIMEOUT,
     SwitchoverOptions,
-    found,
     giving_ledger,
     giving_session,
     taking_session,
@@ -236,7 +235,7 @@ class _Run:
     def _check_name(self) -> None:
         """Check that the reverse subscription's name is free."""
         name = self._options.names[1]
-        if found(self._store, name) is not None:
+        if self._store.find(name) is not None:
             raise SubscriptionExists(
                 f'subscription "{name}" already exists',
                 detail="The subscription that leads back would have this name.",

@@ -8,8 +8,7 @@ import time
 import psycopg
 
 from pgsub.commands.preflight import databases
-from pgsub.commands.sessions import connect_publisher
-from pgsub.commands.switchover.parties import giving_source
+from pgsub.commands.sessions import connect_publisher, verified_publisher
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -31,7 +30,7 @@ class PauseSessions:
         taking: psycopg.Connection,
         giving: psycopg.Connection,
     ) -> None:
-        self.source = stack.enter_context(giving_source(taking, sub))
+        self.source = stack.enter_context(verified_publisher(taking, sub, sub.connection))
         name = SessionName(sub.subid, "sequences", 0)
         self._target = stack.enter_context(contextlib.closing(target.open_session(sub, name, replica=False)))
         self.slots = stack.enter_context(connect_publisher(back))
