@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from pgsub import __version__
 from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
-from pgsub.commands.status.slot_loss_forecast import slot_lost_in
 from pgsub.commands.status.status import status
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
 from pgsub.common.text import line
@@ -100,7 +99,7 @@ def _behind(one: SubscriptionStatus) -> int | None:
 def _lost_in(one: SubscriptionStatus) -> int | None:
     slot = _slot_now(one)
     known = {name: slot.get(name) for name in ("safe_wal_size", "wal_bytes_per_second")}
-    return slot_lost_in(SlotRow("", **known))
+    return SlotRow("", **known).lost_in
 
 
 def _states(one: SubscriptionStatus) -> Iterator[Sample]:
