@@ -7,13 +7,16 @@ authority on progress. Any SQLite tool may read the file while workers run.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pgsub.catalog.codec import Table
 from pgsub.catalog.database import Database
+from pgsub.catalog.journal import JournalCatalog
+from pgsub.catalog.rows import VerifiedRow
 from pgsub.catalog.state_folder import prepare_folder, state_dir
-from pgsub.catalog.verified import VerifiedCatalog
 from pgsub.common.errors import PgsubError, UsageError
 
 __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
@@ -28,9 +31,11 @@ VIEWS = (
     *("pgsub_error", "pgsub_slot", "pgsub_prepared_pending", "pgsub_held_table", "pgsub_skipped", "pgsub_server"),
     *("pgsub_task", "pgsub_sequence", "pgsub_verified"),
 )
+_VERIFIED = Table("pgsub_verified", VerifiedRow, "subid")
+_OF_TABLE = "DELETE FROM pgsub_verified WHERE subid = ? AND schemaname = ? AND relname = ?"
 
 
-class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
+class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
     """An open state store. Several threads of a process may share it."""
 
     def __init__(self, database: Database) -> None:
@@ -78,3 +83,24 @@ class StateStore(VerifiedCatalog, AbstractContextManager["StateStore"]):
             raise UsageError(f'view "{name}" does not exist', hint=f"Choose one of {', '.join(VIEWS)}.")
         where = "" if subid is None else f' WHERE "{_OWNERS.get(name, "subid")}" = {subid:d}'
         return self._database.described(f'SELECT * FROM "{name}"{where}')
+
+    def verified(self, subid: int) -> list[VerifiedRow]:
+        """Return what an interrupted ``verify`` had found equal in a subscription's tables."""
+        return [_VERIFIED.decode(values) for values in self._database.rows(_VERIFIED.select, (subid,))]
+
+    def put_verified(self, subid: int, rows: Sequence[VerifiedRow]) -> None:
+        """Set what is known to be equal in some tables.
+
+        :raises SubscriptionNotFound: the subscription was dropped.
+        """
+        with self._database.transaction():
+            self.require(subid)
+            self._database.run_many(_VERIFIED.insert, [(subid, *_VERIFIED.encode(row)) for row in rows])
+
+    def forget_verified(self, subid: int, names: Sequence[tuple[str, str]]) -> None:
+        """Forget what is known to be equal in some tables.
+
+        :param names: schema and name of each.
+        """
+        with self._database.transaction():
+            self._database.run_many(_OF_TABLE, [(subid, *name) for name in names])
