@@ -1,18 +1,19 @@
-"""Turns the options of ``alter`` into changed fields. Mirrors AlterSubscription's checks."""
+"""Turns the options of ``alter`` into changed fields. Mirrors AlterSubscription's checks and merge_publications."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pgsub.commands.alter import publication_list, upgraded_publisher
+from pgsub.commands.alter import upgraded_publisher
 from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.preflight.tables import several_in_one
 from pgsub.commands.subscription import definition
 from pgsub.commands.subscription.enable_disable import require_disabled
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import Subscription
 
-_STATE = "55000"
+_STATE, _DUPLICATE, _UNDEFINED = "55000", "42710", "42704"
 
 
 def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
             require_disabled(sub, "cannot set slot_name = NONE for enabled subscription")
         fields["slot_name"] = None if none else definition.valid_slot_name(options.slot_name)
     if options.publications:
-        fields["publications"] = publication_list.merged(options, sub)
+        fields["publications"] = _merged_publications(options, sub)
         if options.refreshes and not sub.enabled:
             raise StateForbids(
                 "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
@@ -61,7 +62,7 @@ def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
 
 
 def _check_words(options: AlterOptions) -> None:
-    publication_list.check(options)
+    _check_publications(options)
     single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
     other = options.publications or options.settings or options.on_conflict or options.publisher_upgraded
     given = bool(other) or any(value is not None for value in single)
@@ -98,3 +99,53 @@ def _check_slot(option: str, sub: Subscription) -> None:
         raise StateForbids(
             f'cannot set option "{option}" for a subscription that does not have a slot name', sqlstate=_STATE
         )
+
+
+def _check_publications(options: AlterOptions) -> None:
+    """Check that at most one list of publications is given, and that options which need one have it.
+
+    :raises UsageError: options are contradictory, or a list is not valid.
+    """
+    lists = {
+        "--set-publication": options.set_publication,
+        "--add-publication": options.add_publication,
+        "--drop-publication": options.drop_publication,
+    }
+    given = [word for word, names in lists.items() if names]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} cannot be used together", hint="Alter the subscription twice.")
+    for names in lists.values():
+        definition.check_publications(names)
+    for word, value in (("refresh", options.refresh), ("copy-data", options.copy_data)):
+        if not given and value is not None:
+            raise UsageError(
+                f"--{word if value else f'no-{word}'} needs a change of publications",
+                hint=f"To refresh the tables alone:\npgsub refresh {quoting.word(options.name)}",
+            )
+
+
+def _merged_publications(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
+    """Return the present publications in their order, then the new ones (``merge_publications``).
+
+    :raises StateForbids: the server's error for a change that is not allowed.
+    """
+    if options.set_publication:
+        return options.set_publication
+    present = list(sub.publications)
+    for name in options.add_publication:
+        if name in present:
+            raise _of_publication(f'publication "{name}" is already in subscription "{sub.name}"', sub, _DUPLICATE)
+        present.append(name)
+    for name in options.drop_publication:
+        if name not in present:
+            raise _of_publication(f'publication "{name}" is not in subscription "{sub.name}"', sub, _UNDEFINED, name)
+        present.remove(name)
+    if not present:
+        raise _of_publication("cannot drop all the publications from a subscription", sub, "22023")
+    return tuple(present)
+
+
+def _of_publication(message: str, sub: Subscription, sqlstate: str, name: str = "") -> StateForbids:
+    listed = ", ".join(f'"{name}"' for name in sub.publications)
+    detail, hint = f"Its publications are {listed}.", several_in_one([name])
+    return StateForbids(message, detail=detail, hint=hint, sqlstate=sqlstate)
