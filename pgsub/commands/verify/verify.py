@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +16,11 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.refresh.diff import named
-from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, CallbackReporter, Reporter, TableProgress
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.verify.apply_to_point import caught_up, served
 from pgsub.commands.verify.result import Verification, told_apart
 from pgsub.commands.verify.resume import EqualBefore
-from pgsub.commands.verify.shown_progress import ShownProgress
 from pgsub.commands.verify.table_comparisons import TableComparisons
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
@@ -30,11 +29,14 @@ from pgsub.common.subscription import Subscription
 from pgsub.reconcile.comparison import Comparison
 from pgsub.reconcile.point import one_point
 from pgsub.reconcile.point_attempt import Point
+from pgsub.reconcile.reading.read_rate import BLOCK
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
 #: Default limit in seconds within which apply must reach the point.
 TIMEOUT = 300.0
+#: Seconds before the first report of progress, and between reports.
+_FIRST, _INTERVAL = 1.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def compare_at(
     :param before: contains what need not be compared. What is found equal is added.
     """
     found = Verification(sub.name, point.lsn, point.pause, options.sample, named=bool(options.tables))
-    progress = ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
+    progress = _ShownProgress(CallbackReporter() if reporter is None else reporter, wanted)
     tables = TableComparisons(session, sub, point, store)
     with Comparison(tables.sides, jobs=options.jobs, sample=options.sample, rate=options.rate) as comparison:
         for number, state in enumerate(wanted):
@@ -131,3 +133,44 @@ def _wanted(session: psycopg.Connection, states: Sequence[RelationState], names:
         states, key=lambda one: (one.schemaname, one.relname)
     )
     return list(dict.fromkeys(found))
+
+
+class _ShownProgress:
+    """The progress of all tables to be compared."""
+
+    def __init__(self, reporter: Reporter, tables: Sequence[RelationState]) -> None:
+        self._reporter = reporter
+        self._rows = [TableProgress(one.schemaname, one.relname, WAITING, 0, None, 0, None, 0, 0) for one in tables]
+        self._began = 0.0
+        self._next = time.monotonic() + _FIRST
+        self._shown = False
+
+    def begin(self, number: int) -> None:
+        """Show that a table's comparison has begun."""
+        self._began = time.monotonic()
+        self._rows[number] = replace(self._rows[number], state=COMPARING)
+        self._report()
+
+    def read(self, number: int, done: int, total: int) -> None:
+        """Show how many blocks of the table on both servers are read."""
+        speed = int(done * BLOCK / max(time.monotonic() - self._began, 0.001))
+        self._rows[number] = replace(
+            self._rows[number],
+            bytes_done=done * BLOCK,
+            bytes_total=total * BLOCK or None,
+            bytes_per_second=speed or None,
+            seconds_left=-(-(total - done) * BLOCK // speed) if speed else None,
+        )
+        self._report()
+
+    def end(self, number: int) -> None:
+        """Show that the table is compared."""
+        self._rows[number] = replace(self._rows[number], state=COMPARED)
+        if self._shown and number + 1 == len(self._rows):
+            self._next = 0.0
+        self._report()
+
+    def _report(self) -> None:
+        if time.monotonic() >= self._next:
+            self._next, self._shown = time.monotonic() + _INTERVAL, True
+            self._reporter.progress(self._rows)
