@@ -17,6 +17,8 @@ _STATUS = struct.Struct(">cQQQqB")
 
 _WAL_DATA_HEADER = 1 + _WAL_DATA.size
 _KEEPALIVE_SIZE = 1 + _KEEPALIVE.size
+#: 2000-01-01 UTC in microseconds since 1970. Times of the protocol begin there (datatype/timestamp.h).
+EPOCH_2000 = 946_684_800_000_000
 
 
 class XLogData(NamedTuple):
@@ -70,3 +72,8 @@ def standby_status(write: int, flush: int, apply: int, now_ts: int, reply_reques
     :param reply_requested: request an immediate keepalive from the publisher.
     """
     return _STATUS.pack(b"r", write, flush, apply, now_ts, reply_requested)
+
+
+def since_2000(microseconds: int) -> int:
+    """Convert microseconds since 1970-01-01 UTC, the system's time, to the protocol's time."""
+    return microseconds - EPOCH_2000

@@ -14,7 +14,7 @@ import psycopg
 from pgsub.apply.conflicts import conflict_record, conflict_text
 from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.wire_time import since_2000
+from pgsub.protocol.walsender_messages import since_2000
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.target.ledger import events
 from pgsub.target.sql import jsonb

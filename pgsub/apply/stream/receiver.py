@@ -22,8 +22,7 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.protocol import frames, walsender_messages
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.walsender_messages import Keepalive, XLogData
-from pgsub.protocol.wire_time import since_2000
+from pgsub.protocol.walsender_messages import Keepalive, XLogData, since_2000
 from pgsub.publisher.stream.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: limit of the bytes that apply has not taken; beyond it, the socket is not read
