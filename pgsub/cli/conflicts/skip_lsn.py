@@ -9,7 +9,6 @@ import typer
 
 from pgsub.cli.command_tree.command import command
 from pgsub.cli.command_tree.option_values import AsJson, Name, Yes, flag, parse_lsn, value
-from pgsub.cli.conflicts import skip_conflicts
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -19,6 +18,7 @@ from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
+    from pgsub.common.conflict_rules import Rule
     from pgsub.target.ledger.skip import Skip
 
 LISTED = 40  #: maximum number of listed rows
@@ -85,7 +85,7 @@ def skip_lsn(
     if (conflict, table, limit) != (None, None, None):
         if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
             raise UsageError("--conflict, --table, and --limit must be given together, and without other options")
-        skip_conflicts.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
+        _skip_conflicts(name, conflict, table, limit, yes=yes, as_json=as_json)
         return
     wanted = _wanted(lsns or [])
     if rows not in ("whole", "conflicting"):
@@ -149,6 +149,34 @@ def _ask(name: str, skip: Skip) -> None:
         " pgsub.skipped_change on the target.",
         "To see first what would be lost: "
         + shlex.join(["pgsub", "skip-lsn", name, format_lsn(skip.lsn), "--rows", skip.rows, "--preview"]),
+    )
+
+
+def _skip_conflicts(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json: bool) -> None:
+    """Set a rule.
+
+    :raises UsageError: there is no terminal to ask on.
+    """
+    if not yes:
+        words = ["pgsub", "skip-lsn", name, "--conflict", conflict, "--table", table, "--limit", str(limit), "--yes"]
+        require_terminal([name], "skipping changes", "Then:", words)
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.skip.skip_conflicts import skip_conflicts
+    from pgsub.common.conflict_rules import SKIP, Rule
+
+    rule, ask = Rule(table, conflict, SKIP, limit), agreed if yes else _ask_conflicts
+    rules = skip_conflicts(current.state_dir, name, rule, reporter=ConsoleReporter(), confirm=ask)
+    if as_json:
+        shown = [{"conflict": one.conflict, "table": one.table, "limit": one.limit} for one in rules]
+        emit_document("skip-lsn", {"preview": False, "subscription": name, "rules": shown})
+
+
+def _ask_conflicts(name: str, rule: Rule) -> None:
+    changes = counted(rule.limit or 0, "change")
+    confirm(
+        "Skip them?",
+        f"Of {rule.table} the next {changes} with {rule.conflict} will not be applied by subscription {name}, but kept"
+        " in pgsub.skipped_change on the target.",
     )
 
 
