@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from pgsub.commands.reporter import Reporter
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
-from pgsub.common.plural import some
+from pgsub.common.plural import about
 from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.subscriptions import RelationState
@@ -116,16 +115,14 @@ def concerning(
     """Yield one warning for all of these tables, or none if there are no tables.
 
     :param tables: qualified names.
-    :param message: ``{}`` stands for the name of a single table or the number of tables, ``[is|are]`` for a verb.
+    :param message: see :func:`~pgsub.common.plural.about`.
     :param schemas: if given, the message and the detail name these instead of the tables.
     :param most: the maximum number of names in the detail.
     """
     if tables:
-        named, noun = (schemas, "schema") if schemas else (tables, "table")
-        text = re.sub(r"\[(\w*)\|(\w*)\]", lambda verb: verb[1 + (len(named) > 1)], message)
-        subject = f'{noun} "{named[0]}"' if len(named) == 1 else f"{len(named)} {noun}s"
-        listing = f" {noun.capitalize()}s: {some(named, most)}." if len(named) > 1 else ""
-        yield Caution(text.replace("{}", subject), f"{detail}{listing}", hint, tables=tuple(tables), stops=stops)
+        nouns = ("schema", "schemas") if schemas else ("table", "tables")
+        said = about(schemas or tables, nouns, message, detail, most=most)
+        yield Caution(*said, hint, tables=tuple(tables), stops=stops)
 
 
 def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:

@@ -249,7 +249,7 @@ class _CopySessions:
             if not first:
                 return 0, 0
             if not self._tagged:
-                publications.check_not_published(session, key.claim.worker, "the adoption")
+                publications.check_not_published(session, key.claim.worker)
             # another session of this task holds the comparison's locks, so no server could detect a deadlock with it
             patience = PATIENCE if self._spec.grouped else ADOPT_PATIENCE
             found = Bringing(session, sub, key, adoption.table, patience=patience, alive=alive)

@@ -29,14 +29,13 @@ def publication_of(connection: psycopg.Connection, relid: int) -> tuple[str, str
     return None if found is None else (found[0], found[1])
 
 
-def check_not_published(connection: psycopg.Connection, relid: int, what: str) -> None:
-    """Refuse changes without a replication origin to a table that the target publishes.
+def check_not_published(connection: psycopg.Connection, relid: int) -> None:
+    """Refuse to adopt a table that the target publishes without a replication origin.
 
-    :param what: name of the changes, the subject of the error message.
     :raises StateForbids: a publication of the target has it.
     """
     if found := publication_of(connection, relid):
-        raise _replicated(connection, *found, what)
+        raise _replicated(connection, *found, "the adoption")
 
 
 def check_truncate_not_published(connection: psycopg.Connection, relids: Sequence[int]) -> None:

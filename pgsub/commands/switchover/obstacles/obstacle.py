@@ -12,7 +12,7 @@ import psycopg
 
 from pgsub.commands.preflight.findings import Caution
 from pgsub.common.errors import PgsubError
-from pgsub.common.plural import some
+from pgsub.common.plural import about
 from pgsub.common.query import shown
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.tables import Name
@@ -125,17 +125,11 @@ def several(
 ) -> Iterator[Obstacle]:
     """Yield one obstacle for all of these objects, none if there are no objects.
 
-    :param names: unquoted.
-    :param nouns: singular and plural.
-    :param message: ``{}`` stands for the name of a single object or their number, ``[is|are]`` for a verb.
+    The parameters are those of :func:`~pgsub.common.plural.about`.
     """
-    if not names:
-        return
-    one = len(names) == 1
-    text = re.sub(r"\[(\w*)\|(\w*)\]", lambda verb: verb[1 if one else 2], message)
-    subject = f'{nouns[0]} "{names[0]}"' if one else f"{len(names)} {nouns[1]}"
-    listing = "" if one else f" {nouns[1].capitalize()}: {some(names, _NAMED)}."
-    yield Obstacle(server, severity, text.replace("{}", subject), f"{detail}{listing}".strip() or None, hint)
+    if names:
+        text, named = about(names, nouns, message, detail, most=_NAMED)
+        yield Obstacle(server, severity, text, named or None, hint)
 
 
 def of_error(error: PgsubError, server: str) -> Obstacle:
