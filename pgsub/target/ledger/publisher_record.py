@@ -51,10 +51,7 @@ def furthest(connection: psycopg.Connection, subid: int) -> int:
 
     :raises Fenced: the subscription is gone.
     """
-    position = scalar(connection, _FURTHEST, (subid,))
-    if position is None:
-        raise Fenced("the subscription was removed from the ledger")
-    return parse_lsn(position)
+    return parse_lsn(worker_takeover.present(scalar(connection, _FURTHEST, (subid,))))
 
 
 def follow(connection: psycopg.Connection, claims: Sequence[Claim], timeline: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common import quoting
-from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
+from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.query import scalar
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import events, prepared_xacts, subscriptions, worker_takeover
@@ -97,10 +97,7 @@ def behind(connection: psycopg.Connection, subid: int) -> int:
 
     :raises Fenced: the subscription is gone.
     """
-    position = scalar(connection, _BEHIND, (subid,))
-    if position is None:
-        raise Fenced("the subscription was removed from the ledger")
-    return parse_lsn(position)
+    return parse_lsn(worker_takeover.present(scalar(connection, _BEHIND, (subid,))))
 
 
 def _set(connection: psycopg.Connection, subid: int, to: str) -> None:

@@ -196,6 +196,16 @@ def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | 
             raise TargetUnavailable("could not end an older worker's session on the target")
 
 
+def present(value: str | None) -> str:
+    """Return a value of the ledger that every subscription has.
+
+    :raises Fenced: the subscription is gone.
+    """
+    if value is None:
+        raise Fenced("the subscription was removed from the ledger")
+    return value
+
+
 def fence(connection: psycopg.Connection, *claims: Claim) -> None:
     """Protect control rows of a subscription's workers from a take-over until this (short) transaction ends."""
     if not claims:

@@ -19,9 +19,9 @@ from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import states
+from pgsub.target.ledger.tables.states import TABLES
 from pgsub.target.ledger.worker_takeover import Claim
 
-_TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
 #: Maximum number of rows that one statement reads.
 _READ_AT_ONCE = 5000
@@ -122,7 +122,7 @@ def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) ->
     Changes that an earlier hold left behind, because the table was not subscribed meanwhile, are removed.
     """
     connection.execute(
-        f"DELETE FROM pgsub.held_change c WHERE {_TABLES} AND NOT EXISTS (SELECT FROM pgsub.held_table t"
+        f"DELETE FROM pgsub.held_change c WHERE {TABLES} AND NOT EXISTS (SELECT FROM pgsub.held_table t"
         " WHERE t.subid = c.subid AND t.srrelid = c.srrelid)".encode(),
         (subid, list(relids)),
     )
@@ -136,7 +136,7 @@ def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) ->
 def release(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
     """Begin to apply kept changes, in the caller's transaction, which holds apply's row."""
     connection.execute(
-        f"UPDATE pgsub.held_table SET releasing = true, drained_lsn = NULL WHERE {_TABLES} AND NOT releasing".encode(),
+        f"UPDATE pgsub.held_table SET releasing = true, drained_lsn = NULL WHERE {TABLES} AND NOT releasing".encode(),
         (subid, list(relids)),
     )
 
@@ -147,7 +147,7 @@ def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) 
     The caller's transaction holds apply's row.
     """
     for table in ("held_change", "held_table"):
-        connection.execute(f"DELETE FROM pgsub.{table} WHERE {_TABLES}".encode(), (subid, list(relids)))
+        connection.execute(f"DELETE FROM pgsub.{table} WHERE {TABLES}".encode(), (subid, list(relids)))
 
 
 def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> None:
@@ -219,7 +219,7 @@ def read(
     rows = connection.execute(
         "SELECT id, srrelid::bigint, xid, finish_lsn::text, (extract(epoch FROM committed_at -"
         f" {_EPOCH}) * 1000000)::bigint, relation, messages, changes FROM pgsub.held_change"
-        f" WHERE {_TABLES} AND id = ANY (%s) ORDER BY id".encode(),
+        f" WHERE {TABLES} AND id = ANY (%s) ORDER BY id".encode(),
         (subid, list(relids), chosen),
         binary=True,  # a bytea of more than 512 MB cannot be sent in text form
     )
@@ -253,11 +253,11 @@ def remove(connection: psycopg.Connection, subid: int, places: Sequence[HeldPlac
     relids = list(set().union(*(one.relids for one in places)))
     # guard: a table is not released while a transaction prepared before may keep changes of it
     connection.execute(
-        f"UPDATE pgsub.held_table SET drained_lsn = NULL WHERE {_TABLES} AND drained_lsn IS NOT NULL".encode(),
+        f"UPDATE pgsub.held_table SET drained_lsn = NULL WHERE {TABLES} AND drained_lsn IS NOT NULL".encode(),
         (subid, relids),
     )
     removed = connection.execute(
-        f"DELETE FROM pgsub.held_change WHERE {_TABLES} AND id BETWEEN %s AND %s".encode(),
+        f"DELETE FROM pgsub.held_change WHERE {TABLES} AND id BETWEEN %s AND %s".encode(),
         (subid, relids, places[0].first, places[-1].last),
     )
     return removed.rowcount == sum(one.count for one in places)
@@ -276,12 +276,12 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
         worker_takeover.fence(connection, claim)
         empty = list(set(relids) - with_changes(connection, claim.subid, relids))
         noted = connection.execute(
-            f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"
+            f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {TABLES} AND releasing"
             " AND drained_lsn IS NULL".encode(),
             (format_lsn(apply_lsn), claim.subid, empty),
         ).rowcount
         ended = connection.execute(
-            f"DELETE FROM pgsub.held_table t WHERE {_TABLES} AND releasing AND NOT EXISTS (SELECT"
+            f"DELETE FROM pgsub.held_table t WHERE {TABLES} AND releasing AND NOT EXISTS (SELECT"
             " FROM pgsub.prepared_pending p WHERE p.subid = t.subid AND p.prepare_lsn < t.drained_lsn)".encode(),
             (claim.subid, empty),
         ).rowcount

@@ -43,13 +43,7 @@ def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
             " RETURNING remote_lsn::text",
             (subid,),
         )
-        yield parse_lsn(_there(position))
-
-
-def _there(value: str | None) -> str:
-    if value is None:
-        raise Fenced("the subscription was removed from the ledger")
-    return value
+        yield parse_lsn(worker_takeover.present(position))
 
 
 def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
@@ -66,7 +60,7 @@ def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[i
 def next_group(connection: psycopg.Connection, subid: int) -> int:
     """Return an unused number for a group of tables of this subscription."""
     query = "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups::text"
-    return int(_there(scalar(connection, query, (subid,))))
+    return int(worker_takeover.present(scalar(connection, query, (subid,))))
 
 
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
@@ -142,7 +136,7 @@ def keep_replaced(connection: psycopg.Connection, claim: Claim, rows: int) -> in
 def sync_position(connection: psycopg.Connection, claim: Claim) -> int:
     """Return the position of a sync worker. During the copy, this is the position of the snapshot."""
     query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = %s"
-    return parse_lsn(_there(scalar(connection, query, (claim.subid, claim.worker))))
+    return parse_lsn(worker_takeover.present(scalar(connection, query, (claim.subid, claim.worker))))
 
 
 def kept(connection: psycopg.Connection, claim: Claim) -> int:

@@ -16,12 +16,12 @@ from pgsub.common.errors import Fenced
 from pgsub.target.ledger import subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import chunks, held_tables, states
+from pgsub.target.ledger.tables.states import TABLES
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import advisory_locks
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", different from the launcher's key
 _REL = "subid = %s AND srrelid = %s"
-_TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -
         worker_takeover.fence(connection, *claims)
         states.lock_tables(connection, subid, relids)
         connection.execute(
-            f"UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL WHERE {_TABLES}"
+            f"UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL WHERE {TABLES}"
             " AND srsubstate = 'f'".encode(),
             (subid, relids),
         )
@@ -110,7 +110,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     worker_takeover.fence(connection, *wanted.claims)
     rows = connection.execute(
         "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
-        f" WHERE {_TABLES} ORDER BY srrelid FOR UPDATE".encode(),
+        f" WHERE {TABLES} ORDER BY srrelid FOR UPDATE".encode(),
         (subid, [*wanted.drop, *wanted.again]),
     ).fetchall()
     if {relid for relid, _ in rows} != {*wanted.drop, *wanted.again}:
@@ -120,12 +120,12 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     held_tables.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy contains the kept changes
     chunks.forget(connection, subid, [*wanted.drop, *wanted.again])
     # control rows stay: if a table comes back, its epochs continue, and older sessions are still recognized as older
-    connection.execute(f"DELETE FROM pgsub.subscription_rel WHERE {_TABLES}".encode(), (subid, list(wanted.drop)))
+    connection.execute(f"DELETE FROM pgsub.subscription_rel WHERE {TABLES}".encode(), (subid, list(wanted.drop)))
     _rename(connection, subid, wanted.rename)
     # any state → i; sync_slot stays recorded: the slot is dropped afterwards, or by the next synchronization
     connection.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL,"
-        f" adopt = %s, adopted = NULL, keep = %s, kept = 0 WHERE {_TABLES}".encode(),
+        f" adopt = %s, adopted = NULL, keep = %s, kept = 0 WHERE {TABLES}".encode(),
         (wanted.adopt, wanted.keep, subid, list(wanted.again)),
     )
     subscriptions.add_relations(connection, subid, wanted.add)
