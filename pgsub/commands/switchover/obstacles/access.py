@@ -117,7 +117,7 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
         ("role", "roles"),
         "{} cannot log in on the target",
         "",
-        shown([(quoting.name(name), f"ALTER ROLE {quoting.name(name)} LOGIN;", name) for name in closed], powerful),
+        shown([(f"ALTER ROLE {quoting.name(name)} LOGIN;", name) for name in closed], powerful),
         server=TAKING,
     )
     there = {pair for pair in rows(sides.giving, _MEMBERS) if pair[1] in used}
@@ -127,13 +127,7 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
         ("role", "roles"),
         "{} [is|are] no member of the same roles on the target",
         "",
-        shown(
-            [
-                (quoting.name(group), f"GRANT {quoting.name(group)} TO {quoting.name(member)};", group)
-                for group, member in lacking
-            ],
-            powerful,
-        ),
+        shown([(f"GRANT {quoting.name(one)} TO {quoting.name(member)};", one) for one, member in lacking], powerful),
         server=TAKING,
     )
 
@@ -207,9 +201,8 @@ def _owners(sides: Sides) -> Iterator[Obstacle]:
         "",
         shown(
             [
-                (quoting.name(moved[name]), f"ALTER TABLE {quoting.name(*name)} OWNER TO {owner};", moved[name])
+                (f"ALTER TABLE {quoting.name(*name)} OWNER TO {quoting.name(moved[name])};", moved[name])
                 for name in other
-                for owner in [quoting.name(moved[name])]
             ],
             powerful_roles(sides),
         ),

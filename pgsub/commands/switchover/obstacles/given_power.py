@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Sides, paste, rows
+from pgsub.common import quoting
 
 # Roles of the target that may do more, directly or through other roles, than privileges on objects allow.
 _POWERFUL = """
@@ -29,14 +30,14 @@ def powerful_roles(sides: Sides) -> set[str]:
     return {name for (name,) in rows(sides.taking, _POWERFUL)}
 
 
-def shown(statements: Sequence[tuple[str, str, str]], powerful: Collection[str]) -> str:
-    """Return a hint with the statements that give no power over the server, and the subjects of the others.
+def shown(statements: Sequence[tuple[str, str]], powerful: Collection[str]) -> str:
+    """Return a hint with the statements that give no power over the server, and the roles of the others.
 
-    :param statements: the subject, the statement, and the role of the target that it concerns.
+    :param statements: the statement, and the role of the target that it concerns.
     """
     # guard: no statement to paste grants a role that has power over the server, without "role in powerful or "
-    left = [what for what, _, role in statements if role in powerful or role.startswith("pg_")]
-    return hint([text for what, text, _ in statements if what not in left], left)
+    left = [role for _, role in statements if role in powerful or role.startswith("pg_")]
+    return hint([text for text, role in statements if role not in left], [quoting.name(role) for role in left])
 
 
 def hint(statements: Sequence[str], left: Sequence[str]) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
     GIVING,
     SPOKEN,
     TAKING,
-    WARNING,
     Obstacle,
     Sides,
     paste,
@@ -197,7 +195,6 @@ def _rights(sides: Sides, server: str) -> Iterator[Obstacle]:
 
 
 def _superusers(sides: Sides) -> Iterator[Obstacle]:
-    said: dict[str, Any] = {"server": GIVING, "severity": WARNING}
     ours = rows(sides.giving, _RIGHTS)[0][0]
     may_end = "" if ours else " Only superusers can end their sessions."
     yield from several(
@@ -206,7 +203,7 @@ def _superusers(sides: Sides) -> Iterator[Obstacle]:
         "{} [has|have] sessions on the publisher",
         f"No fence but a command of your own keeps a superuser from writing for sure.{may_end}",
         "Let applications use roles that are not superusers, or see that they do not write meanwhile.",
-        **said,
+        server=GIVING,
     )
 
 

@@ -45,11 +45,9 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm'
 """
 _EXTENSIONS = "SELECT extname::text, extversion FROM pg_catalog.pg_extension"
-_ALL_TABLES = (
-    "SELECT pubname::text, puballtables FROM pg_catalog.pg_publication WHERE pubname = ANY (%(names)s::name[])"
-)
-
-
+_ALL_TABLES = """
+SELECT pubname::text, puballtables FROM pg_catalog.pg_publication WHERE pubname = ANY (%(names)s::name[])
+"""
 _SLOTS = """
 SELECT slot_name::text FROM pg_catalog.pg_replication_slots
  WHERE database = current_database() AND NOT temporary AND slot_name <> coalesce(%(slot)s, '')
@@ -167,26 +165,19 @@ def _extensions(sides: Sides) -> Iterator[Obstacle]:
         paste(TAKING, [f"CREATE EXTENSION {quoting.name(name)};" for name in missing]),
         server=TAKING,
     )
+    older = sorted(name for name in there.keys() & here.keys() if _numbers(here[name]) < _numbers(there[name]))
     yield from several(
-        sorted(name for name in there.keys() & here.keys() if _older(here[name], there[name])),
+        older,
         ("extension", "extensions"),
         "{} on the target [is|are] older than on the publisher",
         "Applications may use what only the newer version has.",
         paste(
             TAKING,
-            [
-                f"ALTER EXTENSION {quoting.name(name)} UPDATE TO {quoting.literal(there[name])};"
-                for name in sorted(there.keys() & here.keys())
-                if _older(here[name], there[name])
-            ],
+            [f"ALTER EXTENSION {quoting.name(name)} UPDATE TO {quoting.literal(there[name])};" for name in older],
             "Its programs must be there in that version.",
         ),
         server=TAKING,
     )
-
-
-def _older(one: str, other: str) -> bool:
-    return _numbers(one) < _numbers(other)
 
 
 def _numbers(version: str) -> list[Any]:
