@@ -16,10 +16,8 @@ from pgsub.catalog.codec import Table
 from pgsub.catalog.database import Database
 from pgsub.catalog.journal import JournalCatalog
 from pgsub.catalog.rows import VerifiedRow
-from pgsub.catalog.state_folder import prepare_folder, state_dir
+from pgsub.catalog.state_folder import prepare_folder
 from pgsub.common.errors import PgsubError, UsageError
-
-__all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
 
 FILE_NAME = "state.db"
 

@@ -17,7 +17,8 @@ def complete(args: Sequence[str]) -> int:
     """
     if not args or args[0] != "subscriptions":
         return 2
-    from pgsub.catalog.store import FILE_NAME, StateStore, state_dir
+    from pgsub.catalog.state_folder import state_dir
+    from pgsub.catalog.store import FILE_NAME, StateStore
 
     try:
         folder = state_dir(args[1] if len(args) > 1 else None)

@@ -23,7 +23,8 @@ import psycopg
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import status
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.commands.subscription.create import CreateOptions, create
+from pgsub.commands.subscription.create import create
+from pgsub.commands.subscription.definition import CreateOptions
 from pgsub.commands.verify.result import EQUAL, TableVerdict, Verification
 from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common import server_words

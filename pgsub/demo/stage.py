@@ -21,15 +21,7 @@ from psycopg import sql
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.common.errors import PgsubError
-from pgsub.demo.binaries import (
-    dismiss,
-    environment,
-    find_binaries,
-    identity,
-    own_program,
-    server_uid,
-    start_watcher,
-)
+from pgsub.demo.binaries import dismiss, environment, find_binaries, identity, own_program, server_uid, start_watcher
 from pgsub.demo.servers import Server, Setting
 
 DATABASE = "demo"

@@ -10,7 +10,8 @@ from fix_program import Cli, nothing_created, one_error, valid
 from pgsub.catalog.locks import subscription_lock
 from pgsub.cli.output.reporting import ConsoleReporter
 from pgsub.commands.alter import two_phase
-from pgsub.commands.alter.alter import AlterOptions, alter
+from pgsub.commands.alter.alter import alter
+from pgsub.commands.alter.options import AlterOptions
 from pgsub.common.errors import StateForbids
 
 _SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s"

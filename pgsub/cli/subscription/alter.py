@@ -65,8 +65,8 @@ used here.
 def alter(**given: Any) -> None:
     """Collect the given options and alter the subscription."""
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.alter.alter import AlterOptions
     from pgsub.commands.alter.alter import alter as alter_subscription
+    from pgsub.commands.alter.options import AlterOptions
 
     settings = (*options.SETTINGS, "password_required")
     given["settings"] = {name: given[name] for name in settings if given[name] is not None}

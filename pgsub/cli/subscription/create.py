@@ -109,8 +109,8 @@ def create(**given: Any) -> None:
     """Collect the options and create the subscription."""
     take_conninfos()
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.subscription.create import CreateOptions
     from pgsub.commands.subscription.create import create as create_subscription
+    from pgsub.commands.subscription.definition import CreateOptions
 
     given["publications"] = given.pop("publication")
     given["settings"] = {name: given[name] for name in options.SETTINGS}

@@ -36,12 +36,7 @@ from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition, definition_change, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import (
-    LockHeld,
-    PgsubError,
-    SubscriptionExists,
-    TimeoutExpired,
-)
+from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.protocol.lsn import format_lsn
@@ -49,8 +44,6 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.switchover import journal
 from pgsub.target.ledger import definitions, subscriptions, two_phase
-
-__all__ = ["AlterOptions", "alter"]
 
 _DUPLICATE = "42710"
 #: Fields that the journal does not show.

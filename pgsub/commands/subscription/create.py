@@ -28,8 +28,6 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import must_use_password
 
-__all__ = ["CreateOptions", "create"]
-
 #: The findings, a replication connection if there is one, and the remains of interrupted creations.
 _Found = tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]
 
