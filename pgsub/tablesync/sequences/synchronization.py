@@ -110,12 +110,9 @@ def bring_together(session: psycopg.Connection[Any], found: Compared, *, run_as_
     """
     readable = [one.local.key for one in found.wanted if one.local.usable and one.local.readable]
     known = reading.positions(session, readable)
-    behind = [one for one in found.wanted if one.local.key in known and _behind(known[one.local.key], one)]
+    both = [(known[one.local.key], one) for one in found.wanted if one.local.key in known]
+    behind = [one for before, one in both if writing.moves(before, one, allow_backward=False)]
     writing.set_together(session, behind, run_as_owner=run_as_owner)
-
-
-def _behind(before: Position, one: Wanted) -> bool:
-    return writing.moves(before, one, allow_backward=False)
 
 
 def _set(
