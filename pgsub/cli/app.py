@@ -28,21 +28,9 @@ Start with pgsub create --dry-run: it changes nothing and names what is missing.
 
 #: Order of the commands in the help. Each registers itself when its module is imported.
 _ORDER = (
-    *("create", "run", "refresh", "alter", "status", "wait", "enable", "disable", "disable-on-error"),
-    *(
-        "conflicts",
-        "skip-lsn",
-        "origin-advance",
-        "verify",
-        "reconcile",
-        "switchover",
-        "drop",
-        "metrics",
-        "config",
-        "demo",
-        "version",
-        "completion",
-    ),
+    *("create", "run", "refresh", "alter", "status", "wait", "enable", "disable", "disable-on-error", "conflicts"),
+    *("skip-lsn", "origin-advance", "verify", "reconcile", "switchover", "drop", "metrics", "config", "demo"),
+    *("version", "completion"),
 )
 
 app = typer.Typer(

@@ -18,12 +18,7 @@ from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
-from pgsub.common.errors import (
-    ApplyError,
-    PgsubError,
-    SchemaFault,
-    StreamsMustRestart,
-)
+from pgsub.common.errors import ApplyError, PgsubError, SchemaFault, StreamsMustRestart
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control

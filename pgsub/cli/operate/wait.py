@@ -83,14 +83,4 @@ def wait(
     from pgsub.commands.status.wait import WaitOptions
     from pgsub.commands.status.wait import wait as wait_for
 
-    wait_for(
-        WaitOptions(
-            name,
-            current.state_dir,
-            awaited.condition,
-            awaited.lsn,
-            timeout,
-            even_if_stopped=even_if_stopped,
-            everything=True,
-        )
-    )
+    wait_for(WaitOptions(name, current.state_dir, *awaited, timeout, even_if_stopped=even_if_stopped, everything=True))
