@@ -93,6 +93,12 @@ def leave_transaction(connection: psycopg.Connection) -> None:
         roll_back(connection)
 
 
+#: The relations of :func:`named` that exist: their names ``w``, namespaces ``n`` and rows ``c`` of pg_class.
+NAMED = """unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname"""
+
+
 def named(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the parameters of a query over relations with these names: ``schemas`` and ``names``."""
     pairs = list(names)

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import ProtocolViolation
-from pgsub.common.query import named, number
+from pgsub.common.query import NAMED, named, number
 from pgsub.tablesync.sequences.definition import Definition, LocalSequence, Name, Position, Use, identifier
 
 #: Number of sequences in one statement, as in sequencesync.c (MAX_SEQUENCES_SYNC_PER_BATCH).
@@ -24,12 +24,10 @@ _SEQUENCES_PUBLISHED_SINCE = 190000
 _TYPES = ("smallint", "integer", "bigint")
 
 # Partitions and partitioned tables share the sequences of their defaults. That of an identity column is the root's.
-_USED = """
+_USED = f"""
 WITH wanted AS MATERIALIZED (
      SELECT c.oid
-       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+       FROM {NAMED}),
 family AS MATERIALIZED (
      SELECT oid FROM wanted
       UNION SELECT a.relid::oid FROM wanted w, LATERAL pg_catalog.pg_partition_ancestors(w.oid) a
@@ -56,7 +54,7 @@ SELECT schemaname::text, sequencename::text FROM pg_catalog.pg_publication_seque
  WHERE pubname = ANY (%(publications)s::name[])
 """
 
-_DESCRIBED = """
+_DESCRIBED = f"""
 SELECT c.oid::bigint, n.nspname::text, c.relname::text,
        pg_catalog.format_type(s.seqtypid, NULL), s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcycle,
        s.seqcache, current_user::text, o.rolname::text,
@@ -66,9 +64,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text,
             WHEN o.rolsuper THEN 'trusted' ELSE 'none' END,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'UPDATE')
-  FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+  FROM {NAMED}
   JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
   LEFT JOIN pg_catalog.pg_sequence s ON s.seqrelid = c.oid
  ORDER BY 2, 3

@@ -1,14 +1,14 @@
 """The queries by which :mod:`~pgsub.target.catalog.relation` reads tables, their columns and their keys."""
 
+from pgsub.common.query import NAMED
+
 # "member" has one row for the table itself and one for each of its partitions. pg_partition_tree() is not used: it
 # locks the partitions (see ddl_watch.py). Columns are named as the fields of TargetRelation.
-TABLES = """
+TABLES = f"""
 WITH RECURSIVE wanted AS MATERIALIZED (
      SELECT c.oid, n.nspname, c.relnamespace, c.relname, c.relkind, c.relowner, c.relispartition,
             c.relrowsecurity AND c.relforcerowsecurity AS forced
-       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+       FROM {NAMED}),
 member AS MATERIALIZED (
      SELECT oid AS root, oid FROM wanted
       UNION

@@ -15,7 +15,7 @@ from pgsub.commands.switchover.obstacles.given_power import (
 )
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, paste, rows, several
 from pgsub.common import quoting
-from pgsub.common.query import named
+from pgsub.common.query import NAMED, named
 from pgsub.publisher.tables import Name
 from pgsub.tablesync.sequences.reading import of_tables
 
@@ -47,12 +47,10 @@ SELECT g.rolname::text, m.rolname::text FROM pg_catalog.pg_auth_members a
  ORDER BY 1, 2
 """
 # PUBLIC has no name. An owner's own privileges are not grants.
-_GRANTS = """
+_GRANTS = f"""
 WITH wanted AS MATERIALIZED (
      SELECT DISTINCT c.oid, c.relkind, c.relacl, c.relowner, c.relnamespace, w.nspname, w.relname
-       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+       FROM {NAMED}),
 acls AS (
      SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, nspname AS nsp, relname AS rel,
             NULL::text AS att, relowner AS owner, relacl AS acl FROM wanted
@@ -68,11 +66,9 @@ SELECT a.kind, a.nsp, a.rel, a.att, x.privilege_type, r.rolname::text, x.is_gran
   LEFT JOIN pg_catalog.pg_roles r ON r.oid = x.grantee
  WHERE x.grantee <> a.owner
 """
-_OWNERS = """
+_OWNERS = f"""
 SELECT w.nspname, w.relname, r.rolname::text
-  FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+  FROM {NAMED}
   JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
 """
 # A role may have made a setting of its own in a database of another encoding: the server takes apart no such text.

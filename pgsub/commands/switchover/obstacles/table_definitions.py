@@ -33,18 +33,16 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     several,
 )
 from pgsub.common import quoting
-from pgsub.common.query import named
+from pgsub.common.query import NAMED, named
 from pgsub.publisher.tables import Name
 
 _VERSIONS_SINCE = 150000
 
 # Partitions inherit from their roots.
-_WANTED = """
+_WANTED = f"""
 WITH wanted AS MATERIALIZED (
      SELECT c.oid, w.nspname, w.relname
-       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+       FROM {NAMED}
       WHERE c.oid <> ALL (%(locked)s::oid[]))
 """
 # The definition of a partitioned table's index contains ONLY, which would exclude partitions.

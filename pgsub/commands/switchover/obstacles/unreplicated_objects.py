@@ -17,16 +17,14 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     several,
 )
 from pgsub.common import quoting
-from pgsub.common.query import named, scalar
+from pgsub.common.query import NAMED, named, scalar
 from pgsub.common.quoting import word
 from pgsub.publisher.tables import Name
 
 # Users' relations except extensions' and temporary ones. Roots stand for their partitions.
-_RELATIONS = """
+_RELATIONS = f"""
 WITH subscribed AS MATERIALIZED (
-     SELECT c.oid FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
-       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+     SELECT c.oid FROM {NAMED}),
 covered AS MATERIALIZED (
      SELECT oid FROM subscribed
       UNION SELECT a.relid::oid FROM subscribed s, LATERAL pg_catalog.pg_partition_ancestors(s.oid) a
