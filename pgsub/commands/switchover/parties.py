@@ -90,6 +90,11 @@ class SwitchoverOptions:
         return (back, self.name) if self.back else (self.name, back)
 
     @property
+    def limit(self) -> float:
+        """The limit of the pause in seconds."""
+        return TIMEOUT if self.timeout is None else self.timeout
+
+    @property
     def way(self) -> str:
         """How clients are prevented from writing."""
         return fence.COMMAND if self.fence_command is not None else self.fence

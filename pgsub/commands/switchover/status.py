@@ -1,4 +1,4 @@
-"""Shows the state of a switchover, as far as its servers can be reached. Nothing is changed."""
+"""Shows the state of a switchover, as far as its servers can be reached, and the next steps. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Outcome
-from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.commands.switchover.runbook import choices
+from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import server_gone
-from pgsub.commands.switchover.under_way import under_way, way_back_of
+from pgsub.commands.switchover.under_way import promotes, under_way, way_back_of
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import journal
+from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 
 #: Meanings of phases. The taking side's phase has priority if it has taken or declined the right.
@@ -38,6 +37,8 @@ _UNKNOWN = {
 }
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
+#: Seconds that a longer pause adds to the elapsed time.
+_MORE = 60
 
 
 def status(options: SwitchoverOptions) -> Outcome:
@@ -71,7 +72,7 @@ def _of_declined(
         if back_again is not None:
             there, _ = back_again
             found = Outcome(*options.names, UNDER_WAY, there.phase, journal.DECLINED, said=_RETURNED)
-            found.choices = choices(options, there, journal.of(taking, there.id), there, ())
+            found.choices = _choices(options, there, journal.of(taking, there.id), there, ())
             return found
     return Outcome(*options.names, NONE)
 
@@ -87,7 +88,7 @@ def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
     said = _MAY_BE_TAKEN if given else f"{_SAID[there.phase]} {_UNKNOWN[journal.TAKING]}"
     pause = None if given else there.fenced_for
     found = Outcome(*options.names, UNDER_WAY, there.phase, None, pause, {}, said, unreachable=away)
-    found.choices = choices(options, there, None, there, away)
+    found.choices = _choices(options, there, None, there, away)
     return found
 
 
@@ -109,5 +110,66 @@ def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None)
     pause = there.fenced_for if there is not None and here.phase in (journal.PLANNED, journal.PREPARED) else None
     giving_phase = None if there is None else there.phase
     found = Outcome(*options.names, UNDER_WAY, giving_phase, here.phase, pause, {}, said, unreachable=away)
-    found.choices = choices(options, here, here, there, away)
+    found.choices = _choices(options, here, here, there, away)
     return found
+
+
+def _choices(
+    options: SwitchoverOptions, entry: Entry, here: Entry | None, there: Entry | None, away: tuple[str, ...]
+) -> list[Choice]:
+    """Return the possible next steps, the usual one first.
+
+    :param entry: a row that is known. ``here`` is the taking side's row, ``there`` the giving side's, None if unknown.
+    :param away: sides that cannot be reached.
+    """
+    go_on, abort = _commands(options, entry)
+    if here is not None and here.phase in journal.HAS_TAKEN:
+        end = Choice("finish it", go_on)
+        lost = Choice("end it without the publisher, to which nothing leads back then", f"{go_on} --gone {PUBLISHER}")
+        return [end, lost] if away else [end]
+    undone = (here is not None and here.phase == journal.DECLINED) or (
+        there is not None and there.phase == journal.RELEASING
+    )
+    if undone:
+        found = [Choice("leave everything as it was", abort)]
+    elif journal.TAKING in away:
+        found = _without_target(entry, go_on, abort)
+    elif there is not None and _is_over(options, there):
+        longer = f"{go_on} --timeout {int(there.fenced_for or 0) + _MORE}s"
+        found = [
+            Choice("leave everything as it was, as the next run does because the time of the pause is over", abort),
+            Choice("let it continue with a longer pause", longer),
+        ]
+    else:
+        found = [Choice("let it continue", go_on), Choice("leave everything as it was", abort)]
+    if journal.GIVING in away:
+        found.append(
+            Choice("leave the target as it was, if the publisher is gone for good", f"{abort} --gone {PUBLISHER}")
+        )
+    if journal.TAKING in away:
+        lost_writes = " and what was written there is lost" if entry.phase == journal.GIVEN else ""
+        what = f"let clients write on the publisher, if the target is gone for good{lost_writes}"
+        found.append(Choice(what, f"{abort} --gone {TARGET}"))
+    return found
+
+
+def _is_over(options: SwitchoverOptions, there: Entry) -> bool:
+    """Return whether the next run can only undo the switchover, because the pause has lasted too long."""
+    return there.phase == journal.FENCED and (there.fenced_for or 0.0) > options.limit
+
+
+def _without_target(entry: Entry, go_on: str, abort: str) -> list[Choice]:
+    if entry.phase == journal.GIVEN:
+        return [Choice("let it continue, once the target is back", go_on)]
+    return [Choice("let clients write on the publisher again", abort)]
+
+
+def _commands(options: SwitchoverOptions, entry: Entry) -> tuple[str, str]:
+    """Return the commands that continue and that undo the switchover, with the options that they need."""
+    fenced = entry.fence == fence.COMMAND and options.fence_command is None
+    told = promotes(entry) and options.promote_command is None
+    more = " --fence-command COMMAND" if fenced else ""
+    return (
+        f"{options.command}{more}{' --promote-command COMMAND' if told else ''}",
+        f"{options.command}{more} --abort",
+    )

@@ -18,7 +18,6 @@ from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
-    TIMEOUT,
     SwitchoverOptions,
     giving_ledger,
     giving_session,
@@ -91,7 +90,7 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
                 raise
             if not until:
                 reporter.warning(f"{error.message}: trying again, because clients can write nowhere meanwhile")
-                until = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout) + AGAIN
+                until = time.monotonic() + options.limit + AGAIN
             if time.monotonic() > until:
                 raise
             time.sleep(0.3)

@@ -11,7 +11,6 @@ right.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from pgsub.commands.verify.apply_to_point import caught_up, served
 from pgsub.commands.verify.result import UNEQUAL, TableVerdict, Verification, told_apart
 from pgsub.commands.verify.result import document as verification_document
 from pgsub.commands.verify.table_comparisons import publisher_side
-from pgsub.commands.verify.verify import TIMEOUT, VerifyOptions, verify
+from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
@@ -165,7 +164,7 @@ def _wanted(compared: Verification) -> Wanted:
 
 def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: Reporter) -> None:
     """Repair what the last comparison lists."""
-    deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
+    deadline = options.deadline()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)

@@ -60,6 +60,10 @@ class VerifyOptions:
     rate: int | None = None
     resume: bool = False
 
+    def deadline(self) -> float:
+        """Return the time, by ``time.monotonic()``, until which apply must reach the point from now on."""
+        return time.monotonic() + (TIMEOUT if self.timeout is None else self.timeout)
+
 
 def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
     """Compare the tables of a subscription with the publisher's.
@@ -70,7 +74,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
     :raises TimeoutExpired: apply did not reach the point in time.
     :raises PgsubError: an error that stops apply, or a server cannot be reached.
     """
-    deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
+    deadline = options.deadline()
     with told_apart(), contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from pgsub.catalog import subscriptions as catalog
-from pgsub.commands.switchover.parties import TIMEOUT, SwitchoverOptions
+from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
@@ -87,8 +87,7 @@ def commands(options: SwitchoverOptions, sub: Subscription, back: Subscription |
     def run(action: str) -> None:
         command = options.promote_command if action == "promote" else options.fence_command
         if command is not None:
-            seconds = TIMEOUT if options.timeout is None else options.timeout
-            fence.run(command, action, giving, sub.target, seconds)
+            fence.run(command, action, giving, sub.target, options.limit)
 
     return run
 

@@ -21,7 +21,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.inner_reporter import InnerReporter
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, TIMEOUT, SwitchoverOptions
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
 from pgsub.commands.switchover.transfer import pause_checks, right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
@@ -110,7 +110,7 @@ class Switchover:
         """Take the right that an earlier run was given, or undo everything."""
         with self._or_back(entry):
             there = journal.of(self._giving, entry.id)
-            left = self._timeout - ((there and there.fenced_for) or 0.0)
+            left = self._options.limit - ((there and there.fenced_for) or 0.0)
             with PauseLimit([self._giving, self._taking], time.monotonic() + max(left, TAKE)):
                 self._take(entry)
 
@@ -218,7 +218,7 @@ class Switchover:
         :raises TimeoutExpired: the pause takes too long.
         """
         used = [self._giving, self._taking, *sessions.all, *self.pause_comparison.sessions]
-        with PauseLimit(used, time.monotonic() + self._timeout) as limit:
+        with PauseLimit(used, time.monotonic() + self._options.limit) as limit:
             self._fence_and_give(entry, sessions, alive, limit)
             self._take(entry)
 
@@ -231,7 +231,7 @@ class Switchover:
         there = journal.of(self._giving, entry.id)
         if there is None or there.phase != journal.FENCED:
             return  # another run continued
-        deadline = limit.deadline = time.monotonic() + self._timeout - (there.fenced_for or 0.0)
+        deadline = limit.deadline = time.monotonic() + self._options.limit - (there.fenced_for or 0.0)
         limit.check()
         with self.timing.step("end sessions"):
             fence.end_sessions(self._giving, self._kept, deadline)
@@ -273,10 +273,6 @@ class Switchover:
             failpoints.point("switchover.fenced")
         if self._phase(entry) == journal.FENCED:
             self._command("fence")
-
-    @property
-    def _timeout(self) -> float:
-        return TIMEOUT if self._options.timeout is None else self._options.timeout
 
     # --- after the right was given
 
