@@ -21,6 +21,7 @@ from pgsub.reconcile.reading.sessions import Progress, Reading, Session, Session
 from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import HASH_BITS, Named, Piece, Source
 from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
+from pgsub.target.catalog.relation import TargetRelation
 
 #: Maximum number of rows that are selected individually if the buckets that differ have many more.
 MOST_HASHES = 500_000
@@ -216,7 +217,9 @@ class Comparison(Sessions):
     def _hashes(self, table: ComparedTable, session: Session, source: Source, chosen: Selection) -> Iterator[int]:
         """Yield hashes of rows in ascending order."""
         rows = chosen.of(source.rows(Piece(), self._sample))
-        for (hashed,) in self._sorted(table, session, source, sql.SQL("SELECT r {} ORDER BY r").format(rows), ()):
+        side, connection = session
+        query = sql.SQL("SELECT r {} ORDER BY r").format(rows)
+        for (hashed,) in side.stream(connection, source, query, table.name, ()):
             yield int(hashed)
 
     def _stream(
@@ -229,15 +232,9 @@ class Comparison(Sessions):
         columns = sql.SQL(", ").join([sql.Identifier("k"), sql.Identifier("r"), *names])
         rows = sql.SQL(" UNION ALL ").join(source.rows(piece, self._sample, values=True) for piece in pieces)
         query = sql.SQL("SELECT {} {} ORDER BY k, r").format(columns, chosen.of(rows))
-        for key, hashed, *values in self._sorted(table, session, source, query, pieces):
-            yield int(key), int(hashed), tuple(values)
-
-    def _sorted(
-        self, table: ComparedTable, session: Session, source: Source, query: sql.Composed, pieces: Sequence[Piece]
-    ) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query that the server sorts."""
         side, connection = session
-        yield from side.stream(connection, source, query, table.name, pieces)
+        for key, hashed, *values in side.stream(connection, source, query, table.name, pieces):
+            yield int(key), int(hashed), tuple(values)
 
 
 def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> Sources:
@@ -246,38 +243,41 @@ def sources(table: ComparedTable, *, in_utf8: bool, as_sent: bool = False) -> So
     :param in_utf8: whether the databases have different encodings.
     :param as_sent: also read the server's own text of values that are compared by another text.
     """
-    remote, target = table.remote, table.target
-    filters = row_filters(remote)
     here, there = expressions.publisher_values(table), expressions.target_values(table)
+    more_here, more_there = expressions.rewritten(table), expressions.plain(table)
     return (
-        Source(
-            remote.oid,
-            (remote.schema, remote.name),
-            relation_of(remote.schema, remote.name, remote.relkind),
-            filters,
+        source_of(
+            table.remote,
             tuple(value.text for value in here),
-            *hashes(here, table.key, in_utf8=in_utf8),
+            hashes(here, table.key, in_utf8=in_utf8),
             loose=table.loose,
-            more=tuple(expressions.rewritten(table).values()) if as_sent else (),
+            more=tuple(more_here.values()) if as_sent else (),
         ),
-        Source(
-            target.oid,
-            (target.schema, target.name),
-            relation_of(target.schema, target.name, target.relkind),
-            (),
+        source_of(
+            table.target,
             tuple(value.text for value in there),
-            *hashes(there, table.key, in_utf8=in_utf8),
+            hashes(there, table.key, in_utf8=in_utf8),
             loose=table.loose,
-            more=tuple(expressions.plain(table).values()) if as_sent else (),
+            more=tuple(more_there.values()) if as_sent else (),
         ),
     )
 
 
-def row_filters(remote: RemoteTable) -> tuple[sql.SQL, ...]:
-    """Return the row filter of a published table as conditions for the publisher."""
-    return () if remote.row_filter is None else (sql.SQL(remote.row_filter),)
+def source_of(
+    table: RemoteTable | TargetRelation,
+    values: tuple[sql.Composable, ...],
+    hashed: tuple[sql.Composable, sql.Composable],
+    *,
+    loose: bool = False,
+    more: tuple[sql.Composable, ...] = (),
+) -> Source:
+    """Compose how to read a table without its inheritance children, and of a published one only the published rows.
 
-
-def relation_of(schema: str, name: str, relkind: str) -> sql.Composed:
-    """Compose the table in a FROM clause, without its inheritance children."""
-    return sql.SQL("{}{}").format(sql.SQL("" if relkind == "p" else "ONLY "), sql.Identifier(schema, name))
+    :param values: see :class:`~pgsub.reconcile.reading.source.Source`, as for the others.
+    :param hashed: hash of a row's key, and of the row.
+    """
+    only = sql.SQL("" if table.relkind == "p" else "ONLY ")
+    relation = sql.SQL("{}{}").format(only, sql.Identifier(table.schema, table.name))
+    row_filter = table.row_filter if isinstance(table, RemoteTable) else None
+    conditions = () if row_filter is None else (sql.SQL(row_filter),)
+    return Source(table.oid, (table.schema, table.name), relation, conditions, values, *hashed, loose, more)

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from pgsub.reconcile import buckets, expressions
 from pgsub.reconcile.buckets import Selection, Totals
-from pgsub.reconcile.comparison import Comparison, relation_of, row_filters
+from pgsub.reconcile.comparison import Comparison, source_of
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.reading.side import Side
@@ -90,30 +90,13 @@ class PartComparison:
     def __init__(self, comparison: Comparison, table: ComparedTable, *, in_utf8: bool) -> None:
         self._comparison = comparison
         self._publisher, self._target = comparison.sides
-        remote, target = table.remote, table.target
         here, there = expressions.exact_values(table)
         everything = range(len(table.columns))
         _, hash_here = hashes(here, everything, in_utf8=in_utf8)
         _, hash_there = hashes(there, everything, in_utf8=in_utf8)
         # buckets are formed by the row's own hash
-        self._here = Source(
-            remote.oid,
-            (remote.schema, remote.name),
-            relation_of(remote.schema, remote.name, remote.relkind),
-            row_filters(remote),
-            (_CTID,),
-            hash_here,
-            hash_here,
-        )
-        self._there = Source(
-            target.oid,
-            (target.schema, target.name),
-            relation_of(target.schema, target.name, target.relkind),
-            (),
-            (_XMIN, _TABLE, _CTID),
-            hash_there,
-            hash_there,
-        )
+        self._here = source_of(table.remote, (_CTID,), (hash_here, hash_here))
+        self._there = source_of(table.target, (_XMIN, _TABLE, _CTID), (hash_there, hash_there))
         self._name = table.name
         self._lock = threading.Lock()
         self._pieces: list[Piece] = []

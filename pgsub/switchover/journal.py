@@ -153,9 +153,7 @@ def of(connection: psycopg.Connection, id: str) -> Entry | None:
 
 def _found(connection: psycopg.Connection, condition: str, *values: str) -> Entry | None:
     found = row(connection, f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE {condition}", values)
-    if found is None:
-        return None
-    return _entry(found)
+    return None if found is None else _entry(found)
 
 
 def _entry(found: tuple[Any, ...]) -> Entry:
@@ -197,16 +195,11 @@ def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -
     )
 
 
-def needs(connection: psycopg.Connection, subid: int, *, enabled: bool) -> bool:
-    """Return whether a running switchover needs a subscription.
+def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Entry | None:
+    """Return the row of the running switchover that needs a subscription, None if none does.
 
     :param enabled: whether the subscription is enabled. The reverse one is enabled at the end.
     """
-    return needing(connection, subid, enabled=enabled) is not None
-
-
-def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Entry | None:
-    """Return the row of the running switchover that needs a subscription. Parameters: see :func:`needs`."""
     entry = _found(connection, "subid = %s::integer ORDER BY changed_at DESC LIMIT 1", str(subid))
     if entry is None:
         return None
@@ -216,7 +209,7 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
 def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
     """Check that no running switchover needs a subscription unchanged."""
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
-    if needs(connection, subid, enabled=enabled):
+    if needing(connection, subid, enabled=enabled) is not None:
         raise StateForbids(
             f'subscription "{name}" takes part in a switchover that is under way',
             hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",

@@ -17,7 +17,7 @@ from verified import compare
 from pgsub.publisher.copy_statements import copy_statement, selection
 from pgsub.publisher.tables import Leaf, RemoteColumn, RemoteTable
 from pgsub.reconcile import built_in_types, expressions
-from pgsub.reconcile.comparison import relation_of, sources
+from pgsub.reconcile.comparison import sources
 from pgsub.reconcile.expressions import ComparedTable, compared
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.reading.source import Piece
@@ -71,7 +71,7 @@ def test_no_text_of_a_table_on_the_target_is_sql_of_the_publisher() -> None:
                 for one in parts:
                     assert "DROP" not in _unquoted(one), one.as_string(None)
                     composed += 1
-        publisher, _ = sources(table, in_utf8=True, as_sent=True)
+        publisher, target = sources(table, in_utf8=True, as_sent=True)
         found = expressions.found_again(table.remote.columns[0], table.columns[0])
         names = [column.name for column in table.columns]
         queries = [
@@ -81,7 +81,7 @@ def test_no_text_of_a_table_on_the_target_is_sql_of_the_publisher() -> None:
             *([] if found is None else [found]),
             copy_statement(table.remote, columns=names),
             selection(table.remote, names),
-            relation_of(table.target.schema, table.target.name, table.target.relkind),
+            target.relation,
         ]
         for query in queries:
             assert "DROP" not in _unquoted(query), query.as_string(None)

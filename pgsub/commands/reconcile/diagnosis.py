@@ -118,7 +118,7 @@ def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscri
             hint=f"Make its slot on the publisher, then:\npgsub refresh {word(sub.name)}",
             sqlstate="55000",
         )
-    if journal.needs(session, sub.subid, enabled=sub.enabled):
+    if journal.needing(session, sub.subid, enabled=sub.enabled) is not None:
         raise StateForbids(
             f'subscription "{sub.name}" takes part in a switchover that is under way',
             hint=f"Let it finish, or abort it:\npgsub switchover {word(sub.name)} --status",

@@ -31,18 +31,16 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import held_tables, subscription_tables
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
-
-_PROGRESS = "SELECT least(remote_lsn, reported_lsn)::text, reported_lsn::text FROM pgsub.progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,19 +215,11 @@ def _check_slot(
 ) -> Iterator[findings.Caution]:
     # read first: a worker of a launcher that was lost may still apply, and move both
     slot = slots.slot_state(source, name)
-    _, reported = _progress(session, sub.subid)
+    reported = origin_advance.position(session, sub.subid).reported_lsn
     try:
         identity.check_slot(slot, reported, name, source.info.dbname)
     except SlotLost as error:
         yield findings.Caution(error.message, error.detail, error.hint)
-
-
-def _progress(session: psycopg.Connection, subid: int) -> tuple[int, int]:
-    """Return the positions to show in the state store: durable and reported."""
-    found = session.execute(f"{_PROGRESS} WHERE subid = %s AND worker = 0".encode(), (subid,)).fetchone()
-    if found is None:
-        raise subscriptions.unknown(subid)
-    return parse_lsn(found[0]), parse_lsn(found[1])
 
 
 def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:
@@ -237,14 +227,15 @@ def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -
     relations = subscriptions.relations(session, sub.subid)
     held = held_stats.rows(relations, held_tables.overview(session, sub.subid))
     skipped = skipped_changes.usage(session, sub.subid)
-    remote, reported = _progress(session, sub.subid)
+    position = origin_advance.position(session, sub.subid)
     pending = two_phase.pending(session, sub.subid) if sub.two_phase != two_phase.DISABLED else []
     with store.batch():
         store.add_subscription(sub)
         store.put_relations(
             sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in relations]
         )
-        store.put_origin(sub.subid, remote, None, reported)
+        durable = min(position.remote_lsn, position.reported_lsn)
+        store.put_origin(sub.subid, durable, None, position.reported_lsn)
         store.put_prepared(
             sub.subid, [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in pending]
         )
