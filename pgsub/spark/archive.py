@@ -42,8 +42,12 @@ def write(archive: Path, python: str, *, launcher: bool = False) -> None:
     site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     draft = archive.with_name(archive.name + ".new")
     with tarfile.open(draft, "w:gz", compresslevel=1) as tar:
-        _add_text(tar, "pyvenv.cfg", f"home = {os.path.dirname(python)}\ninclude-system-site-packages = false\n")
-        _add_link(tar, "bin/python", python)
+        text = f"home = {os.path.dirname(python)}\ninclude-system-site-packages = false\n".encode()
+        configuration, link = tarfile.TarInfo("pyvenv.cfg"), tarfile.TarInfo("bin/python")
+        configuration.size, configuration.mode = len(text), 0o644
+        link.type, link.linkname = tarfile.SYMTYPE, python
+        tar.addfile(configuration, io.BytesIO(text))
+        tar.addfile(link)
         package = Path(__file__).resolve().parents[1]
         tar.add(package, f"{site}/pgsub", filter=_code)
         for name in dict.fromkeys([*_NEEDED, *(_dependencies("pgsub") if launcher else ())]):
@@ -81,18 +85,6 @@ def _code(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     info.uname = info.gname = ""
     info.mode |= 0o555 if info.isdir() or info.mode & 0o100 else 0o444
     return info
-
-
-def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(text), 0o644
-    tar.addfile(info, io.BytesIO(text.encode()))
-
-
-def _add_link(tar: tarfile.TarFile, name: str, to: str) -> None:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = tarfile.SYMTYPE, to
-    tar.addfile(info)
 
 
 def main() -> None:

@@ -95,10 +95,6 @@ class SyncPolicy(WorkerPolicy):
         """Return the skip in the ledger."""
         return self._streams.session.progress.skip
 
-    def holds(self) -> bool:
-        """Return False: only a table in the care of apply can be held."""
-        return False
-
     def unfinished(self) -> bool:
         """Return False: see :meth:`boundary`."""
         return False
@@ -141,7 +137,9 @@ class SyncPolicy(WorkerPolicy):
             if apply_lsn - position > NEAR_BYTES and self._attempts < CHASES << min(self._lost, 8):
                 return
         elif self._handover is not None and position < self._handover:
-            self._recheck()
+            standing = self._standing()
+            if standing != self._handover:  # apply has withdrawn the claim before this worker reached it
+                self._forget_claim(standing)
             return
         try:
             self._hand_over(apply_lsn, position)
@@ -164,12 +162,6 @@ class SyncPolicy(WorkerPolicy):
         """Read the claim from the ledger."""
         rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
         return next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
-
-    def _recheck(self) -> None:
-        """Check whether apply has withdrawn the claim before this worker reached it."""
-        standing = self._standing()
-        if standing != self._handover:
-            self._forget_claim(standing)
 
     def _forget_claim(self, standing: int | None) -> None:
         self._handover, self._reached, self._attempts, self._lost = standing, False, 0, self._lost + 1

@@ -44,7 +44,7 @@ class ChangePolicy(Protocol):
         """Return the skip for the transactions that :meth:`admit` admitted last."""
 
     def holds(self) -> bool:
-        """Return whether :meth:`should_apply` may decide to keep changes."""
+        """Return whether :meth:`should_apply` may decide to keep changes: only tables in the care of apply are held."""
         return False
 
 

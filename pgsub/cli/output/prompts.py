@@ -24,21 +24,17 @@ def require_terminal(names: Sequence[str], action: str, introduction: str, *comm
     :raises UsageError: there is no terminal.
     """
     if names:
-        _require_one(names)
+        from pgsub.catalog.store import StateStore
+
+        with StateStore.open(current.state_dir, create=False) as store:
+            if not any(map(store.find, names)):
+                store.subscription(names[0])
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             f"{action} needs --yes",
             detail="There is no terminal to ask on.",
             hint="\n".join([introduction, *map(shlex.join, commands)]),
         )
-
-
-def _require_one(names: Sequence[str]) -> None:
-    from pgsub.catalog.store import StateStore
-
-    with StateStore.open(current.state_dir, create=False) as store:
-        if not any(map(store.find, names)):
-            store.subscription(names[0])
 
 
 def confirm(question: str, *sentences: str) -> None:

@@ -14,10 +14,9 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import quoting
-from pgsub.common.connections import session_role
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.query import scalar
-from pgsub.target.session import advisory_locks, ledger_code
+from pgsub.target.session import advisory_locks, ledger_code, roles
 from pgsub.target.session.ledger_code import TRUSTED
 
 _LOCK_KEY = 0x7067737562  #: "pgsub", different from the launcher's key
@@ -155,12 +154,8 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
         for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # grantees of its creator
             connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
-    owner = _owner(connection) or bootstrap
-    if owner is not None:
-        connection.execute(session_role.set_role(owner))
-    yield
-    if owner is not None:
-        connection.execute(session_role.set_role(None))
+    with roles.acting(connection, _owner(connection) or bootstrap):
+        yield
 
 
 def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:
