@@ -92,6 +92,10 @@ class SubscriptionCatalog:
         found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
         return _decode(found[0]) if found else None
 
+    def way_back_of(self, subid: int) -> Subscription | None:
+        """Return the reverse subscription of a subscription, whatever its name is, None if there is none."""
+        return next((one for one in self.subscriptions() if one.way_back_of == subid), None)
+
     def _others(self, name: str) -> str:
         """Suggest the subscription that may be meant by an unknown name."""
         rows = self._database.rows("SELECT subname FROM pg_subscription ORDER BY subname")

@@ -68,7 +68,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         if options.holds:
             hold(options, store, sub, reporter)
             return
-        if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
+        if "name" in fields and store.find(fields["name"]) is not None:
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or options.publisher_upgraded

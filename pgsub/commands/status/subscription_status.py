@@ -128,17 +128,13 @@ class SubscriptionStatus:
 
     def document(self) -> Row:
         """Return the subscription's object in JSON documents. Its schema is part of the contract."""
-        parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
+        before = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
+        after = ("blocked", "waits", "table_waits", "applying", "task", "sequences")
         return {
             **self.columns,
-            **{part: getattr(self, part) for part in parts},
+            **{part: getattr(self, part) for part in before},
             "last_error": _error_object(self.errors[0]) if self.errors else None,
-            "blocked": self.blocked,
-            "waits": self.waits,
-            "table_waits": self.table_waits,
-            "applying": self.applying,
-            "task": self.task,
-            "sequences": self.sequences,
+            **{part: getattr(self, part) for part in after},
         }
 
 
@@ -227,7 +223,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
 
 def _switchover(store: StateStore, sub: Subscription) -> str | None:
     """Return the command that shows a subscription's switchover. During one, its reverse subscription exists."""
-    back = next((one for one in store.subscriptions() if one.way_back_of == sub.subid), None)
+    back = store.way_back_of(sub.subid)
     if back is None:
         return None
     is_back = sub.name == f"{back.name}{BACK_SUFFIX}"

@@ -19,7 +19,7 @@ from pgsub.commands.switchover.parties import (
 )
 from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
-from pgsub.commands.switchover.under_way import check_command, under_way, way_back_of
+from pgsub.commands.switchover.under_way import check_command, under_way
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -62,7 +62,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             if options.gone == PUBLISHER:
                 server_gone.decline(options, store, sub, entry, taking, reporter)
                 return Outcome(sub.name, options.names[1], AS_BEFORE, None, journal.DECLINED)
-            back = way_back_of(store, entry)
+            back = store.way_back_of(entry.subid)
             if back is None:
                 right_to_write.decline(taking, entry)
             else:

@@ -11,7 +11,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import server_gone
-from pgsub.commands.switchover.under_way import promotes, under_way, way_back_of
+from pgsub.commands.switchover.under_way import promotes, under_way
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
@@ -61,7 +61,7 @@ def status(options: SwitchoverOptions) -> Outcome:
             if back is None:
                 raise
             return _of_giving(options, back)
-        return _of_both(options, here, way_back_of(store, here))
+        return _of_both(options, here, store.way_back_of(here.subid))
 
 
 def _of_declined(

@@ -28,7 +28,7 @@ from pgsub.commands.switchover.transfer import right_to_write, server_gone, step
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
-from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way, way_back_of
+from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import (
@@ -171,7 +171,7 @@ class _Run:
         check_command(entry, self._options)
         check_promote_command(entry, self._options)
         timing = Timing(log=self._reporter.log)
-        back, lost = way_back_of(self._store, entry), self._options.gone == PUBLISHER
+        back, lost = self._store.way_back_of(entry.subid), self._options.gone == PUBLISHER
         if lost:
             server_gone.check_gone(self._options, self._sub, back)
         elif back is None:
@@ -211,7 +211,7 @@ class _Run:
         :raises StateForbids: the reverse subscription was dropped or renamed.
         :raises SubscriptionExists: another subscription has its name. The switchover is undone.
         """
-        there = way_back_of(self._store, entry)
+        there = self._store.way_back_of(entry.subid)
         if there is not None and there.name == entry.back_name:
             return there
         if there is not None or entry.phase != journal.PLANNED:

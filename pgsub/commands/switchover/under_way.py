@@ -1,4 +1,7 @@
-"""The running switchover: the row of the taking side, and the reverse subscription."""
+"""The running switchover as the row of the taking side has it.
+
+That row could name any subscription as the reverse one, so :meth:`StateStore.way_back_of` decides which it is.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,13 @@ from pgsub.switchover.journal import Entry
 PROMOTES = "promotes"
 
 
-def way_back_of(store: StateStore, entry: Entry) -> Subscription | None:
-    """Return the reverse subscription, whatever its name is, None if there is none.
-
-    :param entry: the row of the taking side. It could name any subscription, so the state store decides.
-    """
-    return next((one for one in store.subscriptions() if one.way_back_of == entry.subid), None)
-
-
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
     """Return the row of this subscription's unfinished switchover, None if there is none."""
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
     if entry is None:
         return None
     # A declined switchover is unfinished only while its own reverse subscription exists.
-    if entry.phase == journal.DECLINED and way_back_of(store, entry) is None:
+    if entry.phase == journal.DECLINED and store.way_back_of(sub.subid) is None:
         return None
     return entry
 

@@ -21,7 +21,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.parties import TARGET, SwitchoverOptions, giving_session
 from pgsub.commands.switchover.transfer import right_to_write
-from pgsub.commands.switchover.under_way import check_command, way_back_of
+from pgsub.commands.switchover.under_way import check_command
 from pgsub.common import failpoints
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.connections.ping import ping
@@ -70,7 +70,7 @@ def decline(
     reporter: Reporter,
 ) -> None:
     """Decline the right on the taking side forever, and remove the reverse subscription."""
-    back = way_back_of(store, entry)
+    back = store.way_back_of(entry.subid)
     check_gone(options, sub, back)
     right_to_write.decline(taking, entry)
     failpoints.point("switchover.declined")
