@@ -149,10 +149,6 @@ class RuleSet:
     def __bool__(self) -> bool:
         return bool(self.lasting or self._limited)
 
-    def with_limited(self, limited: Iterable[Rule]) -> RuleSet:
-        """Return the same lasting rules with other limited ones."""
-        return RuleSet(self.lasting, limited)
-
     def decides_alike(self, other: RuleSet) -> bool:
         """Return whether both decide the same conflicts if their lasting rules are the same."""
         return self._limited.keys() == other._limited.keys()

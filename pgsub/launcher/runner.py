@@ -166,7 +166,7 @@ class Runner(SupervisedThread):
         sub = self.sub
         ledger_privileges.check(session)
         # No launcher serves the subscription now, and the locks of orphaned workers would block the installation.
-        installation.install(session, lambda: worker_takeover.evict_all(session, sub.subid))
+        installation.install(session, lambda: worker_takeover.evict(session, sub.subid))
         known = subscriptions.identity(session, sub.subid)
         definitions.check_not_moved(session, sub)
         if not self._tables_follow(session):

@@ -97,10 +97,10 @@ def given_settings() -> dict[str, str] | None:
     return None
 
 
-def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
-    """Start Spark with JVM flags that make it write an archive, and without the user's settings."""
+def open_trained(state_dir: Path, flags: list[str]) -> SparkContext:
+    """Start Spark for one worker with JVM flags that make it write an archive, and without the user's settings."""
     with _lock:
-        return _start(workers, state_dir, {}, {}, flags)
+        return _start(1, state_dir, {}, {}, flags)
 
 
 def _start(

@@ -46,7 +46,7 @@ def test_a_session_that_only_bears_a_workers_name_is_no_worker(pair: MakePair, s
     p = pair("CREATE TABLE t (id int PRIMARY KEY)")
     with contextlib.closing(p.subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")) as session:
         worker_takeover.take_over_many(p.session, p.subid, [worker_takeover.APPLY, 1])
-        worker_takeover.evict_all(p.session, p.subid)
+        worker_takeover.evict(p.session, p.subid)
         assert session.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -86,7 +86,7 @@ def test_a_role_that_may_not_end_a_strangers_session_need_not(
         with contextlib.closing(subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")):
             p.session.execute(sql.SQL("SET ROLE {}").format(plain))
             worker_takeover.take_over_many(p.session, p.subid, [worker_takeover.APPLY, 1])
-            worker_takeover.evict_all(p.session, p.subid)
+            worker_takeover.evict(p.session, p.subid)
     finally:
         p.session.execute("RESET ROLE")
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(plain))

@@ -63,7 +63,7 @@ class RelationCache:
 
     def limit_rules(self, limited: Iterable[Rule]) -> None:
         """Set the conflict rules with a limit. Discard all maps if other conflicts are now decided by a rule."""
-        before, self.rules = self.rules, self.rules.with_limited(limited)
+        before, self.rules = self.rules, RuleSet(self.rules.lasting, limited)
         if not self.rules.decides_alike(before):
             self._maps.clear()
 

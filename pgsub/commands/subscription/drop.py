@@ -163,7 +163,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         tables = _tables(session, sub)
         _warn_of_kept(session, sub, tables or (), reporter)
         skipped = skipped_changes.usage(session, sub.subid)
-        worker_takeover.evict_all(session, sub.subid)
+        worker_takeover.evict(session, sub.subid)
     found = prepared_xacts.all_prepared(session, sub.subid, ledger=known)
     prepared = [one for one in found if one.genuine]
     two_phase.check_finishable(prepared)

@@ -124,7 +124,7 @@ def _rebuild(session: psycopg.Connection, given: Subscription, store: StateStore
     subid, _ = ledger_definition.find(session, given.name)
     with _alone(session, subid, given.name), subscription_tables.maintenance(session, subid, given.name):
         subid, slot_name = ledger_definition.find(session, given.name)  # read again under the locks
-        installation.install(session, lambda: worker_takeover.evict_all(session, subid))
+        installation.install(session, lambda: worker_takeover.evict(session, subid))
         sub = ledger_definition.read(session, replace(given, subid=subid, slot_name=slot_name), store)
         _check_not_moving(session, sub)
         warnings = servers.check_target(session)

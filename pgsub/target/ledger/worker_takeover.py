@@ -173,7 +173,7 @@ def take_over_many(
     epochs: dict[int, int] = dict(rows)
     roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
     # guard: a take-over ends older sessions
-    _evict(connection, subid, roles)
+    evict(connection, subid, roles)
     return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
 
 
@@ -181,13 +181,11 @@ def _roles(worker: int) -> tuple[str, ...]:
     return ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
 
 
-def evict_all(connection: psycopg.Connection, subid: int) -> None:
-    """Terminate all sessions of a subscription's workers and wait until none is left."""
-    _evict(connection, subid, None)
+def evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | None = None) -> None:
+    """Terminate sessions of a subscription's workers and wait until none is left.
 
-
-def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | None) -> None:
-    """Terminate sessions of roles with an epoch below the given one, or all, and wait until none is left."""
+    :param epochs: ends sessions of these roles with a lower epoch; None ends all sessions.
+    """
     name = _PATTERN.format(subid)
     numbers = None if epochs is None else list(epochs.values())
     deadline = time.monotonic() + _EVICT_SECONDS
