@@ -115,8 +115,8 @@ def between(shared_servers: Servers, giving: str | None, taking: str | None, enc
 
     :param encoding: of the target.
     """
-    pubdb = Database(shared_servers("publisher", giving), "obstacles_of")
-    subdb = Database(shared_servers("target", taking), "obstacles_to", encoding)
+    publisher, target = shared_servers("publisher", giving), shared_servers("target", taking)  # skips before it creates
+    pubdb, subdb = Database(publisher, "obstacles_of"), Database(target, "obstacles_to", encoding)
     with contextlib.ExitStack() as stack:
         for database in (pubdb, subdb):
             stack.callback(database.drop)
