@@ -26,7 +26,7 @@ _PAUSE = 1.0  #: seconds until the ledger is read again
 
 
 class Reading(NamedTuple):
-    """What the ledger said."""
+    """The subscription's position and its synchronized tables, as the ledger had them."""
 
     position: int
     ready: frozenset[int]  #: tables by OID
