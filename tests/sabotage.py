@@ -34,6 +34,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a position does not cover a transaction that finishes at it": (
         "test_a_position_does_not_cover_a_transaction_that_finishes_at_it",
     ),
+    "a lock on a partition holds up no change of another partition": (
+        "test_a_lock_on_a_partition_holds_up_no_change_of_another_one",
+    ),
     "the ledger moves only from where the worker left it": (
         "test_apply_restarts_its_streams_where_the_ledger_moved_without_it",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from fix_pair import MakePair, Pair
 
@@ -247,3 +249,22 @@ def test_a_partition_of_what_the_target_has_not_partitioned_is_told_as_such(
     assert f'is a partition of "public"."t", which {said}.' in (error.detail or "")
     assert 'CREATE TABLE "My.s"."T new" ("id" integer, "k" integer);' in (error.hint or "")
     assert 'queries of "public"."t" do not see its rows' in (error.detail or "")
+
+
+def test_a_lock_on_a_partition_holds_up_no_change_of_another_one(pair: MakePair) -> None:
+    """A generic plan, which a prepared statement has after some executions, locks all partitions."""
+    p = pair(RANGES, pub=ROOT)
+    p.apply("INSERT INTO t SELECT g, g, 'v' FROM generate_series(1, 99) g")
+    task = p.start()
+    with closing(p.subdb.connect()) as session:
+        for number in range(20):
+            p.pubdb.execute(f"UPDATE t SET v = 'w' WHERE id = {number + 1}")
+        p.until("SELECT v = 'w' FROM t WHERE id = 20", task=task)
+        session.execute("BEGIN; LOCK TABLE t_high")
+        p.pubdb.execute("UPDATE t SET v = 'w' WHERE id = 40")
+        p.pubdb.execute("DELETE FROM t WHERE id = 41")
+        p.pubdb.execute("INSERT INTO t VALUES (41, 41, 'new')")
+        p.until("SELECT v = 'new' FROM t_low WHERE id = 41", task=task)
+        session.execute("ROLLBACK")
+    p.stop(task)
+    p.same("t")

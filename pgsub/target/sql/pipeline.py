@@ -66,7 +66,7 @@ class Pipeline:
         self._prefix = f"{prefix}_"
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
+        self._prepared: dict[int, tuple[bytes, Statement]] = {}  # by name or text; oldest first
         self._names = self._cost = 0
         self._waiting: deque[tuple[object, Statement | None, RowCount | None, FirstRow | None]] = deque()
         self._unread = self._unread_bytes = 0
@@ -96,7 +96,10 @@ class Pipeline:
             self._pgconn.enter_pipeline_mode()
             self._active = True
         name = self._name(statement, tag)
-        self._pgconn.send_query_prepared(name, values, param_formats=formats)
+        if statement.replanned:
+            self._pgconn.send_query_params(name, values, statement.types or None, formats)
+        else:
+            self._pgconn.send_query_prepared(name, values, param_formats=formats)
         self._waiting.append((tag, statement, on_count, on_row))
         self._unread += 1
         self._unread_bytes += sum([len(value) for value in values if value is not None])
@@ -115,24 +118,28 @@ class Pipeline:
         self.sync()
 
     def _name(self, statement: Statement, tag: object) -> bytes:
+        """Prepare the statement once, and return its name. Of one that is not prepared, return the text."""
         known = self._prepared.get(id(statement))
         if known is not None:
             return known[0]
         self._cost += _STATEMENT + len(statement.types)
         while self._cost > PREPARED and self._prepared:
             self._deallocate(next(iter(self._prepared)), tag)
-        self._names += 1
-        name = f"{self._prefix}{self._names}".encode()
-        self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
-        self._waiting.append((tag, statement, None, None))
+        name = text = statement.text.as_bytes(self._connection)
+        if not statement.replanned:
+            self._names += 1
+            name = f"{self._prefix}{self._names}".encode()
+            self._pgconn.send_prepare(name, text, statement.types or None)
+            self._waiting.append((tag, statement, None, None))
         self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
         return name
 
     def _deallocate(self, key: int, tag: object) -> None:
         name, statement = self._prepared.pop(key)
         self._cost -= _STATEMENT + len(statement.types)
-        self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
-        self._waiting.append((tag, None, None, None))
+        if not statement.replanned:
+            self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
+            self._waiting.append((tag, None, None, None))
 
     def sync(self) -> None:
         """Wait for every result.

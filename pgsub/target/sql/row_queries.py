@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from psycopg import sql
 
@@ -152,7 +153,7 @@ def leaves_partition(
     text = sql.SQL(
         "SELECT NOT CASE pgsub_tableoid WHEN 0 THEN true {} ELSE true END FROM ({} FOR UPDATE) AS {}"
     ).format(takes, becomes.text, sql.Identifier(relation.target.name))
-    return Statement(text, becomes.types, becomes.takes)
+    return replace(becomes, text=text)
 
 
 def lock_at(table: TargetRelation) -> sql.Composed:

@@ -26,11 +26,16 @@ class Statement:
     """A statement to prepare: text, parameter types, and the values for its parameters, in order.
 
     ``takes``: pairs of tuple ('n'ew or 'o'ld) and remote column position.
+
+    :ivar replanned: it is planned for each execution. It finds a row of a partitioned table, and a generic plan would
+        lock all partitions, so that whoever locks one of them would hold up the changes of the others. A plan for the
+        values locks only the partitions that may have the row, as the server's subscriber does.
     """
 
     text: sql.Composed
     types: tuple[int, ...]
     takes: tuple[tuple[str, int], ...]
+    replanned: bool = False
 
     @classmethod
     def fixed(cls, text: LiteralString) -> Statement:
@@ -85,6 +90,7 @@ class Builder:
     def __init__(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None = None) -> None:
         self._relation = relation
         self._kinds = {_NEW: kinds, _OLD: old_kinds}
+        self._replanned = False
         self.types: list[int] = []
         self.takes: list[tuple[str, int]] = []
         self.sent = {relation.columns[i].name: i for i, kind in enumerate(kinds) if kind != UNCHANGED}
@@ -134,6 +140,8 @@ class Builder:
     def condition(self) -> sql.Composed:
         """Compose the condition that finds one row, by the old tuple if there is one."""
         relation, target = self._relation, self._relation.target
+        # guard: a lock on a partition holds up no change of another partition
+        self._replanned = target.relkind == "p"
         source = _NEW if self._kinds[_OLD] is None else _OLD
         kinds = self._kinds[source] or b""
         parts: list[sql.Composable] = []
@@ -156,4 +164,4 @@ class Builder:
 
     def done(self, text: sql.Composed) -> Statement:
         """Return the statement of this text."""
-        return Statement(text, tuple(self.types), tuple(self.takes))
+        return Statement(text, tuple(self.types), tuple(self.takes), self._replanned)
