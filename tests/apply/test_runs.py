@@ -249,8 +249,21 @@ def test_what_is_remembered_of_a_publishers_relations_is_bounded(spool: Spool, m
     [transaction] = _received(_describing([_RELATION] * 1000), 100, spool)  # each replaces the one before
     assert isinstance(transaction, RemoteTransaction) and len(transaction.described()) == 1
     _received(_describing([_RELATION._replace(relid=relid) for relid in range(1, 11)]), 100, spool)
-    with pytest.raises(ProtocolViolation, match="described its relations in more than"):
+    with pytest.raises(ProtocolViolation, match="described its relations in more than") as violation:
         _received(_describing([_RELATION._replace(relid=relid) for relid in range(1, 12)]), 100, spool)
+    assert "\npgsub reconcile NAME --force" in (violation.value.hint or "")
+
+
+def test_one_transaction_may_describe_hundreds_of_the_widest_partitions_then_another_connection_is_wanted(
+    spool: Spool,
+) -> None:
+    columns = tuple(Column(0, f"c{n:04}".ljust(63, "_"), 23, -1) for n in range(1600))
+    widest = (_RELATION._replace(relid=relid, columns=columns) for relid in range(1, 621))
+    assembler_ = Assembler(spool, parallel_streaming=False)
+    described = Frames.around(encode(message) for message in (Begin(1000, 1, 500), *widest, Commit(1000, 1008, 1)))
+    [transaction] = assembler_.take(described)
+    transaction.release()  # type: ignore[union-attr]
+    assert assembler_.crowded
 
 
 def test_names_of_one_relation_and_types_are_remembered_only_to_a_bound(

@@ -38,9 +38,15 @@ _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
 #: Size in bytes above which a transaction is spilled to a file, so that memory stays bounded.
 MEMORY_LIMIT = 16 << 20
-#: Limit in bytes for the newest Relation messages of all relations. They take ten times as much memory when decoded.
-#: 100,000 tables of 25 columns fit.
-MAX_DESCRIBED_BYTES = 64 << 20
+#: Limit in bytes for the newest Relation messages of all relations. They take ten times as much memory when decoded,
+#: three times if the names are long. A transaction may describe thousands of wide partitions.
+MAX_DESCRIBED_BYTES = 256 << 20
+#: Bytes after which a new connection is opened once a transaction has ended. 50,000 tables of 25 columns fit.
+ENOUGH_DESCRIBED_BYTES = 32 << 20
+_PASS_HINT = (
+    "Write to fewer partitions in one transaction. Then make another slot; every table is compared with the"
+    " publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
+)
 
 #: Output of a stream: whole transactions, and the publisher's progress without one.
 Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive
@@ -84,8 +90,8 @@ class Assembler:
 
     @property
     def crowded(self) -> bool:
-        """Whether half of a limit on remembered relations is reached; those of dropped tables are never forgotten."""
-        return len(self._described) > MAX_RELATIONS // 2 or self._described_bytes > MAX_DESCRIBED_BYTES // 2
+        """Whether enough relations are remembered for one connection; those of dropped tables are never forgotten."""
+        return len(self._described) > MAX_RELATIONS // 2 or self._described_bytes > ENOUGH_DESCRIBED_BYTES
 
     def pause(self) -> None:
         """Publish the open stream block, because nothing more was received for now."""
@@ -169,7 +175,9 @@ class Assembler:
         if len(self._described) > MAX_RELATIONS:
             raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
         if self._described_bytes > MAX_DESCRIBED_BYTES:
-            raise ProtocolViolation(f"publisher described its relations in more than {MAX_DESCRIBED_BYTES} bytes")
+            raise ProtocolViolation(
+                f"publisher described its relations in more than {MAX_DESCRIBED_BYTES} bytes", hint=_PASS_HINT
+            )
 
     def _spill(self, current: RemoteTransaction) -> None:
         current.spooled = current.spooled or self.spool.open(current.xid)
