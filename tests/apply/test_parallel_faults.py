@@ -151,6 +151,43 @@ def test_a_transaction_whose_wait_for_the_ledger_ends_in_a_deadlock_is_replayed(
     assert "deadlock" in replays()[0]
 
 
+#: Two transactions that meet in no row of the publisher, but in rows that a trigger of the target changes. The first
+#: attempts wait for each other's locks; the own session then finds the deadlock before the parallel worker does.
+_MEETING = """
+CREATE TABLE met (id int PRIMARY KEY, n int); INSERT INTO met VALUES (1, 0), (2, 0);
+CREATE SEQUENCE tries;
+CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('deadlock_timeout', CASE WHEN NEW.id < 10 THEN '60s' ELSE '10ms' END, true);
+    IF NEW.v = 'wait' AND nextval('public.tries') <= 2 THEN
+        FOR i IN 1 .. 500 LOOP
+            EXIT WHEN EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = NEW.id AND granted)
+                   OR (NEW.id = 11 AND EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted));
+            PERFORM pg_sleep(0.01);
+        END LOOP;
+    ELSIF NEW.v <> 'wait' THEN
+        UPDATE public.met SET n = n + 1 WHERE id = NEW.v::int;
+        PERFORM pg_advisory_xact_lock(2) WHERE NEW.id = 10;
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER meet AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION meet(); ALTER TABLE t ENABLE ALWAYS TRIGGER meet;
+"""
+
+
+def test_a_parallel_worker_gives_way_in_a_deadlock_although_its_transaction_has_ended(
+    parallel: Parallel, replays: Replays
+) -> None:
+    p = parallel(sub=_MEETING, max_parallel_apply_workers=1)  # the second transaction waits in its file
+    with publishing(p, "INSERT INTO t VALUES (1, '2')", "INSERT INTO t VALUES (2, 'wait'), (3, '1')") as session:
+        p.pubdb.execute("INSERT INTO t VALUES (10, '1'), (11, 'wait'), (12, '2')")
+        session.execute("COMMIT")
+    p.apply()
+    p.same("t")
+    assert p.subdb.rows("SELECT n FROM met ORDER BY id") == [(2,), (2,)]
+    assert p.subdb.value("SELECT last_value FROM tries") > 2, "they did not meet"
+
+
 def test_a_session_that_only_the_worker_lost_does_not_keep_its_locks(parallel: Parallel, replays: Replays) -> None:
     """The server hears nothing of a cut connection until it has something to say itself."""
     p = parallel()

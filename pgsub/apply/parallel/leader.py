@@ -95,16 +95,20 @@ class ParallelLeader(StreamWatch):
     def aborted(self, xid: int, subxid: int) -> None:
         """Roll back a subtransaction, or the whole transaction."""
         if xid == subxid:
-            worker = self.take(xid)
-            if worker is not None:
-                worker.release()
+            self.end(xid)
         elif xid in self._busy:
             self._busy[xid].aborted(subxid)
 
-    def take(self, xid: int) -> ParallelWorker | None:
-        """Return the parallel worker of a transaction that has ended; the caller must release it."""
+    def worker_of(self, xid: int) -> ParallelWorker | None:
+        """Return the parallel worker of a transaction; None if it only waits in its file."""
+        return self._busy.get(xid)
+
+    def end(self, xid: int) -> None:
+        """Release the parallel worker of a transaction that has ended and was committed, or is not needed."""
         self._spooling.discard(xid)
-        return self._busy.pop(xid, None)
+        worker = self._busy.pop(xid, None)
+        if worker is not None:
+            worker.release()
 
     def stop_streaming(self) -> bool:
         """Roll back all parallel workers, one of which was in a deadlock with the worker itself.

@@ -211,7 +211,7 @@ class ApplyLoop:
         self._add(run)
 
     def _take(self, transaction: RemoteTransaction) -> None:
-        parallel = self._leader.take(transaction.xid) if transaction.in_stream else None
+        streamed = transaction.in_stream
         if self._until and not covered(transaction.finish_lsn, self._until):
             self._done = True
         # guard: no position covers a PREPARE, without "transaction.kind is not Kind.PREPARE and "
@@ -220,15 +220,15 @@ class ApplyLoop:
             self._apply_batch()
             self._streams.session.relations.learn_all(transaction)
             transaction.release()
-        elif parallel is not None or transaction.kind is not Kind.COMMIT:
-            self._apply_batch()
+        elif (streamed and self._leader.worker_of(transaction.xid)) or transaction.kind is not Kind.COMMIT:
+            self._apply_batch()  # the transaction's parallel worker gives way, too, if this ends in a deadlock
             if not self._ending:
                 self._batch.add(transaction)
-                self._apply_batch(parallel)
+                self._apply_batch(self._leader.worker_of(transaction.xid) if streamed else None)
         else:
             self._add(transaction)
-        if parallel is not None:
-            parallel.release()
+        if streamed:
+            self._leader.end(transaction.xid)
 
     def _add(self, item: RemoteTransaction | TransactionRun) -> None:
         if not self._batch:
