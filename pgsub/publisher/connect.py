@@ -20,6 +20,10 @@ Connection = psycopg.Connection[TupleRow]
 
 #: The oldest supported version of the publisher.
 MINIMUM_VERSION = 140000
+#: Settings that decide the text of values, beside :data:`pgsub.common.connections.conninfo.PINNED`. A walsender
+#: applies a reload of its server's configuration to all other settings. One key could then have two texts in a change
+#: set, and would count as two keys.
+_ONE_TEXT = {"intervalstyle": "postgres", "timezone": "UTC", "bytea_output": "hex"}
 
 
 def connect(
@@ -127,4 +131,5 @@ def _prepare_session(connection: Connection) -> None:
             f"the publisher runs PostgreSQL {version // 10000}, which is too old",
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
-    ci.pin(connection, "publisher", {"intervalstyle": "postgres", **ci.only_tables(version)})
+    # guard: a reload of the publisher's configuration gives no key another text, without "**_ONE_TEXT, "
+    ci.pin(connection, "publisher", {**_ONE_TEXT, **ci.only_tables(version)})

@@ -242,3 +242,45 @@ def test_a_crash_of_either_server_leaves_a_state_that_the_publisher_had(
     assert p.subdb.value("SELECT v FROM version") == max(states)
     assert p.subdb.value("SELECT count(*) FROM pg_prepared_xacts") == 0
     p.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "setting"),
+    [
+        ("timestamptz", "'2020-01-01 12:00+00'::timestamptz + g * interval '1 day'", ("timezone", "Asia/Tokyo")),
+        ("bytea", "decode(lpad(to_hex(24929 + g), 4, '0'), 'hex')", ("bytea_output", "escape")),
+    ],
+    ids=["timestamptz", "bytea"],
+)
+def test_a_key_has_one_text_in_a_change_set_though_the_publishers_configuration_is_reloaded(
+    pair: MakePair, kind: str, value: str, setting: tuple[str, str]
+) -> None:
+    """Updates of one row that leave different columns alone are different statements, in an order of their own."""
+    table = f"CREATE TABLE k (id {kind} PRIMARY KEY, a int, big text); ALTER TABLE k ALTER big SET STORAGE EXTERNAL;"
+    p = pair(f"{table} CREATE TABLE other (id int PRIMARY KEY)")
+    server = p.pubdb.server
+    p.apply(f"INSERT INTO k SELECT {value}, 0, repeat('x', 3000) FROM generate_series(0, 60) g")
+    task = p.start()
+    p.pubdb.execute("INSERT INTO other VALUES (1)")
+    p.until("SELECT count(*) = 1 FROM other", task=task)
+    try:
+        with closing(p.subdb.connect()) as local:
+            local.execute("BEGIN; SELECT FROM pgsub.progress FOR UPDATE")
+            p.pubdb.execute("INSERT INTO other VALUES (2)")
+            p.subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")  # what comes now gathers
+            p.pubdb.execute("UPDATE k SET a = 1")
+            end = p.pubdb.value("SELECT pg_current_wal_lsn()")
+            p.pubdb.wait("SELECT sent_lsn >= %s FROM pg_stat_replication WHERE sent_lsn IS NOT NULL", end)
+            server.query(f"ALTER SYSTEM SET {setting[0]} = '{setting[1]}'")
+            server.reload()
+            p.pubdb.execute("UPDATE k SET a = 2, big = 'new' WHERE id = (SELECT min(id) FROM k)")
+            p.pubdb.execute("INSERT INTO other VALUES (3)")
+            end = p.pubdb.value("SELECT pg_current_wal_lsn()")
+            p.pubdb.wait("SELECT sent_lsn >= %s FROM pg_stat_replication WHERE sent_lsn IS NOT NULL", end)
+            local.execute("ROLLBACK")
+        p.until("SELECT count(*) = 3 FROM other", task=task)
+    finally:
+        server.query(f"ALTER SYSTEM RESET {setting[0]}")
+        server.reload()
+    p.stop(task)
+    p.same("k")

@@ -7,6 +7,7 @@ import functools
 import os
 import pickle
 import socket
+import time
 
 import psycopg
 import pytest
@@ -95,6 +96,27 @@ def test_a_service_gives_address_and_options_and_the_settings_are_pinned_all_the
         shown = [scalar(session, f"SHOW {name}") for name in ("work_mem", "application_name", "row_security")]
         assert shown == ["7MB", "orders", "off"]
         assert str(scalar(session, "SHOW datestyle")).startswith("ISO")
+
+
+def test_a_reload_of_the_publisher_gives_no_value_another_text_in_a_session_that_is_open(pubdb):
+    server = pubdb.server
+    value = "SELECT '2000-01-01 12:00+00'::timestamptz, '\\x6162'::bytea"
+    with connect(pubdb.conninfo, application_name="orders", replication=True) as session:
+        before = session.pgconn.exec_(value.encode())
+        texts = [before.get_value(0, 0), before.get_value(0, 1)]
+        settings = {"timezone": "Asia/Tokyo", "bytea_output": "escape", "work_mem": "7MB"}
+        try:
+            for name, setting in settings.items():
+                server.query(f"ALTER SYSTEM SET {name} = '{setting}'")
+            server.reload()
+            while scalar(session, "SHOW work_mem") != "7MB":  # the session has read the configuration
+                time.sleep(0.01)
+            after = session.pgconn.exec_(value.encode())
+        finally:
+            for name in settings:
+                server.query(f"ALTER SYSTEM RESET {name}")
+            server.reload()
+        assert [after.get_value(0, 0), after.get_value(0, 1)] == texts
 
 
 def test_a_vanished_peer_is_noticed_in_time_and_the_words_of_conninfo_and_service_go_before(

@@ -398,6 +398,7 @@ def _end(session: psycopg.Connection, one: psycopg.Connection) -> None:
 
 
 def test_origins_of_a_pool_are_one_a_session(session: psycopg.Connection, connect: Connect) -> None:
+    subscriptions.register(session, SUBID + 1, "other", "test", "other", [], slot_intent=True)
     sessions = [connect() for _ in range(3)]
     assert [origins.attach(one, _of(SUBID)) for one in sessions] == ["pgsub_7", "pgsub_7_1", "pgsub_7_2"]
     assert origins.attach(connect(), _of(SUBID + 1)) == "pgsub_8"
@@ -406,6 +407,7 @@ def test_origins_of_a_pool_are_one_a_session(session: psycopg.Connection, connec
 
 
 def test_origins_are_dropped_with_their_subscription_only(session: psycopg.Connection, connect: Connect) -> None:
+    subscriptions.register(session, 71, "other", "test", "other", [], slot_intent=True)
     for subid in (SUBID, SUBID, 71):
         one = connect()
         origins.attach(one, _of(subid))
