@@ -120,6 +120,15 @@ class Troubles:
             self._ask(self._ground.subdb, f"SELECT count(pg_cancel_backend(pid)) FROM ({_SESSIONS}) s")
             time.sleep(0.05)
 
+    def reload_settings(self) -> None:
+        """Values get another text on both servers, in sessions that are open, too."""
+        zone = self._chance.choice(["UTC", "Asia/Tokyo", "America/St_Johns"])
+        form = self._chance.choice(["hex", "escape"])
+        for server in (self._ground.target, self._ground.publisher):
+            server.query(f"ALTER SYSTEM SET timezone = '{zone}'")
+            server.query(f"ALTER SYSTEM SET bytea_output = '{form}'")
+            server.reload()
+
     def take_origins(self) -> None:
         """All that are left; those that pgsub's sessions have they lose."""
         subdb = self._ground.subdb
