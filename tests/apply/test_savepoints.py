@@ -70,14 +70,14 @@ class Bench:
         self._stop(xid, spooled)
         messages = [decode_change(payload, True) for kept in spooled.kept() for payload in kept.payloads()]
         wanted = [int(m.new.values[0] or 0) for m in messages if isinstance(m, Insert)]
-        worker = self.parallel.take(xid)
+        worker = self.parallel.worker_of(xid)
         assert worker is not None
         missing = worker.complete(RemoteTransaction(xid, 1, 2, in_stream=True, spooled=spooled), lambda: None)
         shown = None
         if missing is not None and worker.session is not None:
             rows = worker.session.connection.execute("SELECT id FROM public.t ORDER BY id").fetchall()
             shown = [row[0] for row in rows]
-        worker.release()
+        self.parallel.end(xid)
         while not worker.free:
             time.sleep(0.001)
         spooled.remove()
