@@ -343,6 +343,26 @@ def test_a_subscription_whose_sequences_do_not_follow_is_not_caught_up(pgsub, st
     assert pgsub(*words, "1m").returncode == 0
 
 
+def _in_store(cli, statement, *params):
+    with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
+        store.execute(statement, params)
+
+
+def _stands_at(cli, subdb, lsn):
+    """Set the subscription's position, in the ledger and in the state store."""
+    positions = f"SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'"
+    subdb.execute(f"UPDATE pgsub.progress {positions}")
+    _in_store(cli, f"UPDATE pgsub_origin {positions}")
+
+
+def _stands_at_the_end(cli, tables):
+    """Set it to the end of the publisher's WAL, which may be farther a moment later: autovacuum writes, too."""
+    pubdb, subdb = tables
+    (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
+    _stands_at(cli, subdb, lsn)
+    return lsn
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
@@ -351,25 +371,13 @@ def test_a_subscription_whose_sequences_do_not_follow_is_not_caught_up(pgsub, st
     ],
 )
 def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_up_with(cli, tables, answers, said):
-    pubdb, subdb = tables
+    _, subdb = tables
     assert cli.create("s").returncode == 0
     words = ("wait", "s", "--for", "caught-up", "--even-if-stopped", "--timeout", "1s")
-
-    def stands_at(lsn: str) -> None:
-        positions = f"SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'"
-        subdb.execute(f"UPDATE pgsub.progress {positions}")
-        with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
-            store.execute(f"UPDATE pgsub_origin {positions}")
-
-    def caught_up() -> bool:
-        stands_at(pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-        return bool(cli(*words).returncode == 0)
-
-    until(caught_up)  # the publisher writes WAL by itself, too
-    stands_at("FF/0")  # both servers are behind that
+    until(lambda: _stands_at_the_end(cli, tables) and cli(*words).returncode == 0)
+    _stands_at(cli, subdb, "FF/0")  # both servers are behind that
     if answers == "another server":
-        with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
-            store.execute("UPDATE pg_subscription SET subconninfo = ?", (subdb.conninfo,))
+        _in_store(cli, "UPDATE pg_subscription SET subconninfo = ?", subdb.conninfo)
     one_error(cli(*words), 7, said)
 
 
@@ -379,10 +387,7 @@ def test_caught_up_is_found_out_in_one_session_of_the_target(cli, tables, monkey
     monkeypatch.setattr(target, "connect", lambda *given, **more: opened.append(given) or connect(*given, **more))
 
     def caught_up() -> bool:
-        (lsn,) = tables[0].rows("SELECT pg_current_wal_insert_lsn()::text")[0]
-        with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
-            store.execute("UPDATE pgsub_origin SET remote_lsn = ?", (lsn,))
-        tables[1].execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
+        _stands_at_the_end(cli, tables)
         opened.clear()
         with contextlib.suppress(TimeoutExpired):  # the publisher writes WAL by itself, too
             wait(WaitOptions("s", cli.state, "caught-up", timeout=0))
@@ -394,24 +399,17 @@ def test_caught_up_is_found_out_in_one_session_of_the_target(cli, tables, monkey
 
 
 def test_what_a_restored_target_has_lost_is_not_reported_as_reached(cli, tables):
-    pubdb, subdb = tables
+    _, subdb = tables
     assert cli.create("s").returncode == 0
     words = ("wait", "s", "--even-if-stopped", "--timeout", "100ms", "--for")
 
-    def shows(lsn: str) -> None:
-        with contextlib.closing(sqlite3.connect(cli.state / "state.db")) as store, store:
-            store.execute("UPDATE pgsub_origin SET remote_lsn = ?", (lsn,))
+    def all_reached():
+        named = ("synced", f"lsn={_stands_at_the_end(cli, tables)}", "caught-up")
+        return [cli(*words, one).returncode for one in named] == [0, 0, 0]
 
-    def waits() -> list[str]:
-        (lsn,) = pubdb.rows("SELECT pg_current_wal_flush_lsn()::text")[0]
-        shows(lsn)
-        subdb.execute(f"UPDATE pgsub.progress SET remote_lsn = '{lsn}', reported_lsn = '{lsn}'")
-        return ["synced", f"lsn={lsn}", "caught-up"]
-
-    # the publisher writes WAL by itself, too
-    until(lambda: [cli(*words, one).returncode for one in waits()] == [0, 0, 0])
-    lsn = waits()[1].removeprefix("lsn=")
-    shows("FFFF/0")  # whatever the publisher writes meanwhile
+    until(all_reached)
+    lsn = _stands_at_the_end(cli, tables)
+    _stands_at(cli, subdb, "FFFF/0")  # the state store's stays so, whatever the publisher writes meanwhile
     subdb.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/20'")
     for one in (f"lsn={lsn}", "caught-up"):
         one_error(cli(*words, one), 8, "ledger is at 0/20", "may have been restored")
