@@ -18,23 +18,17 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.relation_cache import NEVER, local_name
-from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, changing_rows
-from pgsub.apply.skip.replay import ReplayFilter
+from pgsub.apply.skip.replay import ReplayFilter, make_changes
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import Kind
 from pgsub.common import failpoints, table_lock
-from pgsub.common.errors import PgsubError, StateForbids, log_text
+from pgsub.common.errors import StateForbids, log_text
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.messages import Relation
 from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point_attempt import Standing
@@ -234,30 +228,10 @@ class Repair:
         connection, local = session.connection, self.table.target
         names = (local.schema, local.name)
         reader = SkippedReader(connection, lsn, SkippedTransaction(0, [], {(*names, "UPDATE"): 0}, 0, None))
+        rows = [SkippedChange(n, 0, *names, body) for n, body in enumerate(bodies, 1)]
+        # a missing row was seen under the lock: a policy hides it from the role, or another session was faster
         executor = Executor(connection, session.relations, set_based=False)
-        tables = ReplayFilter(connection, self.sub.subid, lsn)
-
-        def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
-            taken = tables.admits(remote, oid or NEVER)
-            if isinstance(taken, str):
-                raise StateForbids(f'cannot repair relation "{".".join(local_name(remote))}": {taken}')
-            return Decision(taken)
-
-        executor.begin(should_apply)
-        try:
-            with executor.row_by_row():
-                rows = [SkippedChange(n, 0, *names, body) for n, body in enumerate(bodies)]
-                for _, relations, change in reader.changes(rows):
-                    for relation in relations:
-                        session.relations.learn(relation)
-                    executor.change(reader.transaction, encode(change))
-                for one in executor.finish():
-                    # the row was seen under the lock: a policy hides it from the role, or another session was faster
-                    if isinstance(one, RowConflict) and one.local is None:
-                        raise conflict.stop_error(self.sub.subid, one.record(self.sub.subid), one.place)
-        except PgsubError:
-            executor.abandon()
-            raise
+        make_changes(session, executor, reader, rows, ReplayFilter(connection, self.sub.subid, lsn))
 
     def _record(self, session: TargetSession, lsn: int, bodies: Sequence[dict[str, Any]], found: RepairedRows) -> None:
         """Keep replaced rows and record the repair for the launcher, in the transaction that does it."""

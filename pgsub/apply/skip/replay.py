@@ -7,7 +7,7 @@ longer in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,8 @@ class ReplayFilter:
     def __init__(self, connection: psycopg.Connection, subid: int, lsn: int | None = None) -> None:
         self._states = table_states(connection, subid)
         self._lsn = lsn
-        self._covered = skipped_changes.covered_by_copies(connection, subid)
-        self._subid = subid
+        self._covered = skipped_changes.covered_by_copies(connection, subid) if lsn is None else {}
+        self.subid = subid
         self.change: SkippedChange | None = None  #: the skipped change to decide about
         self.hint: str | None = None  #: what to do about a change that was refused
 
@@ -84,7 +84,7 @@ class ReplayFilter:
         return (
             "Mark what the copy has on the target; changes of other tables can be replayed with --table:\n"
             "UPDATE pgsub.skipped_change SET replayed_at = now()"
-            f" WHERE subid = {self._subid:d} AND {place} AND replayed_at IS NULL;"
+            f" WHERE subid = {self.subid:d} AND {place} AND replayed_at IS NULL;"
         )
 
 
@@ -115,14 +115,32 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
             "another command has replayed it meanwhile", detail="Nothing was changed by this one.", sqlstate="55000"
         )
     failpoints.point("replay.taken")
-    executor = Executor(connection, session.relations, set_based=False)
     tables = ReplayFilter(connection, subid)
+    executor = Executor(connection, session.relations, set_based=False)
+    return make_changes(session, executor, reader, _read(executor, session, subid, ids), tables)
+
+
+def make_changes(
+    session: TargetSession,
+    executor: Executor,
+    reader: SkippedReader,
+    rows: Iterable[SkippedChange],
+    tables: ReplayFilter,
+) -> list[RowConflict]:
+    """Apply changes row by row, and leave the transaction open.
+
+    :param executor: not set-based.
+    :param rows: the changes, for ``reader``.
+    :return: rows that another origin wrote last.
+    :raises ApplyError: a conflict, including a missing row, or a fault.
+    :raises StateForbids: a table must not be changed.
+    """
 
     def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
         taken = tables.admits(remote, oid or NEVER)
         if isinstance(taken, str):
             raise StateForbids(
-                f'cannot replay changes of relation "{".".join(local_name(remote))}": {taken}',
+                f'cannot make changes of relation "{".".join(local_name(remote))}": {taken}',
                 detail="Nothing was changed.",
                 hint=tables.hint,
                 sqlstate="55000",
@@ -133,22 +151,20 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
     executor.begin(should_apply)
     try:
         with executor.row_by_row():
-            for number, (row, relations, change) in enumerate(reader.changes(_read(executor, session, subid, ids))):
+            for number, (row, relations, change) in enumerate(reader.changes(rows)):
                 for relation in relations:
                     session.relations.learn(relation)
                 tables.change = row
                 executor.change(reader.transaction, encode(change))
                 if number % skipped_changes.CHUNK == 0:
-                    others += _checked(executor.taken(), subid)
-            return others + _checked(executor.finish(), subid)
+                    others += _checked(executor.taken(), tables.subid)
+            return others + _checked(executor.finish(), tables.subid)
     except PgsubError:
         executor.abandon()
         raise
 
 
-def _read(
-    executor: Executor, session: TargetSession, subid: int, ids: list[int]
-) -> Iterator[skipped_changes.SkippedChange]:
+def _read(executor: Executor, session: TargetSession, subid: int, ids: list[int]) -> Iterator[SkippedChange]:
     for start in range(0, len(ids), skipped_changes.CHUNK):
         executor.wait()
         yield from skipped_changes.read(session.connection, subid, ids[start : start + skipped_changes.CHUNK])
