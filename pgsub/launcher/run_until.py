@@ -60,13 +60,10 @@ class GoalCheck:
         apply: ApplyWorkerHandle,
         sync: SyncWorkers,
         sequences: SequenceWorker,
-        *,
-        applied: int,
         unrecorded: PgsubError | None,
     ) -> Outcome | None:
         """Return how the run ends if everything is caught up or can never be, None while it goes on.
 
-        :param applied: everything before it is applied, by the worker's heartbeat.
         :param unrecorded: why the state store cannot be written. The ledger does not get the position behind a conflict
             that is not recorded, and no attempt at sequences succeeds, so the run would not end.
         """
@@ -81,7 +78,7 @@ class GoalCheck:
             position = verified_publisher.committed_position(session, self._sub)
             worker_takeover.ask_to_record(session, self._sub.subid, position)
             self._position = position
-        if unrecorded is not None and apply.alive and applied >= self._position > mirror.reported_lsn:
+        if unrecorded is not None and apply.alive and apply.applied >= self._position > mirror.reported_lsn:
             return Outcome("failed", unrecorded)
         well = self.goal.sequences
         waits = well and not (unrecorded is not None and isinstance(sequences.error, StateStoreError))

@@ -198,12 +198,8 @@ class Service:
         apply.clear_if_past(self._mirror)
         if self._errors.disabling is None:
             self._sync.tick(self._mirror.relations, alive)
-        beat = self._shared.heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
-        return self._goal.caught_up(
-            *(self._session, self._mirror, apply, self._sync, self._sequences),
-            applied=0 if beat is None else beat.position,
-            unrecorded=self._shared.recorder.lasting,
-        )
+        unrecorded = self._shared.recorder.lasting
+        return self._goal.caught_up(self._session, self._mirror, apply, self._sync, self._sequences, unrecorded)
 
     def _copy_definition(self) -> None:
         """Update the ledger's copy of the definition, from which a new state store can be made."""

@@ -69,6 +69,12 @@ class ApplyWorkerHandle:
         """The error of the worker's last end, None once it has recovered."""
         return self._retry.error
 
+    @property
+    def applied(self) -> int:
+        """The position before which the worker has applied everything, by its heartbeat; 0 if there is none."""
+        beat = self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
+        return 0 if beat is None else beat.position
+
     def tick(self, session: psycopg.Connection) -> None:
         """Handle the worker's end, or start it if it is due."""
         if self._job is not None:
