@@ -36,8 +36,8 @@ from pgsub.launcher.run_until import GoalCheck, Outcome
 from pgsub.launcher.spark.driver import Engine
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
-from pgsub.launcher.workers.slot_wait import SlotWait
 from pgsub.launcher.workers.sync_workers import SyncWorkers
+from pgsub.launcher.workers.task_slot_wait import TaskSlotWait
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import definitions, worker_takeover
 
@@ -102,7 +102,7 @@ class Service:
         self.last_answer = time.monotonic()
         store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
         context = self._context()
-        self._slot_wait = SlotWait(sub, context.submit, engine.slots, shared.log)
+        self._slot_wait = TaskSlotWait(sub, context.submit, engine.slots, shared.log)
         until = goal.goal.until_lsn
         self._apply = ApplyWorkerHandle(context, engine, heartbeats, errors, until_lsn=until, interval=interval)
         self._mirror = Mirror(session, store, sub, heartbeats, self._recorded, shared.log)

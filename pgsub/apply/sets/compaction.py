@@ -23,7 +23,7 @@ import numpy as np
 
 from pgsub.apply.sets.change_set import ChangeSet, Updates
 from pgsub.apply.sets.keys import Keys
-from pgsub.apply.sets.row_messages import RowMessages, rows_at, taken
+from pgsub.apply.sets.message_arrays import MessageArrays, rows_at, taken
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import PAD, Changes, Flags, Offsets, Rows
 from pgsub.protocol.reader import BINARY, TEXT, UNCHANGED
@@ -49,7 +49,7 @@ def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str
         return "a row has a different number of columns than its relation"
     if all(group.kind == "I" for group in groups):
         return _inserted(relation, groups)
-    messages = RowMessages(relation, groups)
+    messages = MessageArrays(relation, groups)
     if not messages.keeps_keys():
         return "an update changes a key"
     keys = Keys(messages.buffer, messages.keys)
@@ -75,7 +75,7 @@ _MIXED = "values come in text and in binary form"
 class _Compaction:
     """Messages sorted by key, then by arrival; indexes named ``at`` or ``first`` refer to this order."""
 
-    def __init__(self, relation: RelationMap, messages: RowMessages, keys: Keys) -> None:
+    def __init__(self, relation: RelationMap, messages: MessageArrays, keys: Keys) -> None:
         self._relation = relation
         self._messages = messages
         self._new = messages.new

@@ -15,7 +15,7 @@ import numpy as np
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.sets import eligibility
 from pgsub.apply.sets.keys import hashes
-from pgsub.apply.sets.row_messages import taken
+from pgsub.apply.sets.message_arrays import taken
 from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.protocol import columnar
 from pgsub.protocol.columnar import Changes, Offsets, Rows, Words

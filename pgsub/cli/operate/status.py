@@ -246,9 +246,10 @@ def _nothing() -> StateForbids:
 
 def _check(look: Shown, max_lag: float | None) -> None:
     from pgsub.commands.status import status as states
+    from pgsub.commands.status.health_check import check
 
     found = states.status(current.state_dir, look.name)
-    findings = states.check(found, max_lag, _print(look, found, checked=True))
+    findings = check(found, max_lag, _print(look, found, checked=True))
     for finding in findings:
         console.warning(finding.message, hint=finding.next and f"The next command is:\n{finding.next}")
     if findings:

@@ -21,7 +21,7 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options as stored_options
-from pgsub.commands.alter import apply_workers, changed_fields, connections, upgraded_publisher
+from pgsub.commands.alter import apply_workers, connections, option_checks, upgraded_publisher
 from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.alter.hold import hold
@@ -64,7 +64,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        fields = changed_fields.resolve(options, sub)
+        fields = option_checks.resolve(options, sub)
         if options.holds:
             hold(options, store, sub, reporter)
             return
@@ -72,7 +72,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or options.publisher_upgraded
-        asks = asks or changed_fields.asks_two_phase(options, sub)
+        asks = asks or option_checks.asks_two_phase(options, sub)
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         if fields.get("publications", sub.publications) != sub.publications:
             fields |= {"generation": sub.generation + 1, "unrefreshed": options.refreshes}
@@ -129,7 +129,7 @@ def _alter_with_servers(
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict, session=session)
         connections.check(options, session, sub, fields, conns, reporter)
-        if options.two_phase is not None and changed_fields.asks_two_phase(options, sub):
+        if options.two_phase is not None and option_checks.asks_two_phase(options, sub):
             stack.enter_context(alter_two_phase.exclusive_claim(session, sub, options.state_dir))
             new = replace(sub, **fields)
             fields |= alter_two_phase.alter(

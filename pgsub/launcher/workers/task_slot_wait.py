@@ -22,7 +22,7 @@ from pgsub.launcher.spark.task_slots import Slots
 from pgsub.tablesync.context import Job, Submit
 
 
-class SlotWait:
+class TaskSlotWait:
     """The tasks of one subscription that synchronize tables, and their wait for a slot.
 
     :param ask: asks Spark about a job, or about all slots if the job is None. Returns None before Spark's first answer.

@@ -11,8 +11,8 @@ from pgsub.protocol.columnar import Bytes, Changes, Offsets, Rows
 from pgsub.target.catalog.relation_map import RelationMap
 
 
-class RowMessages:
-    """Messages of all groups in sequence, those with a new row first."""
+class MessageArrays:
+    """Row messages of all groups in sequence, those with a new row first."""
 
     def __init__(self, relation: RelationMap, groups: Sequence[Changes]) -> None:
         self.lookup = list(relation.lookup)

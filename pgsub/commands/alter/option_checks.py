@@ -1,4 +1,4 @@
-"""Turns the options of ``alter`` into changed fields. Mirrors AlterSubscription's checks and merge_publications."""
+"""Checks the options of ``alter``, and turns them into changed fields. Mirrors AlterSubscription."""
 
 from __future__ import annotations
 
