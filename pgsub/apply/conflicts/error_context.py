@@ -59,6 +59,10 @@ class Place(NamedTuple):
         """Whether it is an INSERT."""
         return self.message_type == "INSERT"
 
+    def rule(self, what: str) -> str | None:
+        """Return the resolution of a conflict of this change (missing or origin_differs); None: the server's."""
+        return self.mapped.rule(f"{self.message_type.lower()}_{what}")
+
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
         """Return the values and formats of a statement's parameters."""
         values: list[bytes | None] = []

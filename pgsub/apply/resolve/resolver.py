@@ -18,11 +18,10 @@ from pgsub.apply.resolve.rules import Records, SingleChange, decide
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import TableStateFilter
-from pgsub.apply.rows.writer import RowWriter
+from pgsub.apply.rows.writer import TRIES, RowWriter, changed_again
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
@@ -30,8 +29,6 @@ from pgsub.target.sql.pipeline import DEALLOCATED, StatementFailed
 
 #: Maximum number of rows that are tried together.
 TOGETHER = 256
-#: Maximum number of attempts for a row while other sessions change conflicting rows.
-TRIES = 10
 
 _UNIQUE = "23505"
 #: Failures after which rows are tried one by one.
@@ -144,9 +141,12 @@ class Resolver:
     def _apply(self, change: SingleChange) -> None:
         place = change.place
         if place.message_type != "INSERT" and change.relation.target.origins_of:
-            ruled = change.relation.rule(f"{place.message_type.lower()}_origin_differs") is not None
-            differs = self._rows.written_by_others(place, lock=ruled)
+            ruled = place.rule("origin_differs") is not None
+            differs, locked = self._rows.written_by_others(place, lock=ruled)
             if differs is not None and not self._differing(change, differs):
+                return
+            if ruled and not locked:  # nobody was asked about a row that appears from now on
+                self._missing(change)
                 return
         self._rows.conflicts.missed = False
         self._settle(change)
@@ -223,8 +223,7 @@ class Resolver:
             except StatementFailed as error:
                 failure = error
                 where = _next_search(error, where, asks=searches and action is not Action.STOP)
-        again = TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")
-        raise failure or again
+        raise failure or changed_again(place)
 
     def _existing(self, change: SingleChange, found: Search | None, where: tuple[str, str]) -> Action:
         """Decide about existing rows in conflict; record the decision now, or once the change is made."""

@@ -17,6 +17,8 @@ from pgsub.target.sql.pipeline import RowCount
 
 #: Number of searches for a row that may have been replaced before it counts as missing.
 _SEARCHES = 3
+#: Place of the time in a row of :func:`~pgsub.target.sql.row_queries.origin_differs`.
+AT = 3
 
 
 class MissingRows:
@@ -95,16 +97,26 @@ class FoundConflicts:
         self.missing.begin()
 
     def check_origin(self, place: Place) -> None:
-        """Send a query, before a change, for the other origin that wrote the row last (GetTupleTransactionInfo)."""
+        """Send a query, before a change, for the other origin that wrote the row last (GetTupleTransactionInfo).
+
+        If a rule decides, the query locks the row, as the server does (RelationFindReplTupleByIndex). Nobody can then
+        write the row before the change does.
+        """
         if not place.mapped.target.origins_of or self.resolving:
             return
-        depth = self.depth
+        depth, what = self.depth, "origin_differs"
+        lock = place.rule(what) is not None
 
         def on_row(row: list[str | None]) -> None:
-            if not self._is_ruled(place, "origin_differs"):
+            if row[AT] is not None and not self._is_ruled(place, what):
                 self.records.append((depth, RowConflict.of(place, row)))
 
-        self._pipeline.send_row(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
+        def on_count(count: int) -> None:
+            # guard: a row that another session inserts while its change waits is a conflict
+            if lock and not count:  # the change may find it
+                self._is_ruled(place, what)
+
+        self._pipeline.send_row(self._statements.written_elsewhere(place, lock=lock), place, on_count, on_row)
 
     def if_missing(self, place: Place) -> RowCount:
         """Return a callback for the number of rows that a change found."""
@@ -138,10 +150,9 @@ class FoundConflicts:
 
     def _is_ruled(self, place: Place, what: str) -> bool:
         """Return whether a rule decides a conflict (missing or origin_differs)."""
-        relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
-        if relation.rule(kind) is None:
+        if place.rule(what) is None:
             return False
-        self._unresolved = self._unresolved or SetFallback(relation, kind)
+        self._unresolved = self._unresolved or SetFallback(place.mapped, f"{place.message_type.lower()}_{what}")
         return True
 
     def check(self) -> None:

@@ -12,13 +12,14 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.apply.rows.found_conflicts import FoundConflicts
+from pgsub.apply.rows.found_conflicts import AT, FoundConflicts
 from pgsub.apply.rows.insert_run import InsertRun
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import table_lock
+from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert
@@ -28,6 +29,9 @@ from pgsub.target.sql import statements
 from pgsub.target.sql.pipeline import RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 from pgsub.target.sql.verified_names import may_lock
+
+#: Maximum number of attempts for a row while other sessions change it or conflicting rows.
+TRIES = 10
 
 
 class RowWriter:
@@ -248,13 +252,30 @@ class RowWriter:
         self._pipeline.names.verify(table, place, locks=may_lock(table, role))
         self.sync()
 
-    def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
-        """Return the row to be changed if another origin wrote it last.
+    def written_by_others(self, place: Place, *, lock: bool) -> tuple[RowConflict | None, bool]:
+        """Return the row to be changed if another origin wrote it last, and whether a row was locked.
 
-        :param lock: lock the row.
+        :param lock: lock the row, whoever wrote it.
+        :raises TargetUnavailable: other sessions replace the row again and again.
         """
-        found: list[RowConflict] = []
         statement = self._statements.written_elsewhere(place, lock=lock)
-        self._pipeline.send_row(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))
+        for _ in range(TRIES):
+            found: list[list[str | None]] = []
+            self._pipeline.send_row(statement, place, None, found.append)
+            self.sync()
+            if found:
+                return (RowConflict.of(place, found[0]) if found[0][AT] is not None else None), lock
+            if not lock or not self._is_there(place):
+                return None, False
+        raise changed_again(place)
+
+    def _is_there(self, place: Place) -> bool:
+        counts: list[int] = []
+        self._pipeline.send_row(self._statements.present(place), place, counts.append)
         self.sync()
-        return found[0] if found else None
+        return counts != [0]
+
+
+def changed_again(place: Place) -> TargetUnavailable:
+    """Return the error for a row that other sessions changed in each of :data:`TRIES` attempts."""
+    return TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")

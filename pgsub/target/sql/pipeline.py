@@ -228,8 +228,9 @@ class Pipeline:
                 if error.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
                     raise TargetUnavailable("connection to the target was lost", sqlstate=error.sqlstate)
                 self._failure = StatementFailed(tag, error, statement)
-        elif on_count is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
-            on_count(result.command_tuples or 0)
-        elif on_row is not None and result.ntuples:
-            values = [result.get_value(0, n) for n in range(result.nfields)]
-            on_row([None if value is None else value.decode("utf-8", "replace") for value in values])
+        elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
+            if on_count is not None:
+                on_count(result.command_tuples or 0)
+            if on_row is not None and result.ntuples:
+                values = [result.get_value(0, n) for n in range(result.nfields)]
+                on_row([None if value is None else value.decode("utf-8", "replace") for value in values])

@@ -74,16 +74,20 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
 
     :param kinds: column kinds of the tuple by which the row is found.
     :param old: whether that is the old tuple, not the new one.
-    :param lock: locks the row until the transaction ends.
+    :param lock: lock the row until the transaction ends, and return it even if no other origin wrote it last. Its time
+        and values are NULL then.
     """
     build = Builder(relation, kinds, kinds if old else None)
     where = build.condition()
+    # guard: a row that another session updates while its change waits is a conflict, without " FOR UPDATE"
+    locking = " FOR UPDATE" if lock else ""
     text = sql.SQL(
         "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
-        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {},"
+        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END,"
+        " CASE WHEN pgsub_by.pgsub_at IS NOT NULL THEN {} END,"
         " ((extract(epoch FROM pgsub_by.pgsub_at) - 946684800) * 1000000)::bigint"
         " FROM (SELECT *, xmin AS pgsub_xmin, tableoid AS pgsub_table FROM {} WHERE {} LIMIT 1{}) AS pgsub_row"
-        " CROSS JOIN LATERAL ({}) AS pgsub_by"
+        " {} JOIN LATERAL ({}) AS pgsub_by ON true"
         " JOIN pg_catalog.pg_class pgsub_c ON pgsub_c.oid = pgsub_row.pgsub_table"
         " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
         " LEFT JOIN pg_catalog.pg_replication_origin pgsub_o ON pgsub_o.roident = pgsub_by.pgsub_origin"
@@ -91,7 +95,8 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
         row_texts(relation.target.columns, "pgsub_row"),
         only(relation.target),
         where,
-        sql.SQL(" FOR UPDATE" if lock else ""),
+        sql.SQL(locking),
+        sql.SQL("LEFT" if lock else "INNER"),
         foreign_origin(relation, sql.Identifier("pgsub_row", "pgsub_xmin")),
     )
     return build.done(text)
