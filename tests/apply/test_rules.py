@@ -166,6 +166,18 @@ def test_a_row_that_becomes_the_remote_one_keeps_what_only_the_target_has(make):
     assert rows(p) == [(1, 2, "theirs", "precious")]
 
 
+@pytest.mark.parametrize(("column", "mine", "theirs"), [("numeric", "1.0", "1.00"), ("float8", "0", "-0")])
+def test_a_row_whose_key_has_another_text_becomes_the_remote_one(make, column, mine, theirs):
+    p = make(
+        "insert_exists=apply_remote",
+        ddl=f"CREATE TABLE t (k {column} PRIMARY KEY, v text)",
+        sub="ALTER TABLE t ADD note text",
+    )
+    p.subdb.execute(f"INSERT INTO t VALUES ('{mine}', 'mine', 'precious')")
+    p.apply(f"INSERT INTO t VALUES ('{theirs}', 'theirs')")
+    assert p.subdb.rows("SELECT k::text, v, note FROM t") == [(theirs, "theirs", "precious")]
+
+
 def test_all_rows_in_the_way_give_way_to_the_remote_one(make):
     p = make("multiple_unique_conflicts=apply_remote")
     p.subdb.execute("INSERT INTO t VALUES (1, 1, 'key'), (2, 2, 'other')")

@@ -84,7 +84,7 @@ class ConflictingRows:
         relation, table = place.mapped, self._searches[where].table
         self._rows.hold(place, relation.target)
         self._rows.hold(place, table)
-        same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
+        same = _same_key(relation, found, self._searches[where])
         became = None
         one = psycopg.RawCursor(self._connection)  # the table's name may have a percent sign
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
@@ -122,9 +122,14 @@ def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
         raise StatementFailed(place, error, statement) from None
 
 
-def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool:
-    """Return whether a conflicting row has the key of the remote row, so that it can become it."""
-    if not relation.by_identity or hit.row is None or found.remote is None:
-        return False
-    names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}
-    return all(hit.row.get(name) == found.remote.get(name) for name in names)
+def _same_key(relation: RelationMap, found: Search, search: TableSearch) -> ConflictingRow | None:
+    """Return the conflicting row that has the key of the remote row, so that it can become it."""
+    names = {relation.columns[i].name for i in relation.lookup}
+    always = {relation.columns[i].name for i in relation.always}  # no UPDATE can change them
+    for hit in found.hits if relation.by_identity else ():
+        remote, local = found.remote or {}, hit.row or {}
+        # guard: a row whose key has another text is changed and not deleted, without " or search.has_key(hit, names)"
+        equal = all(local.get(one) == remote.get(one) for one in names) or search.has_key(hit, names)
+        if local and remote and equal and all(local.get(one) == remote.get(one) for one in always):
+            return hit
+    return None

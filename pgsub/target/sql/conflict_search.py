@@ -7,7 +7,7 @@ transaction that fails. Here that transaction is already rolled back, so its own
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -146,6 +146,11 @@ class TableSearch:
         hits = [self._hit(index, hit) for index, query in indexes if (hit := first(query)) is not None]
         moved = found[0] is not None and int(found[0]) != self.table.oid
         return Search(hits, self._row(found[1]), moved=moved, indexes=names)
+
+    def has_key(self, hit: ConflictingRow, names: Collection[str]) -> bool:
+        """Return whether a row was found by an index of exactly these columns: its key is equal, whatever its text."""
+        keys = {column.quoted for column in self.table.columns if column.name in names}
+        return any(one.name == hit.index and one.predicate is None and {*one.keys} == keys for one in self._indexes)
 
     def _compose(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> tuple[bytes, _IndexQueries]:
         """Compose the query for the row as the change would make it, and for the conflicting row in each index."""
