@@ -7,6 +7,7 @@ import json
 import pytest
 from fix_program import one_error
 
+from pgsub.commands.preflight.servers import times_of_prepared
 from pgsub.common.conflict_rules import ALLOWED, RESOLUTIONS, merged, of_table, parse
 from pgsub.common.errors import UsageError
 
@@ -79,6 +80,25 @@ def test_rules_are_stored_shown_and_altered_and_what_has_no_sense_changes_nothin
     # the other server does not track commit times
     other = make_cli(tables[1].conninfo, tables[0].conninfo)
     one_error(other.create("o", "--no-wait", *timed), 3, "needs track_commit_timestamp on the target")
+
+
+def test_a_rule_that_compares_times_is_warned_of_with_two_phase():
+    timed, others = "public.t:update_origin_differs=last_update_wins", "insert_exists=apply_remote"
+    [found] = times_of_prepared((others, timed), enabled=True)
+    assert found.message == f'conflict rule "{timed}" compares the time of PREPARE for a prepared transaction'
+    assert times_of_prepared((others, timed), enabled=False) == times_of_prepared((others,), enabled=True) == []
+
+
+@pytest.mark.long
+def test_create_and_alter_warn_of_rules_that_compare_times_with_two_phase(cli, tables):
+    timed = ("--on-conflict", "insert_exists=last_update_wins")
+    ended = cli.create("s", "--no-wait", "--no-copy-data", "--two-phase", *timed)
+    assert (ended.returncode, "compares the time of PREPARE" in ended.stderr) == (0, True), ended.stderr
+    more = ("alter", "s", "--on-conflict", "identical=keep_local", "--on-conflict")
+    assert "PREPARE" not in cli(*more, "update_missing=skip").stderr
+    assert "compares the time of PREPARE" in cli(*more, "update_exists=last_update_wins").stderr
+    assert cli(*more, "multiple_unique_conflicts=last_update_wins", "--strict").returncode == 3
+    assert len(cli.status("s")["pgsub_on_conflict"]) == 4
 
 
 @pytest.mark.long

@@ -76,7 +76,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         if fields.get("publications", sub.publications) != sub.publications:
             fields |= {"generation": sub.generation + 1, "unrefreshed": options.refreshes}
-        _check_tables(options, store, sub, fields, reporter)
+        _check_rules(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict)
             write = partial(_store, store, sub, fields)
@@ -90,13 +90,19 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             )
 
 
-def _check_tables(
+def _check_rules(
     options: AlterOptions, store: StateStore, sub: Subscription, fields: Mapping[str, Any], reporter: Reporter
 ) -> None:
-    """Warn of tables that new rules name and that the subscription does not have."""
+    """Warn of tables that new rules name and that the subscription does not have, and of rules with two_phase."""
     known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
-    rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
-    findings.report(servers.tables_of_rules(rules, known), reporter, strict=options.strict)
+    rules = fields.get("on_conflict", sub.on_conflict)
+    new = [rule for rule in rules if rule not in sub.on_conflict]
+    warnings = servers.tables_of_rules(new if known else [], known)
+    if options.two_phase is None:
+        warnings += servers.times_of_prepared(new, enabled=sub.two_phase != two_phase.DISABLED)
+    else:
+        warnings += servers.times_of_prepared(rules, enabled=options.two_phase)
+    findings.report(warnings, reporter, strict=options.strict)
 
 
 def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:

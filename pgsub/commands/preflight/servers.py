@@ -120,6 +120,23 @@ def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Cautio
     ]
 
 
+def times_of_prepared(rules: Sequence[str], *, enabled: bool) -> list[Caution]:
+    """Warn of rules that compare times, because a prepared transaction is applied before it has a commit time.
+
+    :param enabled: whether two_phase is enabled, or will be.
+    """
+    asking = [rule for rule in rules if conflict_rules.parse(rule).resolution in conflict_rules.BY_TIME]
+    if not enabled or not asking:
+        return []
+    return [
+        Caution(
+            f'conflict rule "{asking[0]}" compares the time of PREPARE for a prepared transaction',
+            "Its changes are applied before it has a commit time. Two databases that subscribe to each other may decide"
+            " differently, so that their rows stay different.",
+        )
+    ]
+
+
 def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Caution]:
     """Check that the target can prepare the publisher's prepared transactions.
 

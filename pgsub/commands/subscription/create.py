@@ -154,6 +154,7 @@ class _Checks:
             found, replication = self._publisher(source, creates=made.sub.slot_name not in ours)
         if made.sub.two_phase != two_phase.DISABLED:
             warnings += servers.check_two_phase(session, source)
+            warnings += servers.times_of_prepared(made.sub.on_conflict, enabled=True)
         found.two_phase = _first_state(made, found)
         found.warnings[:0] = warnings
         if made.connect:
