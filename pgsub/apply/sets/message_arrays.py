@@ -12,7 +12,7 @@ from pgsub.target.catalog.relation_map import RelationMap
 
 
 class MessageArrays:
-    """Row messages of all groups in sequence, those with a new row first."""
+    """Arrays of the row messages of all groups, those with a new row first."""
 
     def __init__(self, relation: RelationMap, groups: Sequence[Changes]) -> None:
         self.lookup = list(relation.lookup)
