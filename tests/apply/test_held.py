@@ -238,6 +238,7 @@ def test_a_kept_transaction_can_be_skipped_by_its_lsn_and_the_stream_is_not(pair
     assert skip.pending(p.session, p.subid) is None
 
 
+@pytest.mark.long
 def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch, at: At, reached: Callable[[str], None]
 ) -> None:

@@ -241,6 +241,7 @@ def test_equality_is_the_types_own(pair: MakePair) -> None:
     assert p.subdb.rows("SELECT v::text, w::text, f FROM t") == [("Word", "Word", 1.0)]
 
 
+@pytest.mark.long
 def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[bytes] = []
     original = statements.update

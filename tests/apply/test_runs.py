@@ -254,6 +254,7 @@ def test_what_is_remembered_of_a_publishers_relations_is_bounded(spool: Spool, m
     assert "\npgsub reconcile NAME --force" in (violation.value.hint or "")
 
 
+@pytest.mark.long
 def test_one_transaction_may_describe_hundreds_of_the_widest_partitions_then_another_connection_is_wanted(
     spool: Spool,
 ) -> None:

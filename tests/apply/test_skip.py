@@ -104,6 +104,7 @@ def test_a_whole_transaction_is_left_out_and_kept_by_the_commit_that_passes_it(m
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_rows_that_conflict_are_left_out_and_what_depends_on_them(make, kind):
     p = make(kind)

@@ -128,6 +128,7 @@ def test_tuples_with_any_characters_are_kept(store: StateStore) -> None:
     assert stored.local_conflicts == [{"row": odd}]
 
 
+@pytest.mark.long
 def test_the_journal_is_bounded_and_its_ids_rise(store: StateStore) -> None:
     with store.batch():
         for number in range(journal.KEEP + 5):

@@ -52,6 +52,7 @@ def orders(pgsub, valid):
     return lambda: valid("status", pgsub("status", "orders", "--json").stdout)["subscriptions"][0]
 
 
+@pytest.mark.long
 def test_it_is_blocked_after_two_restarts_from_one_position_with_nothing_applied(store, served, failed, orders):
     failed(_conflict(), 2)
     assert (orders()["state"], orders()["blocked"]) == ("error", None)
@@ -155,6 +156,7 @@ def test_the_next_command_is_told_before_it_is_blocked_and_when_it_is_disabled_t
     assert _shown(pgsub)["next"] == "pgsub status orders --runbook"
 
 
+@pytest.mark.long
 def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid):
     ddl = 'ALTER TABLE "public"."t" ADD COLUMN "v" text;'
     failed(SchemaFault("column missing", hint=f"Run this on the target; apply continues by itself:\n{ddl}"))
@@ -203,6 +205,7 @@ def test_no_value_of_a_key_chooses_the_columns_of_a_statement_to_paste(store, se
     assert [statements for *_, statements in _steps(pgsub, valid) if statements] == [[pasted]]
 
 
+@pytest.mark.long
 def test_no_row_in_the_way_of_a_copy_is_named_by_the_text_of_an_error(store, failed, pgsub, valid):
     worker = f"table synchronization {store.relations(5)[0].srrelid}"
     detail = 'Key (v)=(x) already exists. Key ("status")=(active) already exists.'

@@ -77,6 +77,7 @@ def test_the_example_of_the_manual_page_is_a_configuration(file, pgsub, valid):
                       wanted["run"]["log-file"], wanted["status"]["max-lag"]}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -99,6 +99,7 @@ def test_an_unexpected_exception_is_code_12_and_shows_its_traceback_only_when_as
     assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_an_interrupted_command_is_code_130_without_a_traceback(environment, store, folder):
     command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "synced", "--even-if-stopped"]
     waiting = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -117,6 +118,7 @@ def test_a_reader_that_goes_away_is_no_error_to_talk_about(environment, store):
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.long
 def test_a_closed_stdout_or_stderr_does_not_matter(environment, store):
     for closed in (">&-", "2>&-"):
         line = f"exec {sys.executable} -m pgsub status orders {closed}"

@@ -26,6 +26,7 @@ def _loaded(environment, *args, code=0):
     return ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "args",
     [

@@ -88,6 +88,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
     }
 
 
+@pytest.mark.long
 def test_a_running_copy_is_shown_with_totals_rate_and_time_left(store, orders, pgsub):
     then = utc_now()
     store.put_copy_progress(
@@ -124,6 +125,7 @@ def test_a_running_copy_is_shown_with_totals_rate_and_time_left(store, orders, p
     ]
 
 
+@pytest.mark.long
 def test_what_is_prepared_is_counted_and_named(store, orders, pgsub):
     def shown():
         head, line = (row.split("\t") for row in pgsub("status", "orders").stdout.splitlines()[:2])
@@ -170,6 +172,7 @@ def test_the_state_is_running_while_the_one_who_serves_holds_the_lock(store, ord
     assert orders()["state"] == "running"
 
 
+@pytest.mark.long
 def test_an_error_of_apply_is_the_state_and_one_of_a_table_is_not(store, orders, served):
     _fail(store, worker="table synchronization 101")
     assert (orders()["state"], orders()["last_error"]["attempts"]) == ("running", 1)
@@ -231,6 +234,7 @@ def test_a_view_can_be_limited_to_a_subscription_and_be_a_document(pgsub, store,
     assert valid("status", pgsub("status", "bills", "--view", "pg_subscription_rel", "--json").stdout)["rows"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", [["--watch", "0.1"], ["--watch=100ms"], ["--watch", "orders"]])
 def test_watch_prints_one_document_a_line_until_it_is_interrupted(environment, store, valid, args):
     command = [sys.executable, "-m", "pgsub", "status", "--json", *args]
@@ -357,6 +361,7 @@ def test_the_lag_of_a_subscription_that_nobody_serves_is_not_known(pgsub, store)
     assert "lag          |\n" in pgsub("status", "orders", "-x").stdout
 
 
+@pytest.mark.long
 def test_a_terminal_shows_no_empty_columns_and_says_when_all_is_well(environment, store, served):
     def shown(*names):
         return terminal(["-m", "pgsub", "status", *names], environment, 80).read().splitlines()
@@ -523,6 +528,7 @@ def test_the_document_is_read_from_the_store_alone_while_another_writes(pgsub, s
         )
 
 
+@pytest.mark.long
 def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub, store, orders, served):
     store.put_task(5, TaskRow("submitted", utc_now()))
     assert (orders()["state"], orders()["task"]["stage"], pgsub("status", "orders", "--check").returncode) == (

@@ -363,6 +363,7 @@ def _stands_at_the_end(cli, tables):
     return lsn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
@@ -381,6 +382,7 @@ def test_what_is_no_publisher_of_the_subscription_any_more_is_not_called_caught_
     one_error(cli(*words), 7, said)
 
 
+@pytest.mark.long
 def test_caught_up_is_found_out_in_one_session_of_the_target(cli, tables, monkeypatch):
     assert cli.create("s").returncode == 0
     opened, connect = [], target.connect

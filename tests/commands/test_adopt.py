@@ -114,6 +114,7 @@ def test_rows_that_are_missing_extra_or_different_are_brought_and_no_others_are_
     assert 'table "public.b" was adopted: 0 rows missing, 0 extra, 1 different' in said
 
 
+@pytest.mark.long
 def test_what_is_replaced_is_kept_as_it_was_up_to_the_number_that_is_wanted(
     adopting: Callable[..., str], tables: Tables
 ) -> None:
@@ -138,6 +139,7 @@ def test_what_is_replaced_is_kept_as_it_was_up_to_the_number_that_is_wanted(
     assert tables[1].value("SELECT count(*) FROM pgsub.skipped_change WHERE replayed_at IS NULL") == 0
 
 
+@pytest.mark.long
 def test_nothing_is_kept_where_that_is_not_wanted(adopting: Callable[..., str], tables: Tables) -> None:
     tables[1].execute(f"{_FILL}; UPDATE a SET t = 'x' WHERE id < 9")
     assert 'table "public.a" was adopted: 0 rows missing, 0 extra, 8 different' in adopting("--keep-replaced", "0")
@@ -156,6 +158,7 @@ INSERT INTO kinds (id, n, f, c, b, j, d, i, m, a, s)
 """
 
 
+@pytest.mark.long
 def test_values_of_every_kind_come_as_the_publisher_has_them(adopting: Callable[..., str], tables: Tables) -> None:
     changed = (
         "UPDATE kinds SET n = 1.5, f = '-0', j = '{}', i = '30 d' WHERE id < 5; UPDATE kinds SET n = 1.500 WHERE id = 1"
@@ -172,6 +175,7 @@ def test_values_of_every_kind_come_as_the_publisher_has_them(adopting: Callable[
     _same(tables, "kinds")
 
 
+@pytest.mark.long
 def test_values_change_places_in_a_unique_column(adopting: Callable[..., str], tables: Tables) -> None:
     _add(tables, "u", "id int PRIMARY KEY, v text UNIQUE",
          "INSERT INTO u VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd')",
@@ -180,6 +184,7 @@ def test_values_change_places_in_a_unique_column(adopting: Callable[..., str], t
     _same(tables, "u")
 
 
+@pytest.mark.long
 def test_columns_that_only_the_target_has_keep_their_values_and_foreign_keys_hold(
     adopting: Callable[..., str], tables: Tables
 ) -> None:
@@ -195,6 +200,7 @@ def test_columns_that_only_the_target_has_keep_their_values_and_foreign_keys_hol
     assert tables[1].value("SELECT count(*) FROM a WHERE own = 'kept'") == 99
 
 
+@pytest.mark.long
 def test_a_table_without_a_key_is_compared_as_a_multiset(adopting: Callable[..., str], tables: Tables) -> None:
     tables[0].execute("INSERT INTO a VALUES (101, 'x')")
     _add(tables, "heap", "v int, t text",
@@ -429,6 +435,7 @@ def test_a_copy_that_broke_off_is_gone_on_with_by_comparison(cli: Cli, tables: T
     assert cli("drop", "s", "--yes").returncode == 0
 
 
+@pytest.mark.long
 def test_the_log_tells_what_was_brought(joined: Cli, adopting: Callable[..., str], tables: Tables) -> None:
     tables[1].execute(f"{_FILL}; DELETE FROM a WHERE id = 5")
     adopting("--no-wait")

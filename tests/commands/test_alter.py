@@ -201,6 +201,7 @@ def test_a_missing_publication_that_is_named_is_the_servers_warning(stored, tabl
 # options
 
 
+@pytest.mark.long
 def test_every_option_changes_and_is_stored(stored):
     words = (
         "--binary --streaming off --synchronous-commit local --disable-on-error --no-password-required --run-as-owner"
@@ -318,6 +319,7 @@ def test_what_changes_nothing_waits_for_no_worker_of_a_running_launcher(served, 
         assert "warning" not in ended.stderr
 
 
+@pytest.mark.long
 def test_failover_needs_a_disabled_subscription_and_changes_the_slot(stored, tables):
     failover = "SELECT failover FROM pg_replication_slots WHERE slot_name = 's'"
     said = 'cannot set option "failover" for enabled subscription'
@@ -361,6 +363,7 @@ def test_a_launcher_that_serves_one_subscription_by_name_follows_a_rename(stored
     assert stored.stop(running) == 0
 
 
+@pytest.mark.long
 def test_a_name_that_is_taken_or_no_name_is_refused(stored, tables):
     assert stored.create("t", "--no-wait").returncode == 0
     one_error(stored("alter", "s", "--rename-to", "t"), 3, 'subscription "t" already exists', hint=False)
@@ -368,6 +371,7 @@ def test_a_name_that_is_taken_or_no_name_is_refused(stored, tables):
     assert tables[1].rows(f"{_SUBSCRIPTION} ORDER BY 1") == [("s", "s"), ("t", "t")]
 
 
+@pytest.mark.long
 def test_the_old_name_can_be_given_to_another_subscription(stored, tables):
     tables[1].execute("UPDATE pgsub.control SET epoch = 1")  # as if its worker had run
     assert stored("alter", "s", "--rename-to", "t").returncode == 0
@@ -404,6 +408,7 @@ def test_the_slot_name_is_the_servers_matter_and_the_ledger_follows(stored, tabl
     assert stored("enable", "s").returncode == 0
 
 
+@pytest.mark.long
 def test_a_subscription_without_its_slot_name_is_dropped_without_the_publisher(stored, tables):
     pubdb, subdb = tables
     assert stored("disable", "s").returncode == 0
@@ -461,6 +466,7 @@ def test_a_new_connection_takes_effect_in_a_running_launcher_and_its_password_in
         pubdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_a_new_connection_without_the_slot_is_a_warning(stored, tables):
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
     ended = stored("alter", "s", "--connection", make_conninfo(tables[0].conninfo, application_name="other"))
@@ -469,6 +475,7 @@ def test_a_new_connection_without_the_slot_is_a_warning(stored, tables):
     assert conninfo_to_dict(definition(stored, "subconninfo")[0])["application_name"] == "other"
 
 
+@pytest.mark.long
 def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, tables):
     subdb = tables[1]
     elsewhere = make_conninfo(subdb.conninfo, dbname="postgres")

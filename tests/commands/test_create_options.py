@@ -28,6 +28,7 @@ def _server_says(database, options, publications="p"):
     return raised.value.diag.message_primary
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -59,11 +60,13 @@ def test_wrong_combinations_are_refused_in_the_words_of_the_server_itself(cli, t
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_a_publication_named_twice_is_refused_in_the_words_of_the_server_itself(cli, tables):
     said = _server_says(tables[1], "connect = false", "p, p")
     assert cli.create("s", "--publication", "p").stderr.splitlines()[0] == f"pgsub: error: {said}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "slot", "enabled", "states"),
     [
@@ -189,6 +192,7 @@ def test_what_the_server_takes_for_no_timeout_is_none_here(cli, tables, value):
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_a_timeout_is_kept_as_it_was_given_and_can_be_altered(cli):
     query = "SELECT subwalrcvtimeout FROM pg_subscription"
     assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
@@ -199,6 +203,7 @@ def test_a_timeout_is_kept_as_it_was_given_and_can_be_altered(cli):
     assert cli.sql(query) == [("-1",)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -55,6 +55,7 @@ def test_drop_leaves_nothing_but_its_row_in_the_journal(created, tables):
     assert cli.states() == {}
 
 
+@pytest.mark.long
 def test_the_statement_that_removes_the_schema_works_on_a_target_that_is_fenced(created, tables):
     subdb = tables[1]
     subdb.execute(f'ALTER DATABASE "{subdb.name}" SET default_transaction_read_only = on')
@@ -120,6 +121,7 @@ def test_no_slot_is_dropped_on_another_server_and_the_hint_drops_the_rest(servic
     other.drop()
 
 
+@pytest.mark.long
 def test_an_unreachable_target_keeps_the_subscription(services, created, tables):
     services("here")
     one_error(created("drop", "s", "--yes"), 5, "could not connect to the target: ", "when the target is back")
@@ -127,6 +129,7 @@ def test_an_unreachable_target_keeps_the_subscription(services, created, tables)
     assert tables[0].rows(_SLOTS) == [("s",)]
 
 
+@pytest.mark.long
 def test_where_the_target_is_gone_for_good_the_hint_drops_the_rest_with_the_slots(services, created, tables):
     subid = tables[1].value("SELECT subid FROM pgsub.subscription")
     left = [f"pgsub_{subid}0_sync_16384_7", f"pgsub_{subid}_sync_16384_7", "somebody_elses"]
@@ -141,6 +144,7 @@ def test_where_the_target_is_gone_for_good_the_hint_drops_the_rest_with_the_slot
     tables[0].execute("SELECT pg_drop_replication_slot(%s)", left[0])
 
 
+@pytest.mark.long
 def test_a_slot_that_is_missing_is_the_servers_error_and_the_hint_drops_the_rest(created, tables):
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
     for _ in range(2):  # the first one is not taken for a drop that got as far as this

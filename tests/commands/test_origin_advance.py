@@ -51,6 +51,7 @@ def test_what_finishes_before_the_position_is_left_out_and_the_next_is_applied(s
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 1), (3, 3)]
 
 
+@pytest.mark.long
 def test_a_position_inside_a_transaction_is_explained_and_leaves_it_whole(stuck: MakeStuck) -> None:
     it = stuck()
     finish = blocked(it)
@@ -64,6 +65,7 @@ def test_a_position_inside_a_transaction_is_explained_and_leaves_it_whole(stuck:
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 2), (3, 3)]
 
 
+@pytest.mark.long
 def test_backwards_beyond_the_wal_and_while_it_is_served_are_refused(
     stuck: MakeStuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_backwards_beyond_the_wal_and_while_it_is_served_are_refused(
     assert it.position() == before and it.journal("origin-advance") == []
 
 
+@pytest.mark.long
 def test_the_end_of_what_is_prepared_on_the_target_is_not_passed_over(stuck: MakeStuck) -> None:
     it = stuck("--two-phase")
     assert it.apply("BEGIN; INSERT INTO b VALUES (1, 1); PREPARE TRANSACTION 'kept'") is None
@@ -102,6 +105,7 @@ def test_the_end_of_what_is_prepared_on_the_target_is_not_passed_over(stuck: Mak
     assert it.subdb.rows("SELECT id FROM b") == [(1,)]
 
 
+@pytest.mark.long
 def test_a_table_that_still_synchronizes_is_named_and_freed_from_its_claim(stuck: MakeStuck) -> None:
     it = stuck()
     finish = blocked(it)

@@ -217,6 +217,7 @@ def test_partitions_have_the_identity_of_their_root_and_a_column_list_must_cover
     assert _about(_plan(cli, publication="q")[0], "two") == []
 
 
+@pytest.mark.long
 def test_binary_values_fit_only_the_same_types(cli, tables):
     pubdb, subdb = tables
     for database in tables:
@@ -280,6 +281,7 @@ def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_i
     assert subdb.value('SELECT count(*) FROM "S s".c') == 1 and subdb.value("SELECT count(*) FROM b") == 1
 
 
+@pytest.mark.long
 def test_columns_that_a_role_may_select_are_enough_for_a_column_list(cli, tables, role):
     pubdb, _ = tables
     pubdb.execute(f"GRANT SELECT (id) ON a TO {role}; CREATE PUBLICATION q FOR TABLE a (id)")
@@ -289,6 +291,7 @@ def test_columns_that_a_role_may_select_are_enough_for_a_column_list(cli, tables
     assert message == "permission denied for 2 tables on the publisher" and more == []
 
 
+@pytest.mark.long
 def test_policies_that_would_filter_or_refuse_rows_are_named_on_either_side(cli, tables, role):
     pubdb, subdb = tables
     for database in tables:
@@ -365,6 +368,7 @@ def test_the_comparison_of_an_adopted_table_needs_the_users_own_select(cli, tabl
         subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
 
 
+@pytest.mark.long
 def test_rules_that_fire_on_the_target_are_a_warning(cli, tables):
     subdb = tables[1]
     subdb.execute(
@@ -443,6 +447,7 @@ def test_transactions_that_a_slot_would_wait_for_are_named_with_pid_age_and_quer
         assert _plan(cli)[0]["warnings"] == []
 
 
+@pytest.mark.long
 def test_a_target_whose_encoding_lacks_characters_is_a_warning(make_cli, tables):
     pubdb, subdb = tables
     subdb.server.query(f"CREATE DATABASE {subdb.name}_l1 ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
@@ -454,6 +459,7 @@ def test_a_target_whose_encoding_lacks_characters_is_a_warning(make_cli, tables)
     subdb.server.query(f"DROP DATABASE {subdb.name}_l1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("encoding", "warned"),
     [

@@ -80,6 +80,7 @@ def _arrives(pubdb, source, target, value):
         return False
 
 
+@pytest.mark.long
 def test_of_types_that_are_not_warned_about_every_value_arrives_unchanged(session):
     pubdb, table, known = session
     silent, broken, needless = 0, [], []

@@ -145,6 +145,7 @@ def test_a_role_without_replication_is_code_11_and_the_hint_gives_it(cli, tables
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_a_pooler_on_either_side_is_seen_by_the_cancel_keys_it_hands_out(cli, tables, pooler):
     pubdb, subdb = tables
     cli.target = f"{subdb.conninfo} port={pooler(subdb.server).port}"
@@ -216,6 +217,7 @@ def test_a_ledger_of_another_role_is_code_11_and_the_grants_of_the_hint_open_it(
     assert subdb.rows("SELECT subname FROM pgsub.subscription ORDER BY 1") == [("first",), ("second",)]
 
 
+@pytest.mark.long
 def test_what_a_role_may_not_set_on_the_target_is_a_warning_with_the_grant(cli, tables, role):
     _, subdb = tables
     subdb.execute(f"CREATE SCHEMA pgsub AUTHORIZATION {role}")

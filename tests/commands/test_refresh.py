@@ -35,6 +35,7 @@ def oid(database, name):
 # what the server does
 
 
+@pytest.mark.long
 def test_a_disabled_subscription_is_not_refreshed_in_the_servers_words(cli, tables):
     assert cli.create("s", "--no-enabled").returncode == 0
     said = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION is not allowed for disabled subscriptions"
@@ -237,6 +238,7 @@ def test_a_missing_publication_is_a_warning_that_strict_refuses(stored, tables):
     assert subdb.rows(_LEDGER) == []
 
 
+@pytest.mark.long
 def test_only_new_tables_are_warned_about_with_origin_none(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-wait", "--no-copy-data", "--origin", "none").returncode == 0

@@ -87,6 +87,7 @@ def test_a_value_goes_backward_only_where_that_was_asked_for_in_the_direction_of
     assert _positions(subdb, "shared", "down", "round") == _positions(pubdb, "shared", "down", "round")
 
 
+@pytest.mark.long
 def test_a_transaction_that_takes_values_keeps_them_and_the_others_are_set(subscribed: Cli, tables: Tables) -> None:
     pubdb, subdb = tables
     pubdb.execute("SELECT setval('shared', 101); SELECT setval('down', -100)")
@@ -117,6 +118,7 @@ def test_a_command_that_is_killed_between_read_and_commit_leaves_the_value_and_i
     assert _positions(subdb, "shared") == [(101, True)]
 
 
+@pytest.mark.long
 def test_a_definition_that_differs_is_named_with_an_alter_that_mends_it_and_the_others_are_set(
     subscribed: Cli, tables: Tables
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_definition_that_differs_is_named_with_an_alter_that_mends_it_and_the_
     assert _positions(subdb, *_OURS) == _positions(pubdb, *_OURS)
 
 
+@pytest.mark.long
 def test_a_sequence_that_is_missing_is_an_error_with_a_create_that_mends_it(subscribed: Cli, tables: Tables) -> None:
     pubdb, subdb = tables
     pubdb.execute("SELECT setval('down', -100)")
@@ -188,6 +191,7 @@ def test_a_dry_run_sets_nothing(subscribed: Cli, tables: Tables) -> None:
     assert _positions(tables[1], "shared") == [(1, False)]
 
 
+@pytest.mark.long
 def test_options_about_tables_and_a_disabled_subscription_are_refused(subscribed: Cli) -> None:
     one_error(subscribed("refresh", "s", "--sequences", "--resync", "public.a"), 2, "--sequences cannot be used with")
     one_error(subscribed("refresh", "s", "--allow-backward"), 2, "--allow-backward needs --sequences")
@@ -197,6 +201,7 @@ def test_options_about_tables_and_a_disabled_subscription_are_refused(subscribed
     )
 
 
+@pytest.mark.long
 def test_missing_privileges_on_both_sides_are_named_with_the_grants_that_mend_them(
     subscribed: Cli, tables: Tables
 ) -> None:
@@ -258,6 +263,7 @@ def test_sequences_of_the_ledger_are_never_set(subscribed: Cli, tables: Tables) 
     assert said in ended.stderr
 
 
+@pytest.mark.long
 def test_partitions_have_the_sequences_of_their_table(cli: Cli, tables: Tables) -> None:
     pubdb, subdb = tables
     for database in tables:

@@ -54,6 +54,7 @@ def test_a_name_that_the_server_would_not_take_is_refused(offline, name):
     one_error(offline.create(name), 2, "invalid subscription name")
 
 
+@pytest.mark.long
 def test_a_connection_string_that_libpq_refuses_is_not_repeated(offline):
     for option in ("--connection", "--target"):
         words = offline.words("s", option, "host=h password=S3NT1NEL oops")
@@ -66,6 +67,7 @@ def test_a_connection_string_that_libpq_refuses_is_not_repeated(offline):
         assert "S3NT1NEL" not in said
 
 
+@pytest.mark.long
 def test_without_connection_or_target_the_command_says_where_they_come_from(offline):
     one_error(
         offline("create", "s", "--target", TARGET, "--publication", "p"),
@@ -117,6 +119,7 @@ def test_conninfos_come_from_variables_and_from_a_line_of_standard_input(cli, ta
     assert "public.a\t" in ended.stdout
 
 
+@pytest.mark.long
 def test_a_subscription_of_that_name_is_refused_unless_if_not_exists(cli, tables):
     assert cli.create("s", "--no-wait").returncode == 0
     one_error(cli.create("s", "--no-wait"), 3, 'subscription "s" already exists', "pgsub status s")
@@ -126,6 +129,7 @@ def test_a_subscription_of_that_name_is_refused_unless_if_not_exists(cli, tables
     assert tables[0].rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [("s",)]
 
 
+@pytest.mark.long
 def test_commands_for_an_unknown_subscription_end_with_3(cli):
     for words in (
         ["drop", "x", "--yes"],
@@ -138,6 +142,7 @@ def test_commands_for_an_unknown_subscription_end_with_3(cli):
         assert (ended.returncode, ended.stderr.splitlines()[0]) == (3, 'pgsub: error: subscription "x" does not exist')
 
 
+@pytest.mark.long
 def test_all_missing_tables_are_named_before_anything_is_created(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("CREATE SCHEMA sales; CREATE TABLE sales.c (id int PRIMARY KEY); CREATE TABLE v (id int PRIMARY KEY)")
@@ -151,6 +156,7 @@ def test_all_missing_tables_are_named_before_anything_is_created(cli, tables):
     assert subdb.value("SELECT to_regnamespace('pgsub') IS NULL")
 
 
+@pytest.mark.long
 def test_a_single_missing_table_is_named_in_the_message(cli, tables):
     tables[1].execute("DROP TABLE b")
     only_that = (
@@ -177,6 +183,7 @@ def test_missing_and_generated_columns_are_warnings_that_strict_refuses(cli, tab
     assert f"pgsub: warning: {generated}\n" in ended.stderr
 
 
+@pytest.mark.long
 def test_a_missing_publication_is_the_servers_warning_and_no_error(cli, tables):
     ended = cli(*cli.words("s", "--no-wait", publication="nope"))
     assert ended.returncode == 0
@@ -219,6 +226,7 @@ def test_one_server_as_both_is_refused_before_any_privilege_is_asked_for(cli, ta
         subdb.execute("DROP ROLE plain")
 
 
+@pytest.mark.long
 def test_a_table_with_two_column_lists_is_refused_in_the_servers_words(cli, tables):
     tables[0].execute("CREATE PUBLICATION q FOR TABLE a (id)")
     said = 'cannot use different column lists for table "public.a" in different publications'
@@ -226,6 +234,7 @@ def test_a_table_with_two_column_lists_is_refused_in_the_servers_words(cli, tabl
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 def test_a_slot_that_exists_is_refused_and_left_alone(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")

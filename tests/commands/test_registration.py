@@ -20,6 +20,7 @@ def _ledger(subdb):
     return subdb.rows("SELECT subname, slot_name, slot_intent FROM pgsub.subscription ORDER BY subid")
 
 
+@pytest.mark.long
 def test_what_create_registers_is_the_same_in_ledger_slot_and_state_store(cli, tables):
     pubdb, subdb = tables
     ended = cli.create("s", "--no-wait")
@@ -45,6 +46,7 @@ def test_what_create_registers_is_the_same_in_ledger_slot_and_state_store(cli, t
     assert [row[0] for row in cli.sql("SELECT action FROM pgsub_journal")] == ["create"]
 
 
+@pytest.mark.long
 def test_no_connect_warns_like_the_server_and_touches_no_publisher(cli, tables):
     pubdb, subdb = tables
     cli.connection = "host=127.0.0.1 port=1 dbname=app user=repl"
@@ -61,6 +63,7 @@ def test_no_connect_warns_like_the_server_and_touches_no_publisher(cli, tables):
     assert (seen["subslotname"], seen["subenabled"], seen["state"], seen["relations"]) == ("s", False, "disabled", [])
 
 
+@pytest.mark.long
 def test_no_enabled_registers_a_disabled_subscription_with_its_slot(cli, tables):
     ended = cli.create("s", "--no-enabled")
     assert ended.returncode == 0
@@ -70,12 +73,14 @@ def test_no_enabled_registers_a_disabled_subscription_with_its_slot(cli, tables)
     assert cli.states() == {"a": "i", "b": "i"}
 
 
+@pytest.mark.long
 def test_without_copy_data_tables_are_ready_at_once(cli, tables):
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
     assert cli.states() == {"a": "r", "b": "r"}
     assert tables[1].rows("SELECT srsubstate::text FROM pgsub.subscription_rel") == [("r",), ("r",)]
 
 
+@pytest.mark.long
 def test_a_subscription_without_a_slot_name_asks_the_publisher_for_tables_only(cli, tables):
     ended = cli.create("s", "--slot-name", "none", "--no-enabled", "--no-create-slot")
     assert ended.returncode == 0, ended.stderr
@@ -86,6 +91,7 @@ def test_a_subscription_without_a_slot_name_asks_the_publisher_for_tables_only(c
     nothing_created(cli, *tables)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["create.after_ledger", "create.after_slot"])
 def test_a_create_that_fails_half_way_undoes_everything(cli, tables, point):
     one_error(cli.create("s", env={"PGSUB_FAILPOINTS": f"{point}=error"}), 5, f"failpoint {point}", hint=False)
@@ -157,6 +163,7 @@ def test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name(cli, tab
     assert len(list(cli.state.glob("subscription-*.lock"))) == 1
 
 
+@pytest.mark.long
 def test_the_slot_that_was_given_is_never_dropped_by_an_undo(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
@@ -169,6 +176,7 @@ def test_the_slot_that_was_given_is_never_dropped_by_an_undo(cli, tables):
     assert _ledger(subdb) == [("s", "mine", False)]
 
 
+@pytest.mark.long
 def test_a_slot_that_somebody_made_in_the_meantime_is_left_to_him(cli, tables, tmp_path):
     pubdb, subdb = tables
     go, reached = tmp_path / "go", tmp_path / "reached"
@@ -236,6 +244,7 @@ def test_the_timeout_holds_while_the_publisher_waits_for_older_transactions(cli,
     nothing_created(cli, pubdb, subdb)
 
 
+@pytest.mark.long
 def test_a_creation_says_whom_it_waits_for_and_goes_on_when_the_older_transaction_ends(cli, tables):
     pubdb, _ = tables
     writer = pubdb.connect()
@@ -289,6 +298,7 @@ def test_nothing_but_the_owner_may_enter_the_state_folder(cli, tables):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.long
 def test_a_session_of_the_target_is_named_after_its_subscription(cli, tables, tmp_path):
     go, reached = tmp_path / "go", tmp_path / "reached"
     reached.mkdir()

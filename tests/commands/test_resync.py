@@ -249,6 +249,7 @@ def test_a_foreign_key_of_another_table_forbids_it_and_is_named(stored, tables):
     )
 
 
+@pytest.mark.long
 def test_tables_that_reference_each_other_are_emptied_together(stored, tables):
     subdb = tables[1]
     subdb.execute("ALTER TABLE b ADD CONSTRAINT to_a FOREIGN KEY (id) REFERENCES a; INSERT INTO a VALUES (1, 'x')")
@@ -260,6 +261,7 @@ def test_tables_that_reference_each_other_are_emptied_together(stored, tables):
     assert subdb.value("SELECT count(*) FROM a") == 0
 
 
+@pytest.mark.long
 def test_a_trigger_on_truncate_forbids_it_if_it_would_fire(stored, tables):
     subdb = tables[1]
     subdb.execute("CREATE FUNCTION alarm() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'fired'; END$$")
@@ -341,6 +343,7 @@ def test_the_truncate_is_not_sent_to_a_peer_that_wants_local_changes_only(stored
     assert b"T" in sent["any"]
 
 
+@pytest.mark.long
 def test_inheritance_children_and_other_partitions_keep_their_rows(cli, tables):
     pubdb, subdb = tables
     for database in tables:
@@ -419,6 +422,7 @@ def test_a_reader_that_ends_in_time_only_delays_it(stored, tables):
     assert subdb.value("SELECT count(*) FROM a") == 0
 
 
+@pytest.mark.long
 def test_resync_of_a_partition_that_a_foreign_key_reaches_through_its_root_is_refused(cli, tables):
     pubdb, subdb = tables
     for database in tables:

@@ -60,6 +60,7 @@ def test_a_row_that_a_constraint_refuses_is_named_and_the_rest_of_its_transactio
     assert it.apply() is None and it.subdb.rows("SELECT id FROM b") == [(2,)]
 
 
+@pytest.mark.long
 def test_after_a_lost_slot_the_runbook_leads_to_another_slot_and_tables_that_are_compared(stuck: MakeStuck) -> None:
     it = stuck()
     it.apply("INSERT INTO b VALUES (1, 1)")

@@ -77,6 +77,7 @@ def test_create_leaves_the_work_to_the_launcher_and_watches(synchronized, tables
     assert cli.sql("SELECT pid FROM pgsub_server WHERE subid = ?", seen["oid"]) == [(cli.running.pid,)]
 
 
+@pytest.mark.long
 def test_a_create_that_watches_ends_with_its_timeout_or_with_the_error_of_the_table(served, tables):
     cli, name = served
     tables[1].execute("INSERT INTO a VALUES (1, 'local')")

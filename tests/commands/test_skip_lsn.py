@@ -65,6 +65,7 @@ def test_none_takes_it_back_and_without_a_terminal_it_needs_yes(stuck: MakeStuck
     assert [entry["lsn"] for entry in it.journal("skip-lsn")] == [error.finish_lsn, "none", "none"]
 
 
+@pytest.mark.long
 def test_a_transaction_that_is_not_the_next_one_is_warned_of(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0)")

@@ -92,6 +92,7 @@ def test_a_watch_that_dies_ends_what_it_cannot_limit_any_more(pair: MakePair, at
         p.session.execute("INSERT INTO public.t VALUES (1)")
 
 
+@pytest.mark.long
 def test_the_timeout_of_a_command_holds_while_the_ledger_is_locked(cli: Cli, tables: tuple[Database, Database]) -> None:
     assert cli.create("s", "--no-wait").returncode == 0
     with locked(tables[1], "pgsub.subscription") as pid:

@@ -60,6 +60,7 @@ def test_create_that_leaves_the_work_to_a_launcher_waits_for_it_too(cli, tables)
     assert cli.stop(running) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "state", "slot", "said"),
     [
@@ -80,6 +81,7 @@ def test_the_first_state_is_the_servers_and_a_dry_run_tells_it(cli, tables, opti
     assert tables[0].value(_SLOT, "s") is slot
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", ["--no-connect", "--slot-name none --no-create-slot --no-enabled --no-copy-data", "--no-create-slot"]
 )
@@ -122,6 +124,7 @@ def test_a_target_that_cannot_prepare_is_warned_of_and_stops_at_the_first_prepar
     assert it.subdb.rows("SELECT id FROM a") == [(1,)]
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15")
 def test_a_publisher_that_is_too_old_is_refused_and_any_other_is_taken(cli, tables):
     ended = cli.create("s", "--two-phase", "--no-copy-data", "--no-wait")
@@ -194,6 +197,7 @@ def test_it_is_disabled_and_enabled_again_where_nothing_is_prepared(stored, tabl
     assert pubdb.value(_SLOT, "s") is False and subdb.value(_LEDGER) == "p" and stored.sql(_STORED) == [("p",)]
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15")
 @pytest.mark.since(15)
 def test_a_slot_that_cannot_be_altered_keeps_the_subscription_as_it_is(stored, tables):
@@ -207,6 +211,7 @@ def test_a_slot_that_cannot_be_altered_keeps_the_subscription_as_it_is(stored, t
     assert pubdb.value(_SLOT, "s") is True and subdb.value(_LEDGER) == "e" and stored.sql(_STORED) == [("e",)]
 
 
+@pytest.mark.long
 def test_it_is_not_altered_while_a_worker_runs(stored, tables, monkeypatch):
     assert stored("disable", "s").returncode == 0
     monkeypatch.setattr(two_phase, "LET_GO_SECONDS", 0.2)
@@ -222,6 +227,7 @@ def test_it_is_not_altered_while_a_worker_runs(stored, tables, monkeypatch):
 # drop
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["--keep-slot"]])
 def test_drop_rolls_back_what_is_prepared_names_it_and_leaves_that_of_others(stored, tables, options):
     subdb = tables[1]
@@ -251,6 +257,7 @@ def test_drop_rolls_back_what_is_prepared_names_it_and_leaves_that_of_others(sto
         nothing_created(stored, *tables)
 
 
+@pytest.mark.long
 def test_what_another_role_prepared_stays_the_work_of_that_role(stored, tables):
     pubdb, subdb = tables
     role = f"other_{subdb.name}"

@@ -422,6 +422,7 @@ def _code(found: Verification) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_a_named_table_that_still_synchronizes_is_no_proof(cli: Cli, tables: Tables) -> None:
     _unserved(cli, tables)
     tables[1].execute("UPDATE pgsub.subscription_rel SET srsubstate = 'i' WHERE relname = 'b'")

@@ -33,6 +33,7 @@ def test_nobody_connects_to_a_server_of_the_demo_without_the_password(tmp_path: 
         assert [str(file) for file in server.folder.iterdir() if file.is_file() and secret in file.read_text()] == []
 
 
+@pytest.mark.long
 def test_the_demo_runs_nothing_that_others_left_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("log")
 def test_a_batch_whose_epoch_was_raised_meanwhile_is_rolled_back(
     pubdb: Database,

@@ -74,6 +74,7 @@ def _refuse(it: Watched, state: str) -> None:
     it.pair.subdb.execute("INSERT INTO refused VALUES (%s)", state)
 
 
+@pytest.mark.long
 def test_what_a_retry_mends_never_disables_and_is_not_counted(watched: Watched) -> None:
     watched.pair.pubdb.execute("INSERT INTO t VALUES (1)")
     for state in ("40P01", "40001", "55P03", "53100", "53200", "53300", "57P01", "57P03", "08006", "25006"):

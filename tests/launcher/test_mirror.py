@@ -621,6 +621,7 @@ def _seen(store: StateStore, mirror: Mirror, task: Task, waits: bool, *syncing: 
     return until(look)
 
 
+@pytest.mark.long
 def test_a_lock_that_several_sessions_wait_for_is_shown_with_its_holder_and_is_no_sign_of_life(
     pair, heartbeats, state_dir, said
 ):
@@ -646,6 +647,7 @@ def test_a_lock_that_several_sessions_wait_for_is_shown_with_its_holder_and_is_n
     assert said("units of")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "adopt"), [("SHARE", False), ("ACCESS EXCLUSIVE", True)], ids=["copy", "adoption"])
 def test_a_table_whose_synchronization_waits_for_a_lock_is_shown_with_the_holder_and_logged(
     mirrored, monkeypatch, mode, adopt

@@ -149,6 +149,7 @@ def test_a_publisher_cannot_fill_the_log_with_names_of_slots(
         assert len(watch._unnamed) == 3 and len(log) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["a", "ab"], ids=["alone", "together"])
 def test_a_table_whose_copy_waits_for_a_lock_of_the_publisher_is_shown_with_the_holder(
     pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch, at: At, tmp_path: Path, names: str

@@ -84,6 +84,7 @@ def _stalled_target(
     return cli, line
 
 
+@pytest.mark.long
 def test_a_stop_is_seen_while_the_target_is_connected_to(
     make_cli: MakeCli, proxy: Callable[[str], Proxy], tables: tuple[Database, Database]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_stop_is_seen_while_the_target_is_connected_to(
     _stops_without_a_word(cli, running)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statement", [b"pg_try_advisory_lock", b"pg_control_system"])
 def test_a_stop_is_seen_while_the_target_is_asked_for_the_first_time(
     make_cli: MakeCli, proxy: Callable[[str], Proxy], tables: tuple[Database, Database], statement: bytes

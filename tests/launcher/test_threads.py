@@ -99,6 +99,7 @@ def test_a_bounded_run_whose_service_ends_unexpectedly_says_so(cli: Cli, reached
     reached("thread.runner")
 
 
+@pytest.mark.long
 def test_create_that_only_watches_does_not_watch_for_ever(cli: Cli, reached: Callable[[str], None]) -> None:
     running = cli.launcher()
     ended = cli.create("s", env={"PGSUB_FAILPOINTS": "thread.wait=die"})

@@ -37,6 +37,7 @@ def _noisy() -> Iterator[str]:
         yield f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable"
 
 
+@pytest.mark.long
 def test_what_a_server_says_meanwhile_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with _noisy() as conninfo:
         assert not refuses(conninfo)

@@ -21,6 +21,7 @@ SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, 'proto_ver
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("megabytes", [1, 8])
 def test_transactions_across_the_borders_of_segments_of_any_size_are_found(make_server, megabytes):
     server = make_server()

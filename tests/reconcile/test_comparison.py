@@ -417,6 +417,7 @@ def test_a_large_table_is_read_in_pieces_and_divided_until_few_rows_are_left(
     assert seen[-1][0] == seen[-1][1] > 10
 
 
+@pytest.mark.long
 def test_all_rows_that_differ_are_counted_and_a_bounded_number_is_listed(both: Compare) -> None:
     result = both(TABLE, pub=ROWS, sub=f"{FILL} FROM generate_series(1, 3500) g; UPDATE t SET v = 'x' WHERE id < 2900")
     assert counts(result) == (0, 500, 2899)
@@ -461,6 +462,7 @@ def test_what_the_record_explains_is_counted_apart_and_listed_last(
     assert [one.explained for one in result.differences.listed] == [None] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["publisher", "target"])
 @pytest.mark.parametrize("what", ["TRUNCATE t", "ALTER TABLE t ALTER id TYPE bigint"])
 def test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged(
@@ -566,6 +568,7 @@ _WAYS = [(None, "UTF8", None, "LATIN1"), (None, "LATIN1", None, "UTF8")]
 _WAYS += [(version, "UTF8", None, "UTF8") for version in other_servers()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "encoding", "other", "its"), _WAYS)
 def test_hashes_are_the_same_on_all_versions_and_in_all_encodings(
     versions: Any, one: str | None, encoding: str, other: str | None, its: str
@@ -641,6 +644,7 @@ def test_a_user_defined_type_is_compared_with_the_built_in_one_of_the_target(bot
     assert counts(result) == (0, 0, 0)
 
 
+@pytest.mark.long
 def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_can_have(pubdb: Database) -> None:
     genuine = pubdb.value("SELECT pg_get_functiondef('pg_catalog.pg_relation_size(regclass)'::regprocedure)")
     with contextlib.ExitStack() as stack:

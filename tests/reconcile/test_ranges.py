@@ -70,6 +70,7 @@ def test_a_large_table_is_divided_and_all_its_ranges_are_equal(both: Compare) ->
     assert done == sorted(done) and len(totals) == 1 and done[-1] <= max(totals) < done[-1] + 2 * ranges.count
 
 
+@pytest.mark.long
 def test_rows_that_differ_are_found_in_every_range_and_theirs_are_not_kept(both: Compare) -> None:
     _, ranges = both(_TABLE, pub=_ROWS, sub=_ROWS)
     low, high = ranges.bounds[0], ranges.bounds[-1]
@@ -103,6 +104,7 @@ def test_a_null_of_the_publisher_is_in_a_range(both: Compare) -> None:
     assert ranges.bounds and counts(result) == (1, 0, 0)
 
 
+@pytest.mark.long
 def test_a_table_in_partitions_is_divided_through_its_root(both: Compare) -> None:
     parts = "".join(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n}000) TO ({n + 1}000);" for n in range(6))
     made = f"CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); {parts}"
@@ -150,6 +152,7 @@ _WHOLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", _WHOLE)
 def test_other_tables_are_compared_in_one_go(both: Compare, why: str) -> None:
     columns, value = _WHOLE[why]
@@ -162,6 +165,7 @@ def test_other_tables_are_compared_in_one_go(both: Compare, why: str) -> None:
     assert counts(result)[0] > 0 and result.publisher_rows == 4000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "without",
     [

@@ -214,6 +214,7 @@ def test_a_standby_that_lagged_is_not_gone_over_to_whoever_of_the_workers_comes_
     assert timeline(p) == 1 and p.state("t") == "f"
 
 
+@pytest.mark.long
 def test_a_table_that_was_caught_up_with_where_a_standby_lags_keeps_apply_from_going_over_to_it(followed, at):
     p = followed
     at("sync.after_f=error")

@@ -70,6 +70,7 @@ def stopped(p):
     p.pubdb.server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("further", _FURTHER)
 def test_its_changes_are_not_followed_over_the_gap(followed, looks, further):
     p = followed
@@ -91,6 +92,7 @@ def test_its_changes_are_not_followed_over_the_gap(followed, looks, further):
     assert (p.progress(), p.subdb.rows("SELECT * FROM t ORDER BY id")) == (before, rows)
 
 
+@pytest.mark.long
 def test_where_nothing_of_the_subscription_is_lost_it_goes_on(followed, looks):
     p = followed
     p.apply("INSERT INTO t VALUES (2, 'second')")

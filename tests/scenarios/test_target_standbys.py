@@ -39,6 +39,7 @@ def promoted(one, standby):
     one.renew()
 
 
+@pytest.mark.long
 def test_a_synchronous_standby_has_all_that_was_reported_however_the_target_dies(followed, make_server, pubdb, target):
     standby = Database(make_server(standby_of=target.server), "app", there=True)
     target.server.query("ALTER SYSTEM SET synchronous_standby_names = '*'")

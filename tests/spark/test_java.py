@@ -157,6 +157,7 @@ def test_another_set_of_jars_is_another_archive(tmp_path):
     assert class_archive.find_archive(runtime, tmp_path, tmp_path) != first
 
 
+@pytest.mark.long
 def test_the_set_up_trains_where_sessions_look_for_the_archive(tmp_path):
     """As ``make venv`` does; nothing is left to do where a session has done it."""
     [line] = [line for line in (ROOT / "Makefile").read_text().splitlines() if "training" in line]
@@ -166,6 +167,7 @@ def test_the_set_up_trains_where_sessions_look_for_the_archive(tmp_path):
     assert list(java.cache_folder(tmp_path).glob("spark-*.jsa"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is seen in Linux's /proc only")
 def test_a_set_up_waits_for_the_archive_of_another_one_and_then_makes_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

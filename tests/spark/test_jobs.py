@@ -62,6 +62,7 @@ def test_workers_find_imported_what_was_named_and_a_name_that_is_wrong_keeps_non
     assert submitter.submit("imported", tasks.imported, ["wave", "no_such_module"]).result(60) == [True, False]
 
 
+@pytest.mark.long
 def test_an_exception_of_a_task_comes_back_as_itself_with_all_its_fields(submitter):
     with pytest.raises(ApplyError) as raised:
         submitter.submit("apply", tasks.fail_as_apply_does, [1]).result(60)
@@ -100,6 +101,7 @@ def test_a_guard_keeps_a_task_from_reading_its_item(submitter, context, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_what_a_copy_of_thousands_of_pieces_is_given_is_not_too_large_for_a_task(submitter, context, monkeypatch):
     """1 TB in chunks of 64 MB: Spark warns of a task of 1 MiB, and pyspark makes a broadcast of a larger function."""
     claim = Claim(1_804_289_383, 16_385, 7, "0123456789abcdef" * 2)
@@ -113,6 +115,7 @@ def test_what_a_copy_of_thousands_of_pieces_is_given_is_not_too_large_for_a_task
     assert not broadcast
 
 
+@pytest.mark.long
 def test_no_more_tasks_run_at_once_than_slots_are_given(submitter):
     def most_at_once(slots):
         spans = submitter.submit("interval", tasks.interval, [0.2] * 5, slots=slots).result(60)
@@ -123,6 +126,7 @@ def test_no_more_tasks_run_at_once_than_slots_are_given(submitter):
     assert most_at_once(None) <= 5
 
 
+@pytest.mark.long
 def test_a_long_task_does_not_keep_other_jobs_waiting(submitter, tmp_path):
     long = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)] * 3)
     assert submitter.submit("double", tasks.double, [1, 2]).result(60) == [2, 4]
@@ -131,6 +135,7 @@ def test_a_long_task_does_not_keep_other_jobs_waiting(submitter, tmp_path):
     assert long.wait(patience.SECONDS)
 
 
+@pytest.mark.long
 def test_waiting_has_a_bound_and_the_job_goes_on(submitter, tmp_path):
     job = submitter.submit("long", tasks.interval, [2.0])
     with pytest.raises(TimeoutExpired, match='job "long" still runs'):
@@ -138,6 +143,7 @@ def test_waiting_has_a_bound_and_the_job_goes_on(submitter, tmp_path):
     assert len(job.result(60)) == 1
 
 
+@pytest.mark.long
 def test_a_cancelled_job_frees_the_driver_and_its_worker_ends(submitter, tmp_path):
     job = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)])
     pid = int(_first_file(tmp_path).name)
@@ -182,6 +188,7 @@ def test_a_failure_of_spark_that_no_retry_mends_is_its_own_and_no_bug(submitter,
     assert raised.value.directive is Directive.STOP
 
 
+@pytest.mark.long
 def test_a_service_that_only_some_subscriptions_lack_stops_none_of_the_others(submitter, tmp_path):
     """A look at an executor that no subscription can be served from is an error, of whoever asks for it."""
     lacking = Subscription(1, "lacking", "service=no_such", "service=no_such", (), None)
@@ -196,6 +203,7 @@ def test_a_service_that_only_some_subscriptions_lack_stops_none_of_the_others(su
         check.run(submitter, [lacking], str(tmp_path))
 
 
+@pytest.mark.long
 def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at_another(
     submitter, tmp_path, monkeypatch
 ):
@@ -210,6 +218,7 @@ def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at
     assert [text.partition(",")[0] for text in said] == ["WARNING: the check of an executor was skipped"]
 
 
+@pytest.mark.long
 def test_an_engine_counts_the_subscriptions_that_are_there_when_it_opens(context, state_dir, monkeypatch):
     for name, known in (("own", set()), ("opened", WeakSet())):  # as a notebook's, whose slots are given
         monkeypatch.setattr(contexts, name, known)

@@ -47,6 +47,7 @@ def test_a_java_process_that_ends_well_without_a_port_has_failed(tmp_path: Path,
         launch_gateway(SparkConf(loadDefaults=False), {"start_new_session": True})
 
 
+@pytest.mark.long
 def test_a_process_that_ends_meanwhile_leaves_no_java_process_that_starts(pids: Path) -> None:
     script = """
     import pathlib, sys, threading, time

@@ -194,6 +194,7 @@ def _sleeping(seconds: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_command_of_the_users_does_not_outlive_a_run_that_is_killed_and_what_it_leaves_behind_does(
     tmp_path: Path,
 ) -> None:
@@ -270,6 +271,7 @@ def test_connect_is_given_back_as_it_was_whoever_had_granted_it(pubdb: Database)
         pubdb.execute("; ".join(f'DROP ROLE "{name}"' for name in names))
 
 
+@pytest.mark.long
 def test_connect_is_given_back_although_a_role_was_made_in_a_database_of_another_encoding() -> None:
     with Server(fast=True) as server, closing(connect(server.conninfo(), "a")) as session:
         with session.transaction():
@@ -284,6 +286,7 @@ def test_connect_is_given_back_although_a_role_was_made_in_a_database_of_another
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", ["", "user=nobody_at_all", "dbname=none_at_all", "sslmode=require"])
 def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, tmp_path: Path, more: str) -> None:
     """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
@@ -292,6 +295,7 @@ def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, t
         server_gone.check_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", ["publisher", "target"])
 def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Database, tmp_path: Path, side: str) -> None:
     with _nobody() as nobody:
@@ -300,6 +304,7 @@ def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Databa
             server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
 
 
+@pytest.mark.long
 def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_string_answers(
     pubdb: Database, tmp_path: Path
 ) -> None:
@@ -312,6 +317,7 @@ def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_stri
             server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
     with _nobody() as nobody:
         sub = _subscription(nobody, nobody)

@@ -107,6 +107,7 @@ def test_a_copy_whose_address_leads_elsewhere_meanwhile_reads_nothing_there(
     _ends_well(p)
 
 
+@pytest.mark.long
 def test_a_slot_is_not_taken_for_dropped_on_another_server(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_s=error@1")

@@ -243,6 +243,7 @@ def test_a_table_that_somebody_locks_leaves_the_others_and_waits_by_itself(pair:
     _ends_well(p)
 
 
+@pytest.mark.long
 def test_a_table_to_adopt_that_somebody_locks_for_good_leaves_the_others(pair: MakePair) -> None:
     p = pair(TABLES, pub=ROWS, sub=ROWS, state="i")
     p.session.execute("UPDATE pgsub.subscription_rel SET adopt = true")

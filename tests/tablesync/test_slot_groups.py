@@ -34,6 +34,7 @@ def test_small_tables_are_spread_evenly_over_the_free_workers() -> None:
     assert {relid for one in workers for relid in one} == set(range(1, 21))
 
 
+@pytest.mark.long
 def test_no_number_of_tables_takes_the_launcher_time() -> None:
     many = [_rel(n, 90 * MB if n % 2 else 1) for n in range(200_000)]  # a test that never ends where that is squared
     assert len(_next(*many)) == 2

@@ -182,6 +182,7 @@ def _buffers(session: psycopg.Connection, progress: Progress, at: int, steps: in
     return (count() - before) / steps
 
 
+@pytest.mark.long
 def test_an_old_snapshot_does_not_make_progress_slower(
     session: psycopg.Connection, connect: Connect, subdb: Database
 ) -> None:

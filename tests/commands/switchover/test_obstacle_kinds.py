@@ -69,6 +69,7 @@ def test_another_subscription_of_pgsub_that_writes_to_the_publisher_is_found(sce
     assert found[0].hint == "Run this where pgsub serves them:\npgsub disable 'from else'"
 
 
+@pytest.mark.long
 def test_privileges_that_roles_lack_are_found_with_their_grants(scene: Scene) -> None:
     pubdb, subdb = both(scene)
     role = scene.role("sw_mover")
@@ -113,6 +114,7 @@ def test_privileges_that_roles_lack_are_found_with_their_grants(scene: Scene) ->
         database.execute(f'ALTER DATABASE "{database.name}" OWNER TO postgres')
 
 
+@pytest.mark.long
 def test_owners_grants_and_roles_that_the_target_lacks_are_found(scene: Scene) -> None:
     pubdb, subdb = both(scene)
     scene.role("sw_team", pubdb, subdb, attributes="NOLOGIN")
@@ -178,6 +180,7 @@ def test_what_gives_power_over_the_server_is_named_and_is_no_statement_to_paste(
     assert not is_harmless("LOCAL_preload_libraries", {"local_preload_libraries"})
 
 
+@pytest.mark.long
 def test_roles_whose_own_setting_goes_before_the_fence_are_found(scene: Scene) -> None:
     name = scene.role("sw_writer")
     for database in both(scene):
@@ -208,6 +211,7 @@ def test_sessions_of_superusers_are_told(scene: Scene) -> None:
         ]
 
 
+@pytest.mark.long
 def test_sessions_of_replication_that_no_fence_ends_are_told(scene: Scene) -> None:
     pubdb = scene.pair.pubdb
     with contextlib.closing(connect(pubdb.conninfo, application_name="other", replication=True)):
@@ -218,6 +222,7 @@ def test_sessions_of_replication_that_no_fence_ends_are_told(scene: Scene) -> No
     assert scene.look() == []
 
 
+@pytest.mark.long
 def test_the_way_back_leads_to_the_same_two_databases(scene: Scene, subdb: Database, pubdb: Database) -> None:
     found = scene.look(connection=pubdb.conninfo)
     assert [(one.server, one.message) for one in found if one.severity == "error"] == [
@@ -281,6 +286,7 @@ def test_many_objects_are_named_in_part(scene: Scene) -> None:
     assert "Run this on the target (the first 100 of 120):\n" in str(one.hint) and str(one.hint).count(";") == 100
 
 
+@pytest.mark.long
 def test_names_of_others_are_quoted_in_what_is_to_be_pasted(pair: MakePair) -> None:
     name = 'x"; DROP TABLE t; --'
     quoted = '"x""; DROP TABLE t; --"'
@@ -342,6 +348,7 @@ def test_a_collation_that_the_system_orders_otherwise_by_now_is_found(shared_ser
         assert scene.look() == []
 
 
+@pytest.mark.long
 def test_databases_of_different_locales_are_found(shared_servers: Servers) -> None:
     with between(shared_servers, None, None, "LATIN1") as scene:
         [one] = [one for one in scene.look() if one.message == "the databases differ in their locales"]
@@ -349,6 +356,7 @@ def test_databases_of_different_locales_are_found(shared_servers: Servers) -> No
         assert "encoding is UTF8 on the publisher, LATIN1 on the target" in str(one.detail)
 
 
+@pytest.mark.long
 def test_several_publications_of_the_way_back_become_one(scene: Scene) -> None:
     scene.pair.subdb.execute("ALTER PUBLICATION s_back SET TABLE t; CREATE PUBLICATION more FOR TABLE parts")
     publications = ("more", "s_back")

@@ -11,6 +11,7 @@ from fix_switchover_obstacles import Scene, both, paste
 from psycopg import sql
 
 
+@pytest.mark.long
 @pytest.mark.publishers("15", "19", long=True)
 def test_nothing_is_found_where_nothing_stands_in_the_way(scene: Scene) -> None:
     assert scene.look() == []
@@ -351,6 +352,7 @@ def test_what_is_planted_is_found_and_what_is_to_be_pasted_removes_it(scene: Sce
     assert planted.message not in {one.message for one in scene.look()}
 
 
+@pytest.mark.long
 def test_what_several_publications_publish_comes_together(scene: Scene) -> None:
     pubdb = scene.pair.pubdb
     pubdb.execute("ALTER PUBLICATION p SET TABLE parts, s, t WHERE (id > 5)")
