@@ -1,4 +1,4 @@
-"""Builds the statement for the change of a single row, once for each shape of rows."""
+"""Builds the statement for the change of a single row once for each shape of rows, and keeps it."""
 
 from __future__ import annotations
 
