@@ -151,3 +151,40 @@ def test_what_others_wrote_into_the_ledger_as_kept_is_made_in_no_table_that_take
     assert p.subdb.rows("SELECT * FROM payroll") == [] and kept(p) == 1
     p.subdb.execute((caught.value.hint or "").splitlines()[-1])
     assert p.subdb.value("SELECT count(*) FROM pgsub.held_change") == 0
+
+
+_SWAP = "ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b"
+_BOTH = "INSERT INTO a VALUES ({0}, 'a'); INSERT INTO b VALUES ({0}, 'b')"
+
+
+@pytest.mark.parametrize("stretch", [held_changes.STRETCH_BYTES, 1])
+def test_tables_whose_names_the_publisher_swapped_get_what_was_kept_for_each_and_stop_nothing(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch, stretch: int
+) -> None:
+    monkeypatch.setattr(held_changes, "STRETCH_BYTES", stretch)
+    monkeypatch.setattr(held_release, "STEP_BYTES", 2 * stretch)  # with the small one, most transactions are large
+    p = pair(f"{TWO}; CREATE TABLE other (id int PRIMARY KEY)")
+    hold(p, "a", "b")
+    p.apply(
+        _BOTH.format(1),
+        _SWAP,
+        _BOTH.format(2),
+        f"BEGIN; {_BOTH.format(3)}; {_SWAP}; {_BOTH.format(4)}; {_SWAP}; {_BOTH.format(5)}; COMMIT",
+        "UPDATE a SET v = 'new' WHERE id = 2; DELETE FROM b WHERE id = 3",
+    )
+    release(p, "a", "b")
+    p.apply("INSERT INTO other VALUES (1)")
+    p.same("other")
+    assert p.subdb.rows("SELECT * FROM a ORDER BY 1") == [(1, "a"), (2, "new"), (3, "a"), (4, "a"), (5, "a")]
+    assert p.subdb.rows("SELECT * FROM b ORDER BY 1") == [(1, "b"), (2, "b"), (4, "b"), (5, "b")]
+    assert (kept(p), held(p)) == (0, 0)
+
+
+def test_what_was_kept_for_a_dropped_table_is_not_made_in_the_table_that_took_its_name(pair: MakePair) -> None:
+    p = pair(TWO)
+    hold(p, "a", "b")
+    p.apply("INSERT INTO b VALUES (1, 'b')", "INSERT INTO a VALUES (2, 'a')")
+    release(p, "a", "b")
+    p.subdb.execute("DROP TABLE a; ALTER TABLE b RENAME TO a")
+    assert "was dropped and created again" in fails(p).message
+    assert (2, "a") not in p.subdb.rows("SELECT * FROM a")

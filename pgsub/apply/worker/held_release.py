@@ -13,7 +13,7 @@ from itertools import groupby
 
 import psycopg
 
-from pgsub.apply.rows.relation_cache import local_name
+from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
@@ -29,7 +29,7 @@ from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import Relation
-from pgsub.target.catalog.table_names import name_of
+from pgsub.target.catalog.table_names import names_of
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.subscriptions import RelationState, table_states
 from pgsub.target.ledger.tables import held_tables
@@ -124,9 +124,11 @@ class _HeldPolicy(ChangePolicy):
         self._spool = spool
         self._version = -1
         self._skip: Skip | None = None
-        self._tables: dict[int, int] = {}  #: by remote relid
         self._places: dict[int, HeldPlace] = {}  #: by id() of the transactions of a batch
-        self._names: dict[int, tuple[str, str] | None] = {}
+        self._names: dict[int, tuple[str, str]] = {}  #: present names of the tables
+        #: tables by the names that the descriptions have; a relation of the publisher may have had the changes of
+        #: several, because its tables may have changed their names since
+        self._tables: dict[tuple[str, str], int] = {}
         self._states: dict[int, RelationState] = {}
         self._before = b""  #: the description that was returned last
 
@@ -136,9 +138,11 @@ class _HeldPolicy(ChangePolicy):
         :param tables: oids of the tables.
         :param version: states_version that must hold.
         """
-        self._version, self._places, self._names, self._before = version, {}, {}, b""
+        self._version, self._places, self._before = version, {}, b""
         stretches, goes_on = held_tables.read(self._session.connection, self._subid, tables, STEP_BYTES)
         self._states = table_states(self._session.connection, self._subid) if stretches else {}
+        self._names = names_of(self._session.connection, tables) if stretches else {}
+        self._tables = {name: relid for relid, name in self._names.items()}
         batch = Batch()
         for _, group in groupby(stretches, lambda one: one.transaction):
             parts = list(group)
@@ -178,10 +182,10 @@ class _HeldPolicy(ChangePolicy):
         """Return the description with the table's present name, because both sides may have renamed it since."""
         relation = decode_change(one.relation, False)
         assert isinstance(relation, Relation)
-        self._tables[relation.relid] = one.srrelid
+        # guard: what was kept for a dropped table is not made in one that took its name
         if one.srrelid not in self._names:
-            self._names[one.srrelid] = name_of(self._session.connection, one.srrelid)
-        schema, name = self._names[one.srrelid] or local_name(relation)
+            self._tables[local_name(relation)] = one.srrelid
+        schema, name = self._names.get(one.srrelid, local_name(relation))
         return encoder.relation(relation._replace(namespace=schema, name=name))
 
     def admit(self, batch: Batch) -> int:
@@ -206,7 +210,7 @@ class _HeldPolicy(ChangePolicy):
 
         :raises StateForbids: the table is not subscribed or is being synchronized, when pgsub keeps no changes.
         """
-        relid = self._tables[relation.relid]
+        relid = self._tables.get(local_name(relation), NEVER)
         state = self._states.get(relid)
         # guard: kept changes are applied only to subscribed tables
         if state is None or state.srsubstate not in "sr":

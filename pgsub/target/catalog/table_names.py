@@ -57,9 +57,23 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid ="""
 
 
+_NAMES = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
+"""
+
+
 def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
     """Return the present schema and name of a table; None if it was dropped."""
     return row(connection, f"{_NAME} %s::oid", (oid,))
+
+
+def names_of(connection: psycopg.Connection, oids: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """Return the present schema and name of tables, as of one statement: no two have the same. Dropped ones are left
+    out.
+    """
+    rows = connection.execute(_NAMES.encode(), (list(oids),))
+    return {oid: (schema, name) for oid, schema, name in rows}
 
 
 def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
