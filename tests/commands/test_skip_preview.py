@@ -63,6 +63,27 @@ def test_each_change_is_compared_as_apply_would_meet_it(stuck):
     assert (rest["verdict"], rest["lost"]) == ("risky", 5)
 
 
+def test_a_change_is_compared_with_what_came_into_its_table_from_another_one_of_the_publisher(stuck):
+    it = stuck()
+    error = it.apply(
+        """BEGIN;
+        INSERT INTO a VALUES (200, 'x');
+        ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE a RENAME n TO t;
+        INSERT INTO a VALUES (200, 2);             -- the target's table has this key
+        TRUNCATE a;
+        ALTER TABLE a RENAME TO b; ALTER TABLE c RENAME TO a;
+        DELETE FROM a WHERE id = 200;              -- it has none
+        COMMIT"""
+    )
+    assert error is not None
+    assert outcomes(it.preview(code=6)) == [
+        ("INSERT", "would_apply", None),
+        ("INSERT", "conflict", "insert_exists"),
+        ("TRUNCATE", "would_apply", None),
+        ("DELETE", "missing", "delete_missing"),
+    ]
+
+
 def test_a_preview_moves_nothing_on_either_side(stuck):
     it = stuck()
     it.subdb.execute(

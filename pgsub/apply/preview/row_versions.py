@@ -36,6 +36,12 @@ class Done:
     tainted: set[Fingerprint] = field(default_factory=set)
     emptied: bool = False
 
+    def empty(self) -> None:
+        """Delete all rows."""
+        for one in (self.versions, self.taken, self.superseded, self.tainted):
+            one.clear()
+        self.emptied = True
+
     def put(self, key: Fingerprint, version: Version, unique: list[tuple[str, Fingerprint]]) -> None:
         """Write or delete a row."""
         self.versions[key] = version
@@ -52,7 +58,7 @@ class Table:
 
     relation: RelationMap
     lookup: TableLookup
-    done: Done = field(default_factory=Done)
+    done: Done
 
     @property
     def key_columns(self) -> list[str]:

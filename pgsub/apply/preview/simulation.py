@@ -7,6 +7,7 @@ apply_handle_insert, _update and _delete (worker.c).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -46,7 +47,9 @@ class Simulation:
         self._relations = relations
         self._admits = admits
         self._rules = rules
-        self._tables: dict[int, Table] = {}
+        self._tables: dict[int, Table] = {}  #: by remote relid
+        #: by the target's oid: tables of the publisher may change their names in the transaction
+        self._done: defaultdict[int, Done] = defaultdict(Done)
         self._number = 0
 
     def begin(self, commit_ts: int) -> None:
@@ -101,9 +104,7 @@ class Simulation:
         if oid == NEVER or isinstance(taken, str):
             return str(taken)
         relation = self._relations.known(relid) or self._relations.make(relid, taken)
-        made = Table(relation, TableLookup(self._reader, relation.target))
-        if known is not None and known.relation.target.oid == relation.target.oid:
-            made.done = known.done
+        made = Table(relation, TableLookup(self._reader, relation.target), self._done[relation.target.oid])
         self._tables[relid] = made
         return made
 
@@ -226,7 +227,7 @@ class Simulation:
     def _truncate(self, table: Table, finding: Finding) -> Finding:
         rows = any(version.row is not None for version in table.done.versions.values())
         nothing = not rows and (table.done.emptied or table.lookup.empty())
-        table.done = Done(emptied=True)
+        table.done.empty()
         return replace(finding, outcome=Outcome.IDENTICAL if nothing else Outcome.WOULD_APPLY)
 
     def _key(self, table: Table, values: Tuple) -> Row:
