@@ -158,6 +158,27 @@ def test_what_depends_on_a_skipped_row_is_found_by_a_key_that_the_target_takes_f
     assert [body["operation"] for _, body in letters(p)] == ["INSERT", "UPDATE", "UPDATE"]
 
 
+@pytest.mark.parametrize(
+    "altered",
+    [
+        "ALTER TABLE n ADD COLUMN more int",
+        "CREATE TABLE rebuilt (LIKE n INCLUDING ALL); INSERT INTO rebuilt SELECT * FROM n WHERE k <> 2;"
+        " ALTER PUBLICATION p ADD TABLE rebuilt; ALTER TABLE n RENAME TO old; ALTER TABLE rebuilt RENAME TO n",
+    ],
+)
+def test_what_depends_on_a_skipped_row_is_found_behind_a_change_of_its_table_on_the_publisher(
+    pair: MakePair, altered: str
+) -> None:
+    tables = "CREATE TABLE n (k int PRIMARY KEY, v text)"
+    p = pair(tables, pub="CREATE PUBLICATION p FOR TABLE n", sub="ALTER TABLE n ADD COLUMN more int")
+    p.subdb.execute("INSERT INTO n VALUES (1, 'mine')")
+    changes = "INSERT INTO n VALUES (1, 'theirs'), (2, 'two')"
+    error = fails(p, f"BEGIN; {changes}; {altered}; UPDATE n SET v = 'newer' WHERE k = 1; COMMIT")
+    skips(p, error.finish_lsn, CONFLICTING)
+    p.apply("INSERT INTO n VALUES (3, 'three')")
+    assert p.subdb.rows("SELECT k, v FROM n ORDER BY k") == [(1, "mine"), (2, "two"), (3, "three")]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_lsn_that_does_not_match_is_cleared_by_the_next_transaction_with_changes_and_loses_nothing(make, kind):
     p = make(kind, ddl="CREATE TABLE t (id int PRIMARY KEY)")

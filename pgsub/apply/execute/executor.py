@@ -34,6 +34,7 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Relation
 from pgsub.protocol.parse_changes import BETWEEN_ROWS, ROW_CHANGES
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.pipeline import StatementFailed
 
 #: Matches one message that changes no row, or a stretch of messages that change rows or delimit transactions.
@@ -220,6 +221,10 @@ class Executor:
             self._resolver.run([(transaction, payload)], lambda: None)
         else:
             self._dispatch.row(transaction, payload)
+
+    def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
+        """Return the table for a change; None if it is not applied. It may query the catalogs."""
+        return self._filter.target(transaction, message_type, relid)
 
     def copied(self, changes: Sequence[Change]) -> None:
         """Insert rows of a copy, all of one relation; :meth:`finish` reports their success.

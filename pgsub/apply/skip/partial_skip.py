@@ -5,7 +5,8 @@ Rows are tried together inside a savepoint: fewer after a failure, until the fai
 NOTES: A key is tainted while the target's row differs from the publisher's because a change was skipped. An UPDATE or
 DELETE of a tainted key depends on the skipped change, so it is skipped too, and taints the new key. An INSERT of a
 tainted key, or a TRUNCATE, may restore the publisher's row. It is tried alone, and success removes the taint. Keys are
-equal if the target considers them equal (1.0 and 1.00), which for most types only the target can decide.
+equal if the target considers them equal (1.0 and 1.00), which for most types only the target can decide. They are of
+the target's table, because the transaction may put another table of the publisher in the place of its table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common.errors import ApplyError, TableReplaced
+from pgsub.common.errors import ApplyError, PgsubError, TableReplaced
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
 from pgsub.protocol.parse_changes import ROW_CHANGES
@@ -36,6 +37,7 @@ from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
 #: The target rejects the value, or its type has no hash, which aborts a transaction.
 _NO_KEY = (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InFailedSqlTransaction)
+#: Table by its OID, and the values of the key.
 _Key = tuple[int, tuple[bytes | str | None, ...]]
 
 
@@ -126,7 +128,8 @@ class PartialSkip:
         if self._left.count > before or any(isinstance(one, RowConflict) and one.local is None for one in records):
             return
         if isinstance(message, Truncate):
-            self._tainted = {key for key in self._tainted if key[0] not in message.relids}
+            emptied = {one.target.oid for one in map(self._session.relations.known, message.relids) if one is not None}
+            self._tainted = {key for key in self._tainted if key[0] not in emptied}
         self._tainted.difference_update(self._keys(message)[-1:])
 
     def _concerns_tainted(self, payload: bytes) -> bool:
@@ -178,8 +181,16 @@ class PartialSkip:
                 rows = [message.old]
             case _:
                 return []
-        relation = self._session.relations.known(message.relid)
-        return [] if relation is None else [(message.relid, self._key(relation, row, rows[0])) for row in rows]
+        relation = self._relation(message)
+        return [] if relation is None else [(relation.target.oid, self._key(relation, row, rows[0])) for row in rows]
+
+    def _relation(self, message: Insert | Update | Delete) -> RelationMap | None:
+        """Return the table of a change. A relation that the transaction described anew has no map yet."""
+        known = self._session.relations.known(message.relid)
+        if known is None and self._tainted:
+            with contextlib.suppress(PgsubError):  # raised again for the change itself
+                return self._executor.target(self._transaction, type(message).__name__.upper(), message.relid)
+        return known
 
     def _key(self, relation: RelationMap, row: Tuple, searched: Tuple) -> tuple[bytes | str | None, ...]:
         sources = {i: searched if row.kinds[i] == UNCHANGED else row for i in relation.lookup}
