@@ -32,7 +32,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.reconcile import expressions, replaced
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.point_attempt import Standing
-from pgsub.reconcile.reading.side import Side
+from pgsub.reconcile.reading.side import Side, same_texts
 from pgsub.reconcile.reading.source import Source
 from pgsub.target.ledger import events
 from pgsub.target.ledger.maintenance import barrier
@@ -179,7 +179,8 @@ class Repair:
                 hint=f"Release it first:\npgsub alter {word(self.sub.name)} --release {word(self.table.name)}",
             )
         table_lock.hold(connection, local.oid, local.schema, local.name, named_types=local.named_types)
-        here = self._rows(connection, self.sources[1], of_publisher=False)
+        with same_texts(connection):
+            here = self._rows(connection, self.sources[1], of_publisher=False)
         bodies = sorted(
             (body for key in self.keys if (body := self._change(key, there.get(key), here.get(key))) is not None),
             key=lambda body: _ORDER.index(body["operation"]),

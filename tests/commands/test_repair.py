@@ -320,6 +320,22 @@ def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None
     assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
 
 
+def test_rows_whose_key_has_another_text_by_the_settings_of_the_target_are_repaired(cli: Cli, tables: Tables) -> None:
+    for one in tables:
+        one.execute("CREATE TABLE m (at timestamptz, k bytea, v text, PRIMARY KEY (at, k))")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE m")
+    tables[0].execute(r"INSERT INTO m SELECT to_timestamp(g), '\x01', 'x' FROM generate_series(1, 9) g")
+    tables[1].execute(r"INSERT INTO m SELECT to_timestamp(g), '\x01', 'x' FROM generate_series(2, 10) g")
+    tables[1].execute("UPDATE m SET v = 'wrong' WHERE at = to_timestamp(5)")
+    for setting in ("timezone = 'Asia/Kathmandu'", "bytea_output = 'escape'"):
+        tables[1].execute(f"ALTER DATABASE {tables[1].name} SET {setting}")
+    assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
+    [done] = _repair(cli, "s", "--table", "public.m", "--yes")["repair"]["tables"]
+    assert done == {"table": "public.m", "inserted": 1, "updated": 1, "deleted": 1}
+    rows = "SELECT extract(epoch FROM at)::int, encode(k, 'hex'), v FROM m ORDER BY 1"
+    assert tables[1].rows(rows) == tables[0].rows(rows)
+
+
 @pytest.mark.long
 def test_without_a_launcher_it_applies_and_repairs_itself(cli: Cli, tables: Tables) -> None:
     tables[1].execute("INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 100) g WHERE g <> 7")

@@ -25,12 +25,10 @@ from pgsub.reconcile.reading.source import Named, Piece, Source
 
 _MOST_BLOCKS = 1 << 32  #: maximum number of blocks of a table (MaxBlockNumber, block.h), whatever a server reports
 
-#: Settings that give a value the same text on both servers.
+#: Settings that give a value the same text on both servers, besides datestyle, which all sessions set.
+_TEXTS = {"timezone": "UTC", "intervalstyle": "postgres", "bytea_output": "hex", "xmloption": "content"}
 _SETTINGS = {
-    "timezone": "UTC",
-    "intervalstyle": "postgres",
-    "bytea_output": "hex",
-    "xmloption": "content",
+    **_TEXTS,
     "jit": "off",
     "max_parallel_workers_per_gather": "0",
     "lock_timeout": "10s",
@@ -72,6 +70,20 @@ SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog
 def date_order(session: psycopg.Connection) -> str:
     """Return the order of day and month in which the target reads dates."""
     return str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
+
+
+@contextlib.contextmanager
+def same_texts(connection: psycopg.Connection) -> Iterator[None]:
+    """Give values the text that they have in sessions of :class:`Side`, in a part of a transaction that writes nothing.
+
+    The rest of the transaction has the target's own settings, which triggers and defaults may use.
+    """
+    connection.execute("SAVEPOINT pgsub_texts")
+    # guard: rows are found again whatever the settings of the target make of their keys
+    for name, value in _TEXTS.items():
+        connection.execute(sql.SQL("SET LOCAL {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+    yield
+    connection.execute("ROLLBACK TO SAVEPOINT pgsub_texts; RELEASE SAVEPOINT pgsub_texts")
 
 
 class Side:
