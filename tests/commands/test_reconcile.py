@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import TypeAlias
 
 import pytest
+from fix_clusters import MakeServer
 from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
@@ -262,6 +264,29 @@ def test_nothing_is_changed_where_a_table_cannot_be_compared_or_a_publication_is
     assert ended.returncode == 0, ended.stderr
     same(tables, "a", "b")
     assert cli("drop", "s", "--yes").returncode == 0
+
+
+@pytest.mark.long
+def test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it(
+    make_server: MakeServer, make_cli: Callable[..., Cli], subdb: Database
+) -> None:
+    source = Database(make_server(autovacuum=False), "app")
+    standby = Database(make_server(standby_of=source.server), "app", there=True)
+    for one in (source, subdb):
+        one.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    source.execute("CREATE PUBLICATION p FOR TABLE a")
+    hosts = f"host=127.0.0.1,127.0.0.1 port={source.server.port},{standby.server.port} dbname=app user=postgres"
+    cli = make_cli(hosts, subdb.conninfo)
+    assert cli.create("s").returncode == 0
+    standby.wait("SELECT count(*) = 1 FROM pg_class WHERE relname = 'a'")
+    standby.execute("SELECT pg_wal_replay_pause()")
+    source.execute("INSERT INTO a SELECT generate_series(1, 9)")
+    assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
+    source.server.stop()
+    one_error(
+        cli("reconcile", "s", "--dry-run"), 3, "the publisher is a standby that lacks changes of the subscription"
+    )
+    assert subdb.value("SELECT count(*) FROM a") == 9
 
 
 def test_a_launcher_that_applies_meanwhile_is_no_lost_slot(stuck: MakeStuck, monkeypatch: pytest.MonkeyPatch) -> None:

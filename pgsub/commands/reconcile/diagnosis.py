@@ -14,6 +14,7 @@ from pgsub.apply import verified_publisher
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slot_names, slots
 from pgsub.publisher.faults import translating
@@ -29,6 +30,7 @@ from pgsub.target.ledger.subscriptions import Identity
 _BUSY_SECONDS = 5.0
 #: The first version whose standbys support logical slots.
 _STANDBY_VERSION = 160000
+_STANDBY = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_replay_lsn() < %s::pg_catalog.pg_lsn"
 _HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 
 
@@ -102,7 +104,7 @@ def diagnose(
     found = Diagnosis(known, actual, wanted, position, trouble)
     if found.fits and not force:
         raise _nothing_to_do(sub)
-    _check_standby(replication)
+    _check_standby(replication, position.remote_lsn)
     check_ours(replication, sub, wanted, actual.dbname)
     return found
 
@@ -169,11 +171,24 @@ def _nothing_to_do(sub: Subscription) -> StateForbids:
     )
 
 
-def _check_standby(replication: publisher.Connection) -> None:
-    """Refuse a standby that cannot have a logical slot."""
+def _check_standby(replication: publisher.Connection, applied: int) -> None:
+    """Refuse a standby that cannot have a logical slot, or that has not replayed what the target has.
+
+    :param applied: the position that apply has reached.
+    """
     with translating(replication, "ask whether the publisher is a standby"):
-        row = replication.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
-    if row == (True,) and replication.info.server_version < _STANDBY_VERSION:
+        row = replication.execute(_STANDBY, (format_lsn(applied),)).fetchone() or (False, False)
+    in_recovery, lags = row
+    # guard: the target is not made equal to a standby that lags
+    if in_recovery and lags:
+        raise StateForbids(
+            "the publisher is a standby that lacks changes of the subscription",
+            detail=f"The target has changes up to {format_lsn(applied)}, which it has not replayed.",
+            hint="Connect to the primary; with several hosts, the connection string needs target_session_attrs=primary."
+            "\nIf the primary is gone for good, promote the standby first.",
+            sqlstate="55000",
+        )
+    if in_recovery and replication.info.server_version < _STANDBY_VERSION:
         raise StateForbids(
             "the publisher is a standby",
             detail="Standbys can have logical replication slots from PostgreSQL 16 on.",
