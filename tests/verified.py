@@ -140,7 +140,7 @@ def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) 
                 result = comparison.compare(both, of_both, **options)
             else:
                 told = options.pop("progress", lambda done, total: None)
-                result = RangeComparison(comparison, both, of_both, ranges, lambda key, kind: None).run(told)
+                result = RangeComparison(comparison, both, of_both, ranges, lambda key, kind, row: None).run(told)
     if result.error is not None:
         raise result.error
     return result

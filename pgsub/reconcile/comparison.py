@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from pgsub.reconcile.hashes import PROBE, hashes
 from pgsub.reconcile.reading.sessions import Progress, Reading, Session, Sessions
 from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import HASH_BITS, Named, Piece, Source
-from pgsub.reconcile.rows import Differences, Row, RowComparison, differing
+from pgsub.reconcile.rows import Differences, Explain, Row, RowComparison, differing
 from pgsub.target.catalog.relation import TargetRelation
 
 #: Maximum number of rows that are selected individually if the buckets that differ have many more.
@@ -49,8 +49,6 @@ Pieces = tuple[list[Piece], list[Piece]]
 _Work = tuple[Side, Source, Piece]
 #: Selected rows, and the pieces that contain them on both sides.
 _Wanted = tuple[Selection, tuple[Sequence[Piece], Sequence[Piece]]]
-#: Returns the known reason for a difference, by the hash of its key and its kind.
-Explain = Callable[[int, str], str | None]
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class Comparison(Sessions):
         self,
         table: ComparedTable,
         sources: Sources,
-        explain: Explain = lambda key_hash, kind: None,
+        explain: Explain = lambda key_hash, kind, row: None,
         progress: Progress = lambda done, total: None,
         found: Differences | None = None,
     ) -> TableResult:

@@ -3,140 +3,275 @@
 The ledger keeps changes that were skipped and not replayed, and changes of a held table. Their rows differ because
 these changes wait there. A row that a rule kept differs because an operator set the rule. A change that a conflict left
 out without being kept is lost. It is recorded, but it is no explanation.
+
+A record explains a difference only while the publisher's row is what the left-out change made of it. Any later change
+of the row was left out and recorded in turn, or was applied, so that the rows became equal: then something else has
+changed the target. Only the last record of a row counts. Its values are compared as far as they are known.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
+from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.common import table_lock
 from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Relation, Tuple, Update
-from pgsub.protocol.reader import TEXT
-from pgsub.reconcile import expressions
-from pgsub.reconcile.equality import unnested
+from pgsub.protocol.reader import NULL, TEXT
+from pgsub.reconcile import equality, expressions
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
-from pgsub.reconcile.rows import LEFT_OUT
 
 _BATCH = 1000
-#: Maximum number of changes of one table that are read. Further ones do not explain anything.
+#: Maximum number of rows of one table that are read, the last ones. Earlier ones do not explain anything.
 MOST = 200_000
 
 SKIPPED, HELD, CONFLICT = "skipped_change", "held_change", "conflict"
+#: What a recorded row is: the publisher's after the change, the publisher's before it, or the target's.
+NEW, OLD, LOCAL = "new", "old", "local"
 
-#: Values of a row by column, texts only.
+#: Values of a row by column. Those that are not texts are unknown, except None.
 Values = Mapping[str, Any]
+_Texts = Sequence[str | None]
+_BYTEA, _BPCHAR = 17, 1042
+
+
+class Recorded(NamedTuple):
+    """One of the rows of a recorded change.
+
+    :ivar reason: what the record says about a difference; None: nothing, because the change was made.
+    :ivar of: :data:`NEW`, :data:`OLD` or :data:`LOCAL`.
+    """
+
+    reason: str | None
+    of: str
+    values: Values
+
+
+class _Described(NamedTuple):
+    """A description of what the publisher has of a row after a recorded change.
+
+    :ivar reason: see :class:`Recorded`.
+    :ivar known: number of known characters of each value; None: all.
+    :ivar digest: hash of what is known; None: the publisher has no such row.
+    """
+
+    reason: str | None
+    known: tuple[int | None, ...]
+    digest: int | None
+
+    def matches(self, row: _Texts | None) -> bool:
+        """Return whether the publisher's row is the described one."""
+        if row is None or self.digest is None:
+            return row is None and self.digest is None
+        return _digest(row, self.known) == self.digest
+
+
+def _digest(row: _Texts, known: Sequence[int | None]) -> int:
+    pairs = zip(row, known, strict=False)  # further values may follow
+    return hash(tuple(None if value is None or most == 0 else value[:most] for value, most in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """The recorded reasons for differences of one table.
+
+    :ivar sources: what the last record of each row describes, by the hash of its key, for each source of records.
+    """
+
+    sources: Sequence[Mapping[int, _Described]]
+
+    def reason(self, key: int, row: _Texts | None) -> str | None:
+        """Return the recorded reason why a row differs, or :data:`~pgsub.reconcile.rows.LEFT_OUT`.
+
+        :param key: hash of its key.
+        :param row: the publisher's row; None: it has none.
+        """
+        for described in (found[key] for found in self.sources if key in found):
+            # guard: a record of an earlier version of a row explains no difference
+            if not described.matches(row):
+                continue
+            return described.reason
+        return None
 
 
 def explained(
     connection: psycopg.Connection,
     subid: int,
     table: ComparedTable,
-    conflicts: Iterable[tuple[str, Values]],
+    conflicts: Iterable[Recorded],
     *,
     names: Sequence[tuple[str, str]],
     in_utf8: bool,
-) -> dict[int, str]:
+    updated: bool = True,
+) -> Explanations:
     """Read which rows of a table the ledger and the record of conflicts explain, or have as left out.
 
     :param connection: on the target, in a transaction that sees the snapshot.
-    :param conflicts: rows of conflicts whose change was not applied: with :data:`CONFLICT` if a rule kept the existing
-        row, otherwise with :data:`~pgsub.reconcile.rows.LEFT_OUT`.
+    :param conflicts: rows of conflicts, the last first: with :data:`CONFLICT` if a rule kept the existing row, with
+        :data:`~pgsub.reconcile.rows.LEFT_OUT` if the change was left out otherwise.
     :param names: schemas and names under which rows may be recorded: the subscription's, the table's, its partitions'.
-    :return: reasons by the hash of the key.
+    :param updated: whether updates are published. If not, a row may change without any record.
     """
-    found: dict[int, str] = {}
     recorded = list(conflicts)
     sources = (
-        (LEFT_OUT, (row for reason, row in recorded if reason == LEFT_OUT)),
-        (CONFLICT, (row for reason, row in recorded if reason == CONFLICT)),
-        (SKIPPED, _skipped(connection, subid, names)),
-        (HELD, _held(connection, subid, table.target.oid)),
+        _held(connection, subid, table.target.oid),
+        _skipped(connection, subid, names),
+        (row for row in recorded if row.of != LOCAL),
+        recorded,  # a row in the way of one with another key, which only the target has
     )
-    for reason, rows in sources:
-        keys = (_key(table, row) for row in itertools.islice(rows, MOST))
-        for some in _batches(key for key in keys if key is not None):
-            found.update(dict.fromkeys(_hashed(connection, table, some, in_utf8=in_utf8), reason))
-    return found
+    reader = _Reader(connection, table, in_utf8, updated)
+    return Explanations([reader.read(rows) for rows in sources])
 
 
-def _skipped(connection: psycopg.Connection, subid: int, names: Sequence[tuple[str, str]]) -> Iterator[Values]:
+def _skipped(connection: psycopg.Connection, subid: int, names: Sequence[tuple[str, str]]) -> Iterator[Recorded]:
     schemas, tables = map(list, zip(*names, strict=True))
     rows = connection.execute(
-        "SELECT body->'old', body->'new' FROM pgsub.skipped_change WHERE subid = %s AND replayed_at IS NULL"
-        " AND (schemaname, relname) IN (SELECT * FROM ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) AS n)",
+        "SELECT body->'new', body->'old' FROM pgsub.skipped_change WHERE subid = %s AND replayed_at IS NULL"
+        " AND (schemaname, relname) IN (SELECT * FROM ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) AS n)"
+        " ORDER BY finish_lsn DESC, id DESC",
         (subid, schemas, tables),
     )
     for row in rows:
-        yield from (one for one in row if one)
+        yield from (Recorded(SKIPPED, of, one) for of, one in zip((NEW, OLD), row, strict=True) if one)
 
 
-def _held(connection: psycopg.Connection, subid: int, relid: int) -> Iterator[Values]:
+def _held(connection: psycopg.Connection, subid: int, relid: int) -> Iterator[Recorded]:
     rows = connection.execute(
-        "SELECT relation, messages FROM pgsub.held_change WHERE subid = %s AND srrelid = %s", (subid, relid)
+        "SELECT relation, messages FROM pgsub.held_change WHERE subid = %s AND srrelid = %s ORDER BY id DESC",
+        (subid, relid),
     )
     for described, messages in rows:
         relation = decode_change(bytes(described), False)
         assert isinstance(relation, Relation)
-        for payload in encoder.split(bytes(messages)):
+        for payload in reversed(list(encoder.split(bytes(messages)))):
             message = decode_change(payload, False)
             if isinstance(message, Insert | Update):
-                yield _texts(relation, message.new)
+                yield Recorded(HELD, NEW, _texts(relation, message.new))
             if isinstance(message, Update | Delete) and message.old is not None:
-                yield _texts(relation, message.old)
+                yield Recorded(HELD, OLD, _texts(relation, message.old))
 
 
 def _texts(relation: Relation, row: Tuple) -> Values:
     named = zip(relation.columns, row.kinds, row.values, strict=True)
-    return {c.name: value.decode(errors="replace") for c, kind, value in named if kind == TEXT and value is not None}
+    return {
+        c.name: None if value is None else value.decode(errors="replace")
+        for c, kind, value in named
+        if kind in (TEXT, NULL)
+    }
 
 
-def _key(table: ComparedTable, row: Values) -> tuple[str | None, ...] | None:
-    names = [table.columns[position].name for position in table.key]
-    if table.keyed:
-        values = tuple(row.get(name) for name in names)
-        return values if all(isinstance(value, str) for value in values) else None
-    return tuple(value if isinstance(value, str) else None for value in (row.get(name) for name in names))
+def _known(value: Any, *, other_text: bool, bytea: bool) -> int | None:
+    """Return how many characters of the publisher's text a recorded value has; None: all.
 
-
-def _batches(keys: Iterator[tuple[str | None, ...]]) -> Iterator[list[tuple[str | None, ...]]]:
-    while some := list(itertools.islice(keys, _BATCH)):
-        yield some
-
-
-def _hashed(
-    connection: psycopg.Connection, table: ComparedTable, keys: list[tuple[str | None, ...]], *, in_utf8: bool
-) -> list[int]:
-    """Hash keys on the target, as its rows' keys are hashed; return none if a value is invalid for its type.
-
-    :raises TableReplaced: a type was renamed.
+    :param other_text: the text by which the column is compared is not the one that the publisher sends.
     """
-    columns = [table.columns[position] for position in table.key]
-    values = [expressions.target_values(table)[position] for position in table.key]
-    hashed, _ = hashes(values, range(len(values)), in_utf8=in_utf8)
-    read = [
-        sql.SQL("u.{}::{} AS {}").format(
-            sql.Identifier(f"a{n}"), sql.SQL(c.uncut or c.full_type), sql.Identifier(c.name)
+    if value is None:
+        return None
+    # what was not sent, and binary values and bytes for which the record has a text of its own
+    if not isinstance(value, str) or "\ufffd" in value or (value.startswith("\\x") and not bytea):
+        return 0
+    if len(value) <= KEPT:
+        return None
+    if other_text:
+        return 0
+    return KEPT if len(value) == KEPT + len("...") and value.endswith("...") else None
+
+
+class _Reader:
+    """A reader of recorded rows, in the form in which rows of the table are compared.
+
+    :param connection: on the target.
+    """
+
+    def __init__(self, connection: psycopg.Connection, table: ComparedTable, in_utf8: bool, updated: bool) -> None:
+        self._connection = connection
+        self._updated = updated
+        self._table = table
+        self._key = [table.columns[position].name for position in table.key]
+        other = expressions.rewritten(table)
+        self._columns = [(c, n in other or c.type_oid == _BPCHAR) for n, c in enumerate(table.columns)]
+        # values of other types are compared by the text that the publisher sends, and are not read as their type
+        self._cast = [n for n, c in enumerate(table.columns) if c.type_oid < expressions.FIRST_NORMAL]
+        self._read = list(dict.fromkeys([*table.key, *self._cast]))
+        self._query = self._composed(in_utf8)
+
+    def _composed(self, in_utf8: bool) -> sql.Composed:
+        """Compose the hashes of keys, as those of the target's rows, and the texts by which values are compared."""
+        values = expressions.target_values(self._table)
+        key = [values[position] for position in self._table.key]
+        hashed, _ = hashes(key, range(len(key)), in_utf8=in_utf8)
+        columns = [(f"a{n}", self._table.columns[n]) for n in self._read]
+        return sql.SQL("SELECT {} FROM (SELECT {} FROM ROWS FROM ({}) AS u ({})) AS s").format(
+            sql.SQL(", ").join([hashed, *(values[n].text for n in self._cast)]),
+            sql.SQL(", ").join(
+                sql.SQL("u.{}::{} AS {}").format(
+                    sql.Identifier(given), sql.SQL(c.uncut or c.full_type), sql.Identifier(c.name)
+                )
+                for given, c in columns
+            ),
+            equality.unnested(len(columns)),
+            sql.SQL(", ").join(sql.Identifier(given) for given, _ in columns),
         )
-        for n, c in enumerate(columns)
-    ]
-    names = [sql.Identifier(f"a{n}") for n in range(len(columns))]
-    query = sql.SQL("SELECT {} FROM (SELECT {} FROM ROWS FROM ({}) AS u ({})) AS s").format(
-        hashed,
-        sql.SQL(", ").join(read),
-        unnested(len(columns)),
-        sql.SQL(", ").join(names),
-    )
-    with contextlib.suppress(psycopg.DataError), connection.transaction():
-        table_lock.verify_types(connection, table.target.named_types, table.target.schema, table.target.name)
-        arrays = [list(one) for one in zip(*keys, strict=True)]
-        return [row[0] for row in psycopg.RawCursor(connection).execute(query, arrays)]
-    return []
+
+    def read(self, rows: Iterable[Recorded]) -> dict[int, _Described]:
+        """Return what the first of the rows with a key describes, by the hash of the key.
+
+        :raises TableReplaced: a type was renamed.
+        """
+        found: dict[int, _Described] = {}
+        some = iter(row for row in itertools.islice(rows, MOST) if self._has_key(row.values))
+        while batch := list(itertools.islice(some, _BATCH)):
+            for key, described in self._described(batch):
+                found.setdefault(key, described)
+        return found
+
+    def _has_key(self, row: Values) -> bool:
+        return not self._table.keyed or all(isinstance(row.get(name), str) for name in self._key)
+
+    def _described(self, rows: Sequence[Recorded]) -> Iterator[tuple[int, _Described]]:
+        """Describe rows. Of a row with an invalid value only the key is known, and none is if that is invalid."""
+        try:
+            answers = self._asked(rows)
+        except (psycopg.DataError, psycopg.ProgrammingError):  # the text of a regclass may be no name on the target
+            half = len(rows) // 2
+            only_key = {name: rows[0].values.get(name) for name in self._key}
+            if half:
+                yield from self._described(rows[:half])
+                yield from self._described(rows[half:])
+            elif len(only_key) < len(rows[0].values):
+                yield from self._described([rows[0]._replace(values=only_key)])
+            return
+        for row, (key, *texts) in zip(rows, answers, strict=True):
+            yield key, self._of(row, texts)
+
+    def _asked(self, rows: Sequence[Recorded]) -> list[Any]:
+        names = [self._table.columns[n].name for n in self._read]
+        arrays = [[self._sent(name, row.values.get(name)) for row in rows] for name in names]
+        with self._connection.transaction():
+            target = self._table.target
+            table_lock.verify_types(self._connection, target.named_types, target.schema, target.name)
+            return psycopg.RawCursor(self._connection).execute(self._query, arrays).fetchall()
+
+    def _sent(self, name: str, value: Any) -> str | None:
+        """Return the value if the target is to read it. Long ones have the same text there, or are not known."""
+        return value if isinstance(value, str) and (len(value) <= KEPT or name in self._key) else None
+
+    def _of(self, row: Recorded, texts: Sequence[str | None]) -> _Described:
+        if row.of != NEW:
+            return _Described(row.reason, (), None)
+        known: list[int | None] = []
+        values = [row.values.get(column.name) for column, _ in self._columns]
+        for column, other_text in self._columns:
+            value = row.values.get(column.name, ...) if self._updated else ...
+            known.append(_known(value, other_text=other_text, bytea=column.type_oid == _BYTEA))
+        for position, text in zip(self._cast, texts, strict=True):
+            values[position] = values[position] if text is None else text
+        return _Described(row.reason, tuple(known), _digest(values, known))

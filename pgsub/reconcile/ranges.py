@@ -18,11 +18,12 @@ from psycopg import sql
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError
-from pgsub.reconcile.comparison import Comparison, Explain, Pieces, Sources, TableResult
+from pgsub.reconcile.comparison import Comparison, Pieces, Sources, TableResult
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.reading.sessions import Progress, Reading
 from pgsub.reconcile.reading.side import MEMBERS
 from pgsub.reconcile.reading.source import KeyRange, Piece
+from pgsub.reconcile.rows import Explain
 
 #: Minimum and maximum number of ranges. A range is what one statement reads, or more if the table is very large.
 LEAST_RANGES, MOST_RANGES = 16, 4000

@@ -15,6 +15,8 @@ from pgsub.target.catalog.relation import TargetColumn
 
 #: Hashes of key and row, and the row.
 Row = tuple[int, int, Values]
+#: Returns the known reason for a difference, by the hash of its key, its kind and the publisher's row, if it has one.
+Explain = Callable[[int, str, Values | None], str | None]
 
 #: Maximum number of a table's differing rows that are listed.
 LISTED = 1000
@@ -88,14 +90,14 @@ class RowComparison:
     """The comparison of the rows of one table.
 
     :param equality: tells which values are equal on the target.
-    :param explain: returns the known reason for a difference, or :data:`LEFT_OUT`, by the hash of its key and its kind.
+    :param explain: may also return :data:`LEFT_OUT`.
     """
 
     def __init__(
         self,
         table: ComparedTable,
         equality: Equality,
-        explain: Callable[[int, str], str | None] = lambda key_hash, kind: None,
+        explain: Explain = lambda key_hash, kind, row: None,
         found: Differences | None = None,
     ) -> None:
         self._table = table
@@ -189,7 +191,7 @@ class RowComparison:
         self._pairs, self._bytes = [], 0
 
     def _add(self, key: int, kind: str, one: Values | None, other: Values | None) -> None:
-        self.found.add(Difference(kind, one, other, self._explain(key, kind)))
+        self.found.add(Difference(kind, one, other, self._explain(key, kind, one)))
 
 
 def left_by(unpublished: Collection[str]) -> set[str]:

@@ -167,6 +167,46 @@ def test_rows_that_a_rule_kept_are_told_apart_from_faults_in_partitions_too(serv
 
 
 @pytest.mark.long
+def test_a_record_of_an_earlier_version_of_a_row_explains_no_difference(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+
+    def kept() -> bool:
+        target.execute("UPDATE a SET t = 'mine' WHERE id = 4")
+        publisher.execute("UPDATE a SET t = clock_timestamp()::text WHERE id = 4")
+        assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+        return bool(target.value("SELECT t FROM a WHERE id = 4") == "mine")
+
+    def decide(resolution: str, of_missing: str) -> None:
+        kinds = ("insert_exists", "update_origin_differs", "delete_origin_differs")
+        rules = [*(f"public.a:{kind}={resolution}" for kind in kinds), f"public.a:update_missing={of_missing}"]
+        assert cli("alter", name, *(word for rule in rules for word in ("--on-conflict", rule))).returncode == 0
+        until(lambda: kept() == (resolution == "keep_local"))  # the worker has heard of the rules
+
+    decide("keep_local", "skip")
+    # one row that a rule kept, one whose change was skipped, and a deleted one that was kept
+    target.execute("UPDATE a SET t = 'mine' WHERE id IN (1, 3); DELETE FROM a WHERE id = 2")
+    publisher.execute("UPDATE a SET t = 'theirs' WHERE id IN (1, 2); DELETE FROM a WHERE id = 3")
+    a = _table(_verify(cli, name), "a")
+    assert (a["missing"], a["extra"], a["different"], a["explained"]) == (1, 1, 2, 4)
+    # a further change that is left out explains the row in turn
+    publisher.execute("UPDATE a SET t = 'theirs again' WHERE id IN (1, 2)")
+    assert _table(_verify(cli, name), "a")["explained"] == 4
+    # later changes are applied, and both sides are equal
+    decide("apply_remote", "apply_remote")
+    publisher.execute("UPDATE a SET t = 'latest' WHERE id IN (1, 2, 4); INSERT INTO a VALUES (3, 'latest')")
+    a = _table(_verify(cli, name), "a")
+    assert (a["missing"], a["extra"], a["different"]) == (0, 0, 0)
+    for fault in ("UPDATE a SET t = 'fault' WHERE id <= 4", "DELETE FROM a WHERE id <= 4"):
+        _plant(target, fault)
+        a = _table(_verify(cli, name, code=6), "a")
+        assert (a["missing"] + a["different"], a["explained"]) == (4, 0)
+        ended = cli("verify", name, "--repair", "--yes")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert target.value("SELECT count(*) FROM a WHERE id <= 4 AND t = 'latest'") == 4
+
+
+@pytest.mark.long
 def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_heard_of_it(
     cli: Cli, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
 ) -> None:

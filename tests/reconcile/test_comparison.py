@@ -14,11 +14,13 @@ from psycopg import sql
 from swapped import Swapped
 from verified import compare, exported
 
+from pgsub.apply.conflicts import conflict_text
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.reconcile import buckets, comparison, explained_differences, expressions, rows
 from pgsub.reconcile.comparison import TableResult
+from pgsub.reconcile.explained_differences import CONFLICT, LOCAL, NEW, OLD, Recorded
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.reading import read_rate
 from pgsub.reconcile.reading.side import Side
@@ -452,7 +454,7 @@ def test_what_the_record_explains_is_counted_apart_and_listed_last(
     monkeypatch.setattr(rows, "LISTED", 3)
     first: list[int] = []
 
-    def explain(key: int, kind: str) -> str | None:
+    def explain(key: int, kind: str, row: rows.Values | None) -> str | None:
         first.append(key)
         return "skipped_change" if len(first) <= 5 else None
 
@@ -679,11 +681,74 @@ def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Datab
             session,
             1,
             result.table,
-            [(explained_differences.CONFLICT, {"100 %s": "bad", "{}%": "1"})],
+            [Recorded(CONFLICT, NEW, {"100 %s": "bad", "{}%": "1"})],
             names=[("public", "t")],
             in_utf8=False,
         )
-    assert set(known.values()) == {explained_differences.CONFLICT}
+    assert [len(found) for found in known.sources] == [0, 0, 1, 1]
+
+
+#: Types, a value of each that the target does not have, and a later one of the publisher.
+_RECORDED = {
+    "bool": ("true", "false"),
+    "char(9)": ("abc", "abd"),
+    "inet": ("10.0.0.1", "10.0.0.2"),
+    "numeric": ("1.50", "1.51"),
+    "float8": ("0.1", "0.2"),
+    "timestamptz": ("2026-01-01 12:00+03", "2026-01-01 12:00+02"),
+    "interval": ("1 mon", "2 mon"),
+    "jsonb": ('{"a": 1.0}', '{"a": 2}'),
+    "int[]": ("{1,2}", "{1,3}"),
+    "m": ("good", "bad"),
+    "bytea": ("\\x4142", "\\x4143"),
+    "text": ("x" * 5000, "y" * 5000),
+}
+
+
+def test_a_record_explains_a_row_only_while_the_publisher_has_it_as_recorded(
+    both: Compare, pubdb: Database, subdb: Database
+) -> None:
+    columns = ", ".join(f"c{n} {of}" for n, of in enumerate(_RECORDED))
+    first = ", ".join(f"'{one}'" for one, _ in _RECORDED.values())
+    made = f"CREATE TYPE m AS ENUM ('good', 'bad'); CREATE TABLE t (id int PRIMARY KEY, {columns})"
+    rows_of = f"INSERT INTO t SELECT g, {first} FROM generate_series(0, {len(_RECORDED)}) g"
+    table = both(made, pub=rows_of, sub="INSERT INTO t (id) VALUES (0), (1)").table
+    sent = ", ".join(["id::text", *(f"concat(c{n})" for n in range(len(_RECORDED)))])
+    pubdb.execute("SET timezone = 'UTC'")
+    recorded = []
+    for key, *values in pubdb.rows(f"SELECT {sent} FROM t"):
+        row = {"id": key, **{f"c{n}": conflict_text.kept(value) for n, value in enumerate(values)}}
+        row["c3"] = row["c3"] if key == "0" else "1.500"
+        recorded.append(Recorded(CONFLICT, NEW, row))
+    # what was not sent is not compared, an invalid value is unknown, and only the last record of a row counts
+    recorded.append(Recorded(CONFLICT, NEW, {"id": "100", "c3": "1.5"}))
+    recorded.append(Recorded(CONFLICT, NEW, {"id": "101", "c3": "none", "c0": "t"}))
+    recorded.append(Recorded(CONFLICT, NEW, {"id": "100", "c3": "earlier"}))
+    recorded.append(Recorded(CONFLICT, OLD, {"id": "102"}))
+    recorded.append(Recorded(CONFLICT, LOCAL, {"id": "104"}))
+    recorded += [Recorded(None, NEW, {"id": "103"}), Recorded(CONFLICT, NEW, {"id": "103"})]
+    with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
+        installation.install(session)
+        session.execute("SET timezone = 'UTC'")
+        known = explained_differences.explained(session, 1, table, recorded, names=[("public", "t")], in_utf8=False)
+
+    def differing() -> dict[str | None, str | None]:
+        result = both(explain=lambda key, kind, row: known.reason(key, row))
+        listed = result.differences.listed
+        return {(one.publisher or one.target or ("",))[0]: one.explained for one in listed}
+
+    pubdb.execute("INSERT INTO t (id, c3) VALUES (100, 1.5), (101, 1.5), (103, 1.5)")
+    subdb.execute("INSERT INTO t (id) VALUES (102), (104)")
+    every = [str(n) for n in (*range(len(_RECORDED) + 1), 100, 101, 102, 104)]
+    assert differing() == {**dict.fromkeys(every, CONFLICT), "103": None}
+    for n, (_, later) in enumerate(_RECORDED.values()):
+        pubdb.execute(f"UPDATE t SET c{n} = '{later}' WHERE id = {n + 1}")
+    pubdb.execute("UPDATE t SET c3 = 1.6 WHERE id = 100; INSERT INTO t (id, c0) VALUES (102, 't'), (104, 't')")
+    assert {row for row, reason in differing().items() if reason} == {"0", "101"}
+    subdb.execute("DELETE FROM t WHERE id = 0")
+    assert differing()["0"] == CONFLICT
+    pubdb.execute("DELETE FROM t WHERE id IN (0, 1)")
+    assert differing()["1"] is None
 
 
 def test_servers_that_hash_otherwise_are_not_compared(both: Compare, subdb: Database) -> None:

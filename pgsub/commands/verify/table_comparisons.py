@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import psycopg
 
@@ -19,15 +18,19 @@ from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.events import conflict_of
+from pgsub.protocol.lsn import covered
 from pgsub.publisher import faults, publication
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
+from pgsub.reconcile.equality import Values
+from pgsub.reconcile.explained_differences import LOCAL, NEW, OLD, Explanations, Recorded
 from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
 from pgsub.reconcile.point_attempt import Point
 from pgsub.reconcile.ranges import EqualRanges, RangeComparison, Ranges, first_column
 from pgsub.reconcile.reading.sessions import Progress
 from pgsub.reconcile.reading.side import Side, date_order
+from pgsub.reconcile.replaced import REPAIRED
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.target.catalog.relation import describe
 from pgsub.target.catalog.table_names import name_of, names_below
@@ -36,13 +39,17 @@ from pgsub.target.session.connect import SessionName, open_session, translate
 from pgsub.target.sql import resync_truncate
 
 #: A table, the recorded reasons for its rows, and another subscription that writes to it.
-_Described = tuple[ComparedTable, dict[int, str], str | None]
+_Described = tuple[ComparedTable, Explanations, str | None]
 _EVENTS = """
 SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflict' AND body ->> 'relname' = ANY (%s)
- ORDER BY id
+ ORDER BY id DESC
 """
-#: What a conflict without an applied change says about its row. A kept skipped change is a reason by itself.
-_NOT_MADE = {history.KEPT: explained_differences.CONFLICT, history.SKIPPED: LEFT_OUT}
+#: What a conflict says about a difference of its row. A kept skipped change is a reason by itself.
+_SAYS = {
+    history.KEPT: explained_differences.CONFLICT,
+    history.SKIPPED: LEFT_OUT,
+    **dict.fromkeys((history.APPLIED, history.REPLAYED, REPAIRED)),
+}
 #: The reason of a difference if the publication leaves out the change that made it.
 UNPUBLISHED = "unpublished"
 #: The reason of a row that only the target has, if several subscriptions write to the table.
@@ -126,8 +133,8 @@ class TableComparisons:
         expected = self._expected(state, verdict.written_by)
         both = sources(table, in_utf8=self._in_utf8)
 
-        def explain(key: int, kind: str) -> str | None:
-            return _reason(explained.get(key), kind, expected)
+        def explain(key: int, kind: str, row: Values | None) -> str | None:
+            return _reason(explained.reason(key, row), kind, expected)
 
         if before is None:
             result = comparison.compare(table, both, explain, progress)
@@ -173,33 +180,35 @@ class TableComparisons:
             names = list(dict.fromkeys([known_as, name, *names_below(connection, local.oid)]))
             conflicts = self._conflicts(connection, names)
             subid, in_utf8 = self._sub.subid, self._in_utf8
+            updated = "update" not in self._unpublished.get(known_as, ())
             explained = explained_differences.explained(
-                connection, subid, table, conflicts, names=names, in_utf8=in_utf8
+                connection, subid, table, conflicts, names=names, in_utf8=in_utf8, updated=updated
             )
             members = resync_truncate.members(connection, [local.oid])
             other = resync_truncate.other_writer(connection, subid, members)
         return table, explained, None if other is None else other[0]
 
-    def _conflicts(
-        self, session: psycopg.Connection, names: Sequence[tuple[str, str]]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield rows of conflicts whose change was not applied, for :mod:`pgsub.reconcile.explained_differences`.
+    def _conflicts(self, session: psycopg.Connection, names: Sequence[tuple[str, str]]) -> Iterator[Recorded]:
+        """Yield rows of conflicts, the last first, for :mod:`pgsub.reconcile.explained_differences`.
 
         :param session: a session on the target in a transaction that sees the snapshot. Events that the launcher has
             not moved there are read first, then the recorded ones.
         """
         subid = self._sub.subid
         events = session.execute(_EVENTS, (subid, [name for _, name in names])).fetchall()
-        unheard = (conflict_of(self._sub, event, body) for event, body in events)
-        recorded = (row for name in names for row in self._store.conflicts(subid, table=".".join(name)))
+        unheard = [conflict_of(self._sub, event, body) for event, body in events]
+        recorded = [row for name in names for row in self._store.conflicts(subid, table=".".join(name))]
+        recorded.sort(key=lambda row: row.id, reverse=True)
         for row in itertools.chain(unheard, recorded):
             of_it = (row.schemaname, row.relname) in names
+            # The store may have conflicts of changes after the point.
+            later = row.finish_lsn is not None and not covered(row.finish_lsn, self._lsn)
             # A row that already had the publisher's values is no difference.
             local = row.local_conflicts or ()
             same = bool(local) and all(one.get("identical") for one in local)
-            if of_it and row.action in _NOT_MADE and not same:
-                rows = (row.remote_tuple, row.replica_identity, row.local_tuple)
-                yield from ((_NOT_MADE[row.action], one) for one in rows if one)
+            if of_it and row.action in _SAYS and not later and not same:
+                rows = (NEW, row.remote_tuple), (OLD, row.replica_identity), (LOCAL, row.local_tuple)
+                yield from (Recorded(_SAYS[row.action], of, one) for of, one in rows if one)
 
 
 def _earlier(table: ComparedTable, ranges: Ranges, one: EqualRanges) -> EarlierRange:

@@ -88,7 +88,7 @@ class Adopter:
         read = sources(table, in_utf8=self.in_utf8, as_sent=True)
         with self.seeing() as comparison:
             result = comparison.compare(
-                table, read, lambda key, kind: UNPUBLISHED if kind in adoption.left else None, progress, found
+                table, read, lambda key, kind, row: UNPUBLISHED if kind in adoption.left else None, progress, found
             )
         if result.error is not None:
             raise result.error
