@@ -8,10 +8,11 @@ import pytest
 from fix_pair import MakePair, Pair
 
 _WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-_LOCAL = {
+_WRITES = {
     "an update": ("UPDATE t SET v = 'local' WHERE id = 1",),
     "a deletion and an insertion": ("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (1, 'local')"),
 }
+_LOCAL = {**_WRITES, "a deletion": ("DELETE FROM t WHERE id = 1",)}
 _REMOTE = {"update": "UPDATE t SET v = 'remote' WHERE id = 1", "delete": "DELETE FROM t WHERE id = 1"}
 
 
@@ -33,7 +34,7 @@ def _race(pair: MakePair, rule: str, local: str, remote: str) -> tuple[Pair, lis
     return p, [(one["conflict_type"], one["action"]) for one in p.events() if one["kind"] == "conflict"]
 
 
-@pytest.mark.parametrize("local", _LOCAL)
+@pytest.mark.parametrize("local", _WRITES)
 @pytest.mark.parametrize("remote", _REMOTE)
 def test_a_row_that_a_local_transaction_writes_while_its_change_waits_stays_if_the_rule_says_so(
     pair: MakePair, local: str, remote: str
@@ -50,16 +51,6 @@ def test_the_newer_of_two_writes_wins_though_the_older_one_waits_for_it(pair: Ma
 
 
 def test_a_change_whose_row_a_local_transaction_deletes_meanwhile_is_missing(pair: MakePair) -> None:
-    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", on_conflict=("update_origin_differs=keep_local",))
-    p.apply("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 10) g")
-    with p.subdb.connect() as other:
-        other.execute("BEGIN")
-        other.execute("DELETE FROM t WHERE id = 1")
-        p.pubdb.execute(_REMOTE["update"])
-        task = p.start()
-        p.until(_WAITS, value=1, task=task)
-        other.execute("COMMIT")
-    p.pubdb.execute("INSERT INTO t VALUES (99, 'later')")
-    p.until("SELECT count(*) FROM t WHERE id = 99", value=1, task=task)
-    p.stop(task)
-    assert [one["conflict_type"] for one in p.events() if one["kind"] == "conflict"] == ["update_missing"]
+    p, conflicts = _race(pair, "update_origin_differs=keep_local", "a deletion", "update")
+    assert p.subdb.rows("SELECT v FROM t WHERE id = 1") == []
+    assert [kind for kind, _ in conflicts] == ["update_missing"]

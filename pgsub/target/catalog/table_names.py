@@ -69,9 +69,7 @@ def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
 
 
 def names_of(connection: psycopg.Connection, oids: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Return the present schema and name of tables, as of one statement: no two have the same. Dropped ones are left
-    out.
-    """
+    """Return the present schema and name of the tables that exist, as of one statement, so that no two are the same."""
     rows = connection.execute(_NAMES.encode(), (list(oids),))
     return {oid: (schema, name) for oid, schema, name in rows}
 
