@@ -114,6 +114,15 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a slot that another consumer uses is not dropped": (
         "test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_use",
     ),
+    "a slot moves only together with every table that needs it": (
+        "test_a_table_of_a_group_catches_up_alone_without_moving_the_slot_of_the_others",
+    ),
+    "no change is made in a table that was taken from the stream it shares": (
+        "test_a_table_that_is_taken_from_a_group_gets_no_more_changes_from_its_stream",
+    ),
+    "a shared slot moves only while it is the slot of all its tables": (
+        "test_a_position_of_several_tables_is_reported_only_under_the_claims_of_all",
+    ),
     "an epoch is claimed only once": ("test_a_second_run_of_a_task_is_rejected",),
     "a take-over ends older sessions": ("test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over",),
     "a position is recorded before it is reported": ("test_a_position_is_in_the_ledger_before_the_publisher_gets_it",),

@@ -36,8 +36,8 @@ from pgsub.target.session.connect import SessionName, must_use_password
 class TableSync:
     """The synchronization of tables from any state to ``s``. It is called again after an error.
 
-    :param relids: OIDs of the target's tables. Several are copied together. Those that apply has passed meanwhile stay
-        ``f``, because each must catch up alone.
+    :param relids: OIDs of the target's tables. Several are copied together, and catch up together. Some may stay ``f``,
+        if apply withdrew their claims: they are for another attempt.
     """
 
     def __init__(self, context: SyncContext, *relids: int) -> None:
@@ -77,7 +77,8 @@ class TableSync:
         copied = self._in_state(session, "f")
         if copied and not self._context.stopping.is_set():
             failpoints.point("sync.after_f")
-            self._hand_over(session, copied)
+            self._errors |= catch_up.hand_over(self._context, session, self._claims, copied)
+            self._raise_alone()
         if done := self._in_state(session, "sr"):
             failpoints.point("sync.after_s")
             sync_slots.finish_sync(session, self._sub, [self._claims[row.srrelid] for row in done])
@@ -229,10 +230,3 @@ class TableSync:
         if len(self._relids) == 1:
             for error in self._errors.values():
                 raise error
-
-    # hand-over
-
-    def _hand_over(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> None:
-        done = catch_up.hand_over_at_once(session, self._sub.subid, self._claims, copied)
-        if len(self._relids) == 1 and not done:
-            catch_up.catch_up(self._context, session, self._claims[self._relids[0]], copied[0])

@@ -24,32 +24,36 @@ def unfinished(rel: RelationState) -> bool:
 def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collection[int]) -> list[tuple[int, ...]]:
     """Choose the tables of the next workers: a single table or a group of small ones for each.
 
-    Copied tables are first, because their slots hold WAL back. Then the largest table is first, so that the last worker
-    does not run alone with it. Small tables are grouped, and spread evenly over the workers.
+    Copied tables are first, because their slots hold WAL back. Those with the same slot are a group. Then the largest
+    table is first, so that the last worker does not run alone with it. Small tables are grouped, and spread evenly over
+    the workers.
 
     :param waiting: tables without a worker.
     :param free: number of workers that may start.
     :param alone: tables that failed: they are not grouped, so that they delay no other table.
     """
-    single, small = _apart(waiting, alone)
-    workers: list[tuple[int, ...]] = []
-    workers += [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
+    first = [rel for rel in waiting if rel.srrelid not in alone]
+    to_copy = sorted((rel for rel in first if rel.srsubstate in "id"), key=_size, reverse=True)
+    small = [rel for rel in to_copy if _size(rel) <= _small()]
+    large = [rel for rel in to_copy if _size(rel) > _small()]
+    workers = [*_by_slot([rel for rel in first if rel.srsubstate not in "id"]), *((rel.srrelid,) for rel in large)][
+        :free
+    ]
     groups = max(1, free - len(workers))
     most = min(GROUP_TABLES, -(-len(small) // groups))
     while small and len(workers) < free:
         workers.append(_group(small, most))
     # a table that keeps failing must not take the turn of others
-    workers += [(rel.srrelid,) for rel in single if rel.srrelid in alone]
+    workers += [(rel.srrelid,) for rel in waiting if rel.srrelid in alone]
     return workers[:free]
 
 
-def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[list[RelationState], list[RelationState]]:
-    """Divide tables into those that get a worker each and those that are copied together, in order."""
-    copied = [rel for rel in waiting if rel.srsubstate not in "id"]
-    to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
-    small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
-    together = {rel.srrelid for rel in small}
-    return copied + [rel for rel in to_copy if rel.srrelid not in together], small
+def _by_slot(copied: Sequence[RelationState]) -> list[tuple[int, ...]]:
+    """Group tables by the slot from which they catch up."""
+    slots: dict[str | None, list[int]] = {}
+    for rel in copied:
+        slots.setdefault(rel.sync_slot, []).append(rel.srrelid)
+    return [tuple(relids) for relids in slots.values()]
 
 
 def _size(rel: RelationState) -> int:

@@ -3,8 +3,10 @@
 Tables that were copied together name one slot in the ledger, and the last of them drops it. As long as a slot may
 exist, a row names it, so none is orphaned. Only a slot that a row names is ever dropped.
 
-Only one worker can stream a slot, and streaming advances it. A copy of a slot that was never streamed begins at the
-same position. So each of the tables can catch up separately (pg_copy_logical_replication_slot).
+Only one worker can stream a slot, and streaming advances it. Tables that are at one position stream their slot together
+(:func:`pgsub.tablesync.catch_up.common_slot`). A table that cannot, because it failed, gets a copy of the slot
+(pg_copy_logical_replication_slot). The slot lies at or before the table's position, because it moves only with all
+tables that need it, and so does the copy.
 """
 
 from __future__ import annotations
@@ -58,10 +60,15 @@ def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection
     return [slot for slot in named if _naming(session, sub, slot) <= set(relids)]
 
 
-def _naming(session: psycopg.Connection, sub: Subscription, slot: str, lock: str = "") -> set[int]:
+def needed_by(session: psycopg.Connection, sub: Subscription, slot: str) -> set[int]:
+    """Return the tables that name a slot and are not handed over."""
+    return _naming(session, sub, slot, "AND srsubstate IN ('i', 'd', 'f')")
+
+
+def _naming(session: psycopg.Connection, sub: Subscription, slot: str, more: str = "") -> set[int]:
     """Return the tables that name a slot."""
     query = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
-    return {relid for (relid,) in session.execute(f"{query} {lock}".encode(), (sub.subid, slot))}
+    return {relid for (relid,) in session.execute(f"{query} {more}".encode(), (sub.subid, slot))}
 
 
 def _drop(session: psycopg.Connection, sub: Subscription, slot: str) -> None:
@@ -112,8 +119,8 @@ def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, reli
 def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
     """Copy the table's shared slot to ``own``, and name that in the ledger instead.
 
-    It can be repeated after any interruption: until the ledger names the new slot nobody has streamed it, and it is
-    created again.
+    It can be repeated after any interruption: until the ledger names the new slot nobody streams it, and it is created
+    again.
 
     :raises SlotLost: the shared slot is gone.
     """

@@ -16,6 +16,10 @@ H and nothing beyond, and commits ``s`` with srsublsn = H. It holds that
 
 It breaks if this worker applies a transaction beyond an existing claim, or if apply decides by states that are older
 than its lock. A claim of an earlier attempt remains valid and is kept.
+
+Tables that were copied together catch up together: one worker streams their shared slot, and their progress moves in
+the same commits. They are claimed at one position. Apply may withdraw the claims of some of them. Those of the others
+bind the worker as before. It ends as soon as any table is handed over, and the rest catch up in the next attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ _ATTEMPT_SECONDS = 0.1
 
 
 def run(spec: WorkerSpec) -> WorkerResult:
-    """Apply this table's changes from its slot until ``s`` is committed.
+    """Apply the tables' changes from their slot until ``s`` is committed for some of them.
 
     :return: outcome ``done`` after the hand-over, ``stopped`` after a stop request.
     """
@@ -55,13 +59,13 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
 
 class SyncPolicy(WorkerPolicy):
-    """The policy of one table's worker: apply only this table, and with a claim only what the claim covers."""
+    """The policy of a sync worker: apply only its tables, and with a claim only what the claim covers."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
-        assert spec.relation is not None
         self._streams = opened
-        self._claim = spec.claim
-        self._relation = spec.relation
+        self._claims = list(spec.tables.values())
+        self._relids = {claim.worker for claim in self._claims}
+        self._names = {name: claim.worker for name, claim in spec.tables.items()}
         self._handover: int | None = None
         self._reached = False  #: a transaction beyond the claim arrived, so everything before it is applied
         self._attempts = 0
@@ -87,9 +91,9 @@ class SyncPolicy(WorkerPolicy):
         return len(batch)
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Take changes by this table's OID or name. Those of another table of that name are refused later, not lost."""
-        ours = oid == self._claim.worker or local_name(relation) == self._relation
-        return Decision(self._claim.worker) if ours else None
+        """Take changes by a table's OID or name. Those of another table of that name are refused later, not lost."""
+        ours = oid if oid in self._relids else self._names.get(local_name(relation))
+        return None if ours is None else Decision(ours)
 
     def skip(self) -> Skip | None:
         """Return the skip in the ledger."""
@@ -132,7 +136,7 @@ class SyncPolicy(WorkerPolicy):
     def _attempt(self) -> None:
         self._attempts += 1
         connection, position = self._streams.session.connection, self._position
-        apply_lsn = subscriptions.apply_position(connection, self._claim.subid)
+        apply_lsn = subscriptions.apply_position(connection, self._claims[0].subid)
         if self._handover is None and apply_lsn > position:
             if apply_lsn - position > NEAR_BYTES and self._attempts < CHASES << min(self._lost, 8):
                 return
@@ -149,19 +153,18 @@ class SyncPolicy(WorkerPolicy):
     def _hand_over(self, apply_lsn: int, position: int) -> None:
         connection = self._streams.session.connection
         if self._handover is None and apply_lsn > position:
-            self._handover = handover.claim_handover(connection, self._claim, position)
+            self._handover = handover.claim_handover(connection, self._claims, position)
             failpoints.point("sync.after_claim")
             return
         failpoints.point("sync.before_s")
-        outcome = handover.try_syncdone(connection, self._claim, position)
-        self._done = outcome.done
-        if not outcome.done and outcome.handover_lsn != self._handover:
+        outcome = handover.try_syncdone(connection, self._claims, position)
+        self._done = bool(outcome.done)
+        if not self._done and outcome.handover_lsn != self._handover:
             self._forget_claim(outcome.handover_lsn)
 
     def _standing(self) -> int | None:
         """Read the claim from the ledger."""
-        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
-        return next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+        return handover.standing(self._streams.session.connection, self._claims)
 
     def _forget_claim(self, standing: int | None) -> None:
         self._handover, self._reached, self._attempts, self._lost = standing, False, 0, self._lost + 1

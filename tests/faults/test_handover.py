@@ -111,7 +111,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     with transactions.durable(sub.session):
         sub.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'moving'")
     states.slot_position(sub.session, [claim], position)
-    assert handover.claim_handover(sub.session, claim, position) == position
+    assert handover.claim_handover(sub.session, [claim], position) == position
 
     task = sub.start()
     pubdb.execute("INSERT INTO moving VALUES (1)")
@@ -120,7 +120,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     until(lambda: _holds_back(sub, position), "apply does not wait")
     assert sub.stop(task).outcome == "stopped"
     assert subscriptions.apply_position(sub.session, sub.subid) == position
-    assert handover.try_syncdone(sub.session, claim, position).done
+    assert handover.try_syncdone(sub.session, [claim], position).done
     sub.catch_up()
     assert subdb.rows("SELECT n FROM moving") == [(1,)]
     assert [n for (n,) in subdb.rows("SELECT n FROM other ORDER BY n")] == list(range(50))

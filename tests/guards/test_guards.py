@@ -179,7 +179,7 @@ def test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit(o
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 1)
     sub.session.execute("SET synchronous_commit = off")
-    assert handover.try_syncdone(sub.session, claim, parse_lsn("0/1")).done
+    assert handover.try_syncdone(sub.session, [claim], parse_lsn("0/1")).done
     pair.target.stop("immediate")
     pair.target.start()
     with pair.subdb.connect() as session:
@@ -195,7 +195,7 @@ def test_apply_waits_at_a_claimed_table_and_withdraws_the_claim_after_a_while(
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 0)
-    claimed = handover.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()")))
+    claimed = handover.claim_handover(sub.session, [claim], parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()")))
     with subdb.connect() as holder:
         task = None
         with holder.transaction():
@@ -216,7 +216,7 @@ def test_a_table_is_not_handed_over_behind_apply(pubdb: Database, subdb: Databas
     states.slot_position(sub.session, [claim], 1)
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()  # apply leaves the change to the sync worker, which has not seen it
-    outcome = handover.try_syncdone(sub.session, claim, 1)
+    outcome = handover.try_syncdone(sub.session, [claim], 1)
     assert not outcome.done
     assert sub.state("log") == "f"
 

@@ -121,12 +121,23 @@ def test_apply_waits_at_their_changes_so_that_nothing_need_be_streamed(pair: Mak
     _ends_well(p)
 
 
-def test_where_apply_lost_its_patience_each_table_catches_up_on_a_slot_of_its_own(
+def _passed(p: Pair, at: At) -> None:
+    """The tables are copied and apply has passed changes of all of them."""
+    at("sync.after_f=error")
+    with pytest.raises(TargetUnavailable):
+        _together(p)
+    at("")
+    p.session.execute("UPDATE pgsub.subscription_rel SET handover_lsn = NULL")
+    p.apply(*[f"INSERT INTO {n} VALUES (1001, 'passed'); UPDATE {n} SET v = 'more' WHERE id < 20" for n in NAMES])
+    assert _states(p) == "ffff"
+
+
+def test_where_apply_lost_its_patience_the_tables_catch_up_together(
     pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.0)
     p = pair(TABLES, pub=ROWS, state="i")
-    gate = tmp_path / "gate"
+    jobs, gate = _jobs(p), tmp_path / "gate"
     sync = _paused_copy(p, at, gate)
     apply = p.start()
     p.pubdb.execute("INSERT INTO a VALUES (1001, 'a'); INSERT INTO b VALUES (1001, 'b')")
@@ -135,13 +146,97 @@ def test_where_apply_lost_its_patience_each_table_catches_up_on_a_slot_of_its_ow
             " FROM pgsub.progress WHERE worker = 0", task=apply)  # fmt: skip
     gate.touch()
     assert sync.result() == [{}]
-    assert p.state("a") == p.state("b") == "f"  # apply has passed their changes
-    assert {p.state("c"), p.state("d")} <= {"s", "r"}  # it met none of these
-    [shared] = _slots(p)
-    p.sync("a")
-    assert _slots(p) == [shared], "b needs it still"
-    p.sync("b")
+    assert [name for name in jobs if name.startswith("catch up")] == [
+        "catch up a and 1 more"
+    ]  # c and d kept their claims
+    assert set(_states(p)) <= {"s", "r"} and _slots(p) == []
     p.stop(apply)
+    _ends_well(p)
+
+
+def test_a_table_of_a_group_catches_up_alone_without_moving_the_slot_of_the_others(pair: MakePair, at: At) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    [shared] = _slots(p)
+    where = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+    before = p.pubdb.value(where, shared)
+    assert p.try_sync(p.relid("a"), p.relid("b")) == {}
+    assert p.state("a") == p.state("b") == "s"
+    assert _slots(p) == [shared] and p.pubdb.value(where, shared) == before
+    _ends_well(p)
+
+
+def test_tables_that_were_interrupted_while_they_caught_up_together_go_on_in_any_way(pair: MakePair, at: At) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    [shared] = _slots(p)
+    at("sync.before_s=error")
+    with pytest.raises(TargetUnavailable):
+        _together(p)
+    at("")
+    assert _states(p) == "ffff"
+    copied = "SELECT count(DISTINCT remote_lsn) = 1 FROM pgsub.progress WHERE worker <> 0"
+    assert p.subdb.value(copied), "their progress is one"
+    p.session.execute("UPDATE pgsub.subscription_rel SET handover_lsn = NULL")
+    p.apply(*[f"INSERT INTO {n} VALUES (1002, 'passed, too')" for n in NAMES])
+    p.sync("c")  # on a copy of a slot that was streamed
+    assert p.state("c") == "s" and _slots(p) == [shared]
+    _ends_well(p)
+
+
+def test_apply_takes_back_the_claim_of_one_table_and_the_others_change_hands(
+    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.0)
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    gate = tmp_path / "gate"
+    at(f"sync.after_claim=pause:{gate}")
+    task = p.submit("sync", lambda _: _together(p), [None])
+    p.until("SELECT count(handover_lsn) = 4 FROM pgsub.subscription_rel", task=task)
+    apply = p.start()
+    p.pubdb.execute("INSERT INTO a VALUES (1003, 'beyond the claim')")
+    p.until("SELECT handover_lsn IS NULL FROM pgsub.subscription_rel WHERE relname = 'a'", task=apply)
+    p.until("SELECT remote_lsn > (SELECT max(handover_lsn) FROM pgsub.subscription_rel)"
+            " FROM pgsub.progress WHERE worker = 0", task=apply)  # fmt: skip
+    gate.touch()
+    assert task.result() == [{}]
+    assert p.state("a") == "f" and {p.state(name) for name in NAMES[1:]} <= {"s", "r"}
+    p.stop(apply)
+    _ends_well(p)
+
+
+def test_a_table_that_is_taken_from_a_group_gets_no_more_changes_from_its_stream(
+    pair: MakePair, at: At, tmp_path: Path
+) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    gate = tmp_path / "gate"
+    at(f"apply.before_target_commit=pause:{gate}@1")
+    task = p.submit("sync", lambda _: _together(p), [None])
+    p.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ ' sync:' AND state ~ 'in transaction'")
+    worker_takeover.take_over(p.session, p.subid, p.relid("b"))
+    gate.touch()
+    with pytest.raises(Fenced):
+        task.result()
+    assert p.subdb.value("SELECT count(*) FROM b WHERE id = 1001") == 0
+    at("")
+    _ends_well(p)
+
+
+def test_a_table_in_which_a_change_fails_leaves_the_others_to_catch_up_together(pair: MakePair, at: At) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    p.subdb.execute("INSERT INTO b VALUES (1001, 'mine')")
+    errors = _together(p)
+    assert list(errors) == ["b"] and isinstance(errors["b"], ApplyError)
+    assert _states(p) == "ffff"
+    jobs = _jobs(p)
+    assert p.try_sync(*map(p.relid, ("a", "c", "d"))) == {}
+    assert _states(p) == "sfss" and jobs == ["catch up a and 2 more"]
+    with pytest.raises(ApplyError):
+        p.sync("b")
+    p.subdb.execute("DELETE FROM b WHERE v = 'mine'")
     _ends_well(p)
 
 
@@ -176,7 +271,7 @@ def test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_o
     with pytest.raises(TargetUnavailable):
         _together(p)
     p.apply("INSERT INTO a VALUES (1001, 'a'); INSERT INTO b VALUES (1001, 'b')")
-    for name in ("b", "c", "d"):  # the shared slot goes with the last table
+    for name in ("c", "d"):
         p.sync(name)
     at(f"sync.before_separation=pause:{go_on}@1")
     first = p.submit("sync", lambda _: p.sync("a"), [None])
@@ -342,12 +437,10 @@ def test_a_claim_that_is_older_than_the_slot_is_not_where_a_table_changes_hands(
         busy.execute("BEGIN")
         busy.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE")  # apply's long transaction
         gate.touch()
-        assert task.result() == [{}]
+        p.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ ' sync:'", task=task)
         assert p.state("a") == "f"
-        again = p.submit("sync", lambda _: p.sync("a"), [None])
-        p.until("SELECT claimed_by IS NOT NULL FROM pgsub.control WHERE worker = %s", p.relid("a"))
         busy.execute("ROLLBACK")
-    again.result()
+    assert task.result() == [{}]
     p.apply()
     p.same("a")
 

@@ -27,6 +27,12 @@ def test_what_is_copied_already_goes_before_everything_else() -> None:
     assert _next(_rel(1, 90 * MB), _rel(2, 1, "s", "slot"), free=1) == [(2,)]
 
 
+def test_tables_that_were_copied_from_one_slot_catch_up_together_unless_they_failed() -> None:
+    copied = [_rel(1, 1, "f", "x"), _rel(2, 1, "f", "y"), _rel(3, 1, "f", "x"), _rel(4, 1, "f", "x")]
+    assert _next(*copied) == [(1, 3, 4), (2,)]
+    assert _next(*copied, free=3, alone={3}) == [(1, 4), (2,), (3,)]
+
+
 def test_small_tables_are_spread_evenly_over_the_free_workers() -> None:
     workers = _next(*[_rel(n, n) for n in range(1, 21)])
     assert [len(one) for one in workers] == [10, 10]

@@ -305,7 +305,7 @@ def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psy
 def test_s_is_committed_at_once_where_apply_is_not_ahead(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/64")
-    assert handover.try_syncdone(session, claim, 100).done
+    assert handover.try_syncdone(session, [claim], 100).done
     assert _state(session) == ("s", 100, None)
     assert _version(session) == 1
 
@@ -313,52 +313,52 @@ def test_s_is_committed_at_once_where_apply_is_not_ahead(session: psycopg.Connec
 def test_without_a_claim_s_waits_where_apply_is_ahead(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/65")
-    outcome = handover.try_syncdone(session, claim, 100)
-    assert not outcome.done and outcome.apply_lsn == 101
+    outcome = handover.try_syncdone(session, [claim], 100)
+    assert not outcome.done and outcome.handover_lsn is None
     assert _state(session)[0] == "f" and _version(session) == 0
 
 
 def test_a_claim_fixes_where_the_table_changes_hands(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/C8")
-    assert handover.claim_handover(session, claim, 150) == 200
+    assert handover.claim_handover(session, [claim], 150) == 200
     _apply_at(session, "0/12C")  # apply goes on with what the claim covers, and with other tables
-    assert handover.claim_handover(session, claim, 180) == 200  # it stands
-    assert not handover.try_syncdone(session, claim, 199).done
-    assert handover.try_syncdone(session, claim, 200).done
+    assert handover.claim_handover(session, [claim], 180) == 200  # it stands
+    assert not handover.try_syncdone(session, [claim], 199).done
+    assert handover.try_syncdone(session, [claim], 200).done
     assert _state(session) == ("s", 200, None)
 
 
 def test_a_claim_may_lie_with_the_sync_worker(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/10")
-    assert handover.claim_handover(session, claim, 100) == 100
+    assert handover.claim_handover(session, [claim], 100) == 100
 
 
 def test_a_claim_taken_back_is_not_redeemed(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     _apply_at(session, "0/C8")
-    handover.claim_handover(session, claim, 100)
+    handover.claim_handover(session, [claim], 100)
     version = _version(session)
     handover.withdraw_claims(session, SUBID, [claim.worker])
     assert _version(session) == version + 1
     _apply_at(session, "0/12C")
-    assert not handover.try_syncdone(session, claim, 200).done
-    assert handover.claim_handover(session, claim, 200) == 300
+    assert not handover.try_syncdone(session, [claim], 200).done
+    assert handover.claim_handover(session, [claim], 200) == 300
 
 
 def test_taking_a_claim_back_too_late_changes_nothing(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
-    assert handover.try_syncdone(session, claim, 100).done
+    assert handover.try_syncdone(session, [claim], 100).done
     handover.withdraw_claims(session, SUBID, [claim.worker])
     assert _state(session) == ("s", 100, None)
     with pytest.raises(Fenced):
-        handover.try_syncdone(session, claim, 100)
+        handover.try_syncdone(session, [claim], 100)
 
 
 def test_ready_is_what_apply_has_passed(session: psycopg.Connection) -> None:
     for name, at in (("a", 100), ("b", 200)):
-        assert handover.try_syncdone(session, _copied(session, at, name), at).done
+        assert handover.try_syncdone(session, [_copied(session, at, name)], at).done
     states.set_ready(session, SUBID, 100)
     assert (_state(session, "a"), _state(session, "b")) == (("r", 100, None), ("s", 200, None))
     states.set_ready(session, SUBID, 500)
@@ -369,8 +369,8 @@ def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> N
     claim = _copied(session, 100)
     worker_takeover.take_over(session, SUBID, claim.worker)
     for change in (
-        lambda: handover.try_syncdone(session, claim, 100),
-        lambda: handover.claim_handover(session, claim, 100),
+        lambda: handover.try_syncdone(session, [claim], 100),
+        lambda: handover.claim_handover(session, [claim], 100),
         lambda: states.slot_position(session, [claim], 500),
         lambda: states.start_copy(session, [claim], "slot")[claim.worker],
     ):
@@ -384,9 +384,9 @@ def test_nobody_waits_long_for_applys_row(session: psycopg.Connection, connect: 
     apply.execute("BEGIN")
     apply.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE")
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        handover.try_syncdone(session, claim, 100)
+        handover.try_syncdone(session, [claim], 100)
     apply.execute("ROLLBACK")
-    assert handover.try_syncdone(session, claim, 100).done
+    assert handover.try_syncdone(session, [claim], 100).done
 
 
 def _end(session: psycopg.Connection, one: psycopg.Connection) -> None:

@@ -61,6 +61,49 @@ def test_an_older_epoch_can_do_nothing_any_more(session: psycopg.Connection, con
     assert fresh.control().stop is False
 
 
+def _joined(session: psycopg.Connection) -> tuple[Progress, dict[int, worker_takeover.Claim]]:
+    """The progress of three tables on one stream."""
+    claims = worker_takeover.take_over_many(session, SUBID, [11, 12, 13])
+    session.execute("INSERT INTO pgsub.progress (subid, worker) SELECT %s, unnest(ARRAY[11, 12, 13])", (SUBID,))
+    progress = Progress(session, claims[11])
+    progress.claim([claims[12], claims[13]])
+    return progress, claims
+
+
+def _positions(session: psycopg.Connection, column: str = "remote_lsn") -> set[int]:
+    query = f"SELECT {column} - '0/0'::pg_lsn FROM pgsub.progress WHERE worker <> 0"
+    return {int(at) for (at,) in session.execute(query.encode())}
+
+
+def test_tables_on_one_stream_move_in_the_same_commit_or_not_at_all(session: psycopg.Connection) -> None:
+    progress, _ = _joined(session)
+    _step(progress, 0, 100)
+    assert _positions(session) == {100}
+    times = session.execute("SELECT DISTINCT remote_commit_ts FROM pgsub.progress WHERE worker <> 0").fetchall()
+    assert len(times) == 1 and times[0][0] is not None
+    progress.report(150)
+    assert _positions(session, "reported_lsn") == {150}
+    session.execute("UPDATE pgsub.progress SET remote_lsn = '0/50' WHERE worker = 13")
+    progress.open(100)
+    with pytest.raises(StreamsMustRestart, match="not at one position"):
+        progress.close(100, 200, None)
+    session.execute("ROLLBACK")
+    assert _positions(session) == {100, 0x50}
+
+
+def test_a_position_of_several_tables_is_reported_only_under_the_claims_of_all(session: psycopg.Connection) -> None:
+    progress, _ = _joined(session)
+    worker_takeover.take_over(session, SUBID, 13)
+    with pytest.raises(Fenced):
+        progress.report(100)
+    assert _positions(session, "reported_lsn") == {0}
+    progress.open(0)
+    with pytest.raises(Fenced):
+        progress.close(0, 100, None)
+    session.execute("ROLLBACK")
+    assert _positions(session) == {0}
+
+
 def test_the_set_needs_the_comparison(session: psycopg.Connection, connect: Connect) -> None:
     progress = _claimed(session)
     _step(progress, 0, 100)

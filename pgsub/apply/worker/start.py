@@ -56,6 +56,7 @@ class WorkerSpec:
 
     :ivar slot_name: the slot to stream; ``application_name`` is shown on the publisher.
     :ivar spool_dir: folder for unfinished transactions, None for the executor's temporary folder.
+    :ivar tables: target tables of a tablesync worker, by name, with their claims. ``claim`` is the first one's.
     """
 
     subscription: Subscription
@@ -65,7 +66,7 @@ class WorkerSpec:
     heartbeat: HeartbeatAddress | None = None
     until_lsn: int = 0
     spool_dir: str | None = None
-    relation: tuple[str, str] | None = None  #: target table of a tablesync worker
+    tables: dict[tuple[str, str], Claim] = field(default_factory=dict)
     set_based: bool = SET_BASED
     spool_limit: int = field(default_factory=limit)
 
@@ -96,7 +97,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
     stack.callback(spool.close)
     own = _session(spec)
     stack.callback(own.connection.close)
-    own.progress.claim()
+    own.progress.claim([one for one in spec.tables.values() if one != claim])
     replication = publisher.connect(
         sub.connection,
         application_name=spec.application_name,

@@ -28,7 +28,7 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
-from pgsub.target.ledger import turns
+from pgsub.target.ledger import turns, worker_takeover
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.turns import Turns
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
@@ -102,6 +102,7 @@ class Progress:
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
+        self._others: Sequence[Claim] = ()
         self._ctid: str | None = None
         self.remote_lsn = 0
         self.reported_lsn = 0
@@ -119,9 +120,11 @@ class Progress:
         """Whether there is anything to skip."""
         return self.skip is not None or bool(self.rules)
 
-    def claim(self) -> None:
+    def claim(self, others: Sequence[Claim] = ()) -> None:
         """Take the epoch for this attempt. A second attempt of the same task ends here.
 
+        :param others: claims of tables that catch up on the same stream. Their rows, which are at the same position,
+            move in the same transactions.
         :raises Fenced: it was claimed before, or the epoch was raised.
         """
         # guard: an epoch is claimed only once, without " AND claimed_by IS NULL"
@@ -131,6 +134,7 @@ class Progress:
                AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true"""
         if scalar(self._connection, query, (uuid.uuid4(), socket.gethostname(), os.getpid(), *self._fence)) is None:
             raise Fenced("another attempt of this worker holds the claim")
+        self._others = others
         self.read()
 
     def read(self, lock: str = "") -> None:
@@ -200,11 +204,26 @@ class Progress:
         :param new: end LSN of its last transaction.
         :param commit_ts: the publisher's commit time, in microseconds since 2000-01-01 UTC.
         :raises StreamsMustRestart: no row was updated; the transaction is rolled back.
+        :raises Fenced: the epoch of another table on the stream was raised.
         :raises StatementFailed: another failure (of COMMIT if :func:`of_commit`); the transaction is rolled back.
         :raises TargetUnavailable: the connection broke; only the ledger tells whether the transaction is committed.
         """
+        if self._others:
+            self._move_others(old, new, commit_ts)
         values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
         self._commit((self._advance, values, self._moved))
+
+    def _move_others(self, old: int, new: int, commit_ts: int | None) -> None:
+        # guard: no change is made in a table that was taken from the stream it shares
+        worker_takeover.fence(self._connection, *self._others)
+        moved = self._connection.execute(
+            "UPDATE pgsub.progress SET remote_lsn = %s,"
+            " remote_commit_ts = '2000-01-01 00:00:00+00'::timestamptz + %s::bigint * '1 microsecond'::interval"
+            " WHERE subid = %s AND worker = ANY (%s) AND remote_lsn = %s",
+            (format_lsn(new), commit_ts, self._key[0], worker_takeover.numbers(self._others), format_lsn(old)),
+        )
+        if moved.rowcount != len(self._others):
+            raise StreamsMustRestart("tables that catch up together are not at one position")
 
     def _commit(self, *steps: Step) -> None:
         try:
@@ -250,6 +269,8 @@ class Progress:
         :raises Fenced: the epoch was raised meanwhile.
         """
         with durable(self._connection):
+            if self._others:
+                self._report_others(position)
             query = (
                 f"UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE {_KEY} AND {_MINE}"
                 " RETURNING ctid::text, reported_lsn::text"
@@ -258,6 +279,15 @@ class Progress:
         if found is None:
             raise Fenced("another worker took over")
         self._ctid, self.reported_lsn = found[0], parse_lsn(found[1])
+
+    def _report_others(self, position: int) -> None:
+        # guard: a shared slot moves only while it is the slot of all its tables
+        worker_takeover.fence(self._connection, *self._others)
+        self._connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s)"
+            " WHERE subid = %s AND worker = ANY (%s)",
+            (format_lsn(position), self._key[0], worker_takeover.numbers(self._others)),
+        )
 
     def control(self) -> Control:
         """Read the worker's flags without a lock or a write.

@@ -5,13 +5,12 @@ Mirrors process_syncing_tables_for_sync and wait_for_worker_state_change (``tabl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import psycopg
 
 from pgsub.common.errors import Fenced
-from pgsub.common.query import row
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables.states import TABLES, changing, lock_tables
@@ -31,51 +30,34 @@ def may_hand_over(apply_lsn: int, sync_lsn: int, handover_lsn: int | None) -> bo
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The outcome of a hand-over attempt: apply's position, the claim if any, and whether ``s`` was committed."""
+    """The outcome of a hand-over attempt.
 
-    apply_lsn: int
+    :ivar done: the tables for which ``s`` was committed.
+    :ivar handover_lsn: the claim of the other tables, as returned by :func:`standing`.
+    """
+
+    done: set[int]
     handover_lsn: int | None
-    done: bool
 
 
-def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
-    """Set ``f`` → ``s`` if :func:`may_hand_over`, and return what was found.
+def try_syncdone(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> HandOver:
+    """Set ``f`` → ``s`` for those tables of one sync worker that :func:`may_hand_over`, and return what was found.
 
     From then on apply takes a transaction if its finish LSN is not below ``srsublsn``. What apply decided before, under
     its lock, was already covered by ``srsublsn``.
 
-    :raises Fenced: the epoch was raised, or the table is in another state.
+    :raises Fenced: an epoch was raised, or no table is in ``f``.
     """
-    with changing(connection, claim.subid) as apply_lsn:
-        worker_takeover.fence(connection, claim)
-        handover = _handover(connection, claim)
-        ready = may_hand_over(apply_lsn, sync_lsn, handover)
-        # guard: a table is handed over only at a position that apply has not passed, always
-        if ready:
-            _set_syncdone(connection, claim.subid, [claim.worker], sync_lsn)
-        else:
-            raise psycopg.Rollback()  # apply need not read the states again
-    return HandOver(apply_lsn, handover, ready)
-
-
-def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
-    """Set ``f`` → ``s``, as :func:`try_syncdone`, for tables that were copied at one position and not streamed since.
-
-    :return: the tables that are ``s`` now.
-    """
-    subid = claims[0].subid
-    with changing(connection, subid) as apply_lsn:
+    with changing(connection, claims[0].subid) as apply_lsn:
         worker_takeover.fence(connection, *claims)
-        rows = connection.execute(
-            f"SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE {TABLES}"
-            " AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE".encode(),
-            (subid, worker_takeover.numbers(claims)),
-        )
-        done = {relid for relid, text in rows if may_hand_over(apply_lsn, sync_lsn, lsn_or_none(text))}
+        found = _claimed(connection, claims)
+        done = set(found)
+        # guard: a table is handed over only at a position that apply has not passed
+        done -= {relid for relid, at in found.items() if not may_hand_over(apply_lsn, sync_lsn, at)}
         if not done:
-            raise psycopg.Rollback()
-        _set_syncdone(connection, subid, sorted(done), sync_lsn)
-    return done
+            raise psycopg.Rollback()  # apply need not read the states again
+        _set_syncdone(connection, claims[0].subid, sorted(done), sync_lsn)
+    return HandOver(done, _first(at for relid, at in found.items() if relid not in done))
 
 
 def _set_syncdone(connection: psycopg.Connection, subid: int, relids: list[int], at: int) -> None:
@@ -113,19 +95,20 @@ def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positi
     )
 
 
-def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> int:
+def claim_handover(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> int:
     """Fix the position of the hand-over, H = max(apply, sync), unless there is a claim already.
 
     :return: H, or the existing claim.
     """
-    with changing(connection, claim.subid) as apply_lsn:
-        worker_takeover.fence(connection, claim)
-        handover = _handover(connection, claim)
+    with changing(connection, claims[0].subid) as apply_lsn:
+        worker_takeover.fence(connection, *claims)
+        found = _claimed(connection, claims)
+        handover = _first(found.values())
         if handover is None:
             handover = max(apply_lsn, sync_lsn)
             connection.execute(
-                "UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE subid = %s AND srrelid = %s",
-                (format_lsn(handover), claim.subid, claim.worker),
+                f"UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE {TABLES}".encode(),
+                (format_lsn(handover), claims[0].subid, list(found)),
             )
     return handover
 
@@ -151,14 +134,27 @@ def clear_claims(connection: psycopg.Connection, subid: int, relids: Collection[
     )
 
 
-def _handover(connection: psycopg.Connection, claim: Claim) -> int | None:
-    """Read the claim of a table in ``f``, and lock its row."""
-    found = row(
-        connection,
-        "SELECT handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s"
-        " AND srsubstate = 'f' FOR UPDATE",
-        (claim.subid, claim.worker),
-    )
-    if found is None:
+def standing(connection: psycopg.Connection, claims: Sequence[Claim]) -> int | None:
+    """Return the lowest position at which a table of these in ``f`` is claimed; None if none is."""
+    return _first(_positions(connection, claims).values())
+
+
+def _claimed(connection: psycopg.Connection, claims: Sequence[Claim]) -> dict[int, int | None]:
+    """Read the positions at which tables in ``f`` are claimed, and lock their rows."""
+    found = _positions(connection, claims, "FOR UPDATE")
+    if not found:
         raise Fenced("the table is not waiting for a hand-over")
-    return lsn_or_none(found[0])
+    return found
+
+
+def _positions(connection: psycopg.Connection, claims: Sequence[Claim], lock: str = "") -> dict[int, int | None]:
+    query = (
+        f"SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE {TABLES}"
+        f" AND srsubstate = 'f' ORDER BY srrelid {lock}"
+    )
+    rows = connection.execute(query.encode(), (claims[0].subid, worker_takeover.numbers(claims)))
+    return {relid: lsn_or_none(text) for relid, text in rows}
+
+
+def _first(positions: Iterable[int | None]) -> int | None:
+    return min((one for one in positions if one is not None), default=None)
