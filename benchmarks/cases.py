@@ -19,6 +19,7 @@ class Case:
     :cvar unit: what ``size`` counts, for the report.
     :cvar copy: the tables are copied; else what they hold before is made on both sides and a backlog is applied.
     :cvar link: bytes a second that each connection to the publisher gets, None for as much as there is.
+    :cvar writes: transactions a second that are written to random tables while they are copied.
     :cvar copy_workers: chunks of a table that pgsub copies at once, None for its default.
     :cvar each: what one of the unit is, where its share of the time is reported too.
     :cvar both_formats: text and binary values are two measurements; else only text, unless binary is asked for.
@@ -40,6 +41,7 @@ class Case:
     quick: int
     copy = False
     link: int | None = None
+    writes: int | None = None
     copy_workers: int | None = None
     each: str | None = None
     both_formats = False
@@ -143,6 +145,24 @@ class SyncEmpty(SyncMany):
     name, title = "sync-empty", "sync of empty tables"
     full, quick = 1_000, 100
     rows = 0
+
+
+class SyncWritten(SyncMany):
+    """The same of very small tables, in which apply meets changes all the time."""
+
+    name, title = "sync-written", "sync of small tables that are written to"
+    full, quick = 400, 50
+    rows = 5
+    writes = 70
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """One more, by which the end is seen."""
+        return (*super().tables(size), "marker")
+
+    def schema(self, database: Database, size: int) -> None:
+        """That one, too."""
+        super().schema(database, size)
+        database.execute(_MARKER)
 
 
 class SyncWide(Case):
@@ -348,6 +368,7 @@ CASES: tuple[Case, ...] = (
     SyncExecutors(),
     SyncMany(),
     SyncEmpty(),
+    SyncWritten(),
     SyncWide(),
     InsertTransaction(),
     UpdateTransaction(),

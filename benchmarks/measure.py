@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import psycopg
 
@@ -98,7 +103,12 @@ def measure(
         with arena.target_settings(case.target_settings):
             for side in order:
                 arena.checkpoint()
-                result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
+                with _written(case, size, source):
+                    result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
+            if case.writes:
+                source.execute("INSERT INTO marker VALUES (1)")
+                for target in targets.values():
+                    _until(partial(_has_marker, target), "end")
         result.failure = _difference(case.tables(size), source, targets)
         for side in order:
             side.drop()
@@ -132,6 +142,32 @@ def _write_backlog(case: Case, size: int, source: Database, options: Options, *,
     position = source.value("SELECT pg_current_wal_insert_lsn()")
     source.execute("INSERT INTO marker VALUES (1)")
     return walsender.drain(position, LIMIT) if walsender is not None else None
+
+
+@contextlib.contextmanager
+def _written(case: Case, size: int, source: Database) -> Iterator[None]:
+    """Insert rows into random tables meanwhile, at the rate of the case."""
+    if not case.writes:
+        yield
+        return
+    ended, first, pause = threading.Event(), int(time.time() * 1000) << 16, 1 / case.writes
+    tables = random.Random(1)
+
+    def write() -> None:
+        with source.server.connect(source.name) as connection:
+            for number in itertools.count(first):
+                if ended.wait(pause):
+                    break
+                insert = _INSERT.replace("items", f"items_{tables.randint(1, size)}")
+                connection.execute(insert.encode(), (number,))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database, target: Database) -> SideResult:
