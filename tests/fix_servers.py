@@ -36,6 +36,8 @@ from pgsub.demo.servers import Setting
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _numbers = itertools.count(1)
+#: Settings of the tests' own sessions, which compare texts of both servers.
+_PINNED = "-c timezone=UTC -c intervalstyle=postgres -c bytea_output=hex -c datestyle=ISO"
 
 
 class _LsnLoader(TextLoader):
@@ -85,7 +87,7 @@ class Database:
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        connection = self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection = self.server.connect(self.name, user, **{"client_encoding": "UTF8", "options": _PINNED, **more})
         connection.adapters.register_loader("pg_lsn", _LsnLoader)
         return connection
 
@@ -271,8 +273,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("publisher", versions, indirect=True, scope="session")
 
 
-#: So that conflicts with other origins can be seen on the target (pg_commit_ts).
-_TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
+#: pg_commit_ts lets conflicts with other origins be seen. The other settings give values other texts than on the
+#: publisher, so that whatever takes a text of one server for one of the other fails.
+_TARGET: Mapping[str, Setting] = {
+    "track_commit_timestamp": True,
+    "timezone": "Asia/Kathmandu",
+    "intervalstyle": "sql_standard",
+    "bytea_output": "escape",
+    "datestyle": "SQL, DMY",
+}
 
 #: A server by side and major version (None: the embedded one), started when it is asked for first.
 Servers = Callable[[str, str | None], Server]
