@@ -174,8 +174,7 @@ def _watched(p: Pair, transactions: int) -> None:
     ("mode", "streaming", "two_phase"),
     [
         ("batched", "off", "d"),
-        ("batched", "parallel", "p"),
-        *long([("transactional", "on", "p")]),
+        *long([("batched", "parallel", "p"), ("transactional", "on", "p")]),
         *thorough(
             [
                 ("transactional", "parallel", "d"),

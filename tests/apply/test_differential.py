@@ -319,7 +319,7 @@ def _given() -> Callable[[Callable[[Workload], None]], Callable[[], None]]:
     again = os.environ.get("PGSUB_WORKLOAD")
     which = st.just(eval(again, {"Workload": Workload})) if again else WORKLOADS
     limits = settings(
-        max_examples=1 if again else EXAMPLES or 10,
+        max_examples=1 if again else EXAMPLES or 6,
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

@@ -101,7 +101,7 @@ ENDINGS: dict[str, Callable[[Pair], list[str]]] = {
 }
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_transaction_is_found_however_it_ended(pair: MakePair, looks: Looks, ending: str) -> None:
     p = pair(TABLE)
@@ -121,7 +121,7 @@ def test_a_streamed_transaction_is_found(pair: MakePair, looks: Looks, streaming
     assert looks == [True]
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 @pytest.mark.since(15)
 def test_every_step_of_a_prepared_transaction_is_found(pair: MakePair, looks: Looks) -> None:
     p = pair(TABLE, two_phase="p")

@@ -26,7 +26,7 @@ def _result(task) -> str:
     return str(task.result()[0].outcome)
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 @pytest.mark.since(15)
 def test_the_worker_ends_when_the_last_table_is_ready_and_the_next_one_enables_it(pair) -> None:
     it = pair(_TABLES, pub="INSERT INTO a VALUES (1, 'copied'), (2, 'copied')", state="i", two_phase="p")

@@ -400,6 +400,7 @@ def test_caught_up_is_found_out_in_one_session_of_the_target(cli, tables, monkey
     assert len(opened) == 1
 
 
+@pytest.mark.long
 def test_what_a_restored_target_has_lost_is_not_reported_as_reached(cli, tables):
     _, subdb = tables
     assert cli.create("s").returncode == 0

@@ -320,6 +320,7 @@ def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None
     assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
 
 
+@pytest.mark.long
 def test_rows_whose_key_has_another_text_by_the_settings_of_the_target_are_repaired(cli: Cli, tables: Tables) -> None:
     for one in tables:
         one.execute("CREATE TABLE m (at timestamptz, k bytea, v text, PRIMARY KEY (at, k))")

@@ -21,7 +21,7 @@ from fix_servers import Database
 from fix_servers import Pair as ServerPair
 from thorough import thorough
 
-from pgsub.apply.worker import feedback
+from pgsub.apply.worker import feedback, worker
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.tablesync import copy_pool
@@ -47,6 +47,7 @@ class Row:
     :ivar again: whether the next attempt copies the rows again.
     :ivar passed: apply is ahead of the table's snapshot, so the sync worker has to catch up.
     :ivar together: t and u share a slot and a snapshot.
+    :ivar shares: and both catch up from it, not t alone.
     :ivar broken: some chunks are there since an attempt before.
     :ivar adopt: the target has rows, which are compared, and what differs is brought.
     :ivar slots: how many sync slots there are afterwards.
@@ -59,6 +60,7 @@ class Row:
     again: bool
     passed: bool = False
     together: bool = False
+    shares: bool = False
     atomic: bool = False
     broken: bool = False
     adopt: bool = False
@@ -92,6 +94,16 @@ TABLE = (
     Row("w, before s", "sync.before_s", "f", False, victims=("process", "target")),
     Row("c, where it changes hands is fixed", "sync.after_claim", "f", False, passed=True),
     Row("c, changes applied", "apply.after_target_commit", "f", False, passed=True, victims=ALL),
+    Row(
+        "c, changes of tables that share a slot applied",
+        "apply.after_target_commit",
+        "f",
+        False,
+        passed=True,
+        together=True,
+        shares=True,
+        victims=ALL,
+    ),
     Row("s, slot not dropped", "sync.after_s", "s", False, victims=("process", "target")),
     Row("s, after catching up", "sync.before_slot_drop", "s", False, passed=True),
 )
@@ -174,8 +186,9 @@ def _reconnect(p: Pair) -> None:
 
 
 def _marks(row: Row, victim: str) -> list[pytest.MarkDecorator]:
-    """A process that is killed stands for the servers too, and a whole copy for one that goes on."""
-    return [] if victim == "process" and not (row.broken or row.adopt) else [pytest.mark.long]
+    """A process that is killed stands for the servers too, a whole copy for one that goes on, a commit for others."""
+    stands_for_others = not (row.broken or row.adopt) and (not row.passed or row.point == "apply.after_target_commit")
+    return [] if victim == "process" and stands_for_others else [pytest.mark.long]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +215,7 @@ def test_a_crash_leaves_what_the_table_says_and_the_next_attempt_ends_well(
     relids = (p.relid("t"), p.relid("u")) if row.together else (p.relid("t"),)
     if row.passed:
         _copied_and_passed(p, relids, monkeypatch)
-        relids = relids[:1]
+        relids = relids if row.shares else relids[:1]
     if row.broken:
         _broken_off(p, monkeypatch)
     if row.adopt:
@@ -242,7 +255,9 @@ def _copied_and_passed(p: Pair, relids: tuple[int, ...], monkeypatch: pytest.Mon
     with pytest.raises(PgsubError, match="failpoint"):
         p.try_sync(*relids)
     monkeypatch.delenv("PGSUB_FAILPOINTS")
-    p.apply("UPDATE t SET v = v || 'x' WHERE id > 1500", "UPDATE t SET v = v || 'y' WHERE id > 1500")
+    monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.0)
+    for v in "xy":
+        p.apply(f"UPDATE t SET v = v || '{v}' WHERE id > 1500; UPDATE u SET v = '{v}' WHERE id > 100")
 
 
 def _broken_off(p: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from fix_engine import Subscriber
 from fix_faults import Child, Site, until
 from fix_servers import Database
+from thorough import long
 
 from pgsub.apply.worker.loop import WorkerResult
 from pgsub.common.errors import Fenced, PgsubError, StreamsMustRestart
@@ -145,7 +146,7 @@ def test_what_one_attempt_of_a_copy_task_does_the_other_finds_done(
 
 
 @pytest.mark.usefixtures("log")
-@pytest.mark.parametrize("point", ["apply.before_target_commit", "apply.after_target_commit"])
+@pytest.mark.parametrize("point", ["apply.before_target_commit", *long(["apply.after_target_commit"])])
 def test_a_zombie_that_wakes_up_after_a_take_over_commits_and_reports_nothing(
     pubdb: Database,
     subdb: Database,

@@ -393,7 +393,7 @@ def _small(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         yield
 
 
-@pytest.mark.parametrize("seed", [*_SEEDS[:6], *long(_SEEDS[6:12]), *_SEEDS[12:]])
+@pytest.mark.parametrize("seed", [*_SEEDS[2:5], *long([*_SEEDS[:2], *_SEEDS[5:12]]), *_SEEDS[12:]])
 def test_planted_faults_of_random_tables_are_found_and_nothing_else(
     databases: list[Database], shared_servers: Servers, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -9,7 +9,7 @@ from pgsub.common.errors import ApplyError, PermissionMissing, SchemaFault
 from pgsub.tablesync.copy import plan
 from pgsub.target.session import ledger_privileges
 
-pytestmark = pytest.mark.publishers("15")
+pytestmark = pytest.mark.publishers("15", long=True)
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"

@@ -149,7 +149,7 @@ def test_an_attempt_that_failed_is_made_good_by_the_next(
 
 
 @pytest.mark.long
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 def test_a_lost_snapshot_means_a_new_attempt(pair: MakePair, at: At, tmp_path: Path) -> None:
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)
     go_on = tmp_path / "go on"
@@ -322,7 +322,7 @@ def test_apply_behind_hands_over_at_once_without_a_stream(pair: MakePair) -> Non
     p.same("t")
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 def test_apply_ahead_is_caught_up_with(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     p.sync("u")
@@ -362,7 +362,7 @@ def _writes(p: Pair, over: threading.Event) -> None:
 
 
 @pytest.mark.publishers("19", long=True)
-@pytest.mark.parametrize("mode", ["batched", "transactional"])
+@pytest.mark.parametrize("mode", ["batched", *long(["transactional"])])
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_tables_change_hands_under_writes(pair: MakePair, first: str, mode: str) -> None:
     p = pair(TABLE, pub=ROWS, state="i", apply_mode=mode)
@@ -422,7 +422,7 @@ def test_an_error_while_catching_up_is_located_and_stops_no_other_table(pair: Ma
     _ends_well(p)
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 def test_a_sync_slot_that_was_lost_while_copying_is_made_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_slot=error")

@@ -35,7 +35,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.publishers
+@pytest.mark.publishers(long=True)
 def test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew(
     pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from swapped import Swapped
 from pgsub.common.errors import PublisherUnavailable, TableReplaced
 from pgsub.tablesync.copy import plan
 
-pytestmark = pytest.mark.publishers("15")
+pytestmark = pytest.mark.publishers("15", long=True)
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"
