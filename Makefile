@@ -28,18 +28,17 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pgsub needs Python 3.11 or newer: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check --quiet --use-pep517 -e '.[embedded,dev]'
+	@# what is used of the packages is compiled when it is imported first; most of them is never used
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --use-pep517 -e '.[embedded,dev]'
 	@$(PY) -m pgsub.spark.training || echo "Spark's start could not be shortened; everything works without that."
 	@touch $@
 
 demo: $(STAMP)
 	$(VENV)/bin/pgsub demo $(ARGS)
 
-# What lint leaves of the cores compiles the tests meanwhile.
-test: $(STAMP)
-	@$(MAKE) --no-print-directory -j 2 lint compiled
-	@$(MAKE) --no-print-directory tests COMPILED=yes
+test: tests
 
+# Style, types and import rules; .ci/run runs it, too.
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .

@@ -51,7 +51,7 @@ def check(tmp_path: Path) -> Check:
     there = _python(tmp_path, "harness", "exit 0")
 
     def run(targets: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        made = "".join(f"{name}:\n\t@{does}\n" for name, does in {"long": "true", **targets}.items())
+        made = "".join(f"{name}:\n\t@{does}\n" for name, does in {"lint": "true", "long": "true", **targets}.items())
         (tmp_path / "Makefile").write_text(made)
         environment = {**os.environ, "COMPAT": there if "compat" in targets else str(tmp_path / "nowhere")}
         return subprocess.run([tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
@@ -79,6 +79,7 @@ def test_a_lost_subtest_a_failed_test_and_a_stage_that_counts_nothing_fail_the_c
         ({"test": failed, "again": "exit 1", "oldest": _OLDEST}, "42 passed, 1 failed"),
         ({"test": "echo '=== 11 failed, 20 passed in 9.10s ==='; exit 1", "oldest": _OLDEST}, "42 passed, 11 failed"),
         ({"test": "exit 1", "oldest": _OLDEST}, "22 passed, 1 failed"),
+        ({"lint": "exit 1", "test": _GOOD, "oldest": _OLDEST}, "3012 passed, 1 failed"),
         ({"test": _GOOD, "long": failed, "again": failed, "oldest": _OLDEST}, "3052 passed, 3 failed"),
         ({"test": f"{_GOOD}; exit 1", "again": "echo again", "oldest": _OLDEST}, "3012 passed, 1 failed"),
     ):
