@@ -14,6 +14,7 @@ from fix_servers import Database
 from psycopg import sql
 
 from pgsub.commands.verify.table_comparisons import publisher_side
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
@@ -90,12 +91,11 @@ def repaired(p: Pair, found: Sequence[TableResult]) -> dict[str, RepairedRows]:
     return done
 
 
-def exported(database: Database, stack: contextlib.ExitStack) -> str:
+def exported(database: Database, stack: contextlib.ExitStack) -> ExportedSnapshot:
     """Export a snapshot of a database as it is now."""
     holder = stack.enter_context(contextlib.closing(database.connect()))
     holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    [(name,)] = holder.execute("SELECT pg_export_snapshot()").fetchall()
-    return str(name)
+    return ExportedSnapshot.of(holder)
 
 
 def _as(connection: psycopg.Connection, role: str | None) -> psycopg.Connection:

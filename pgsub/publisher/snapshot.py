@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from pgsub.common import server_words, table_lock
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot, HolderGone
 from pgsub.common.errors import PublisherUnavailable, TableReplaced
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
@@ -40,11 +41,13 @@ _REWRITTEN = """
 class SlotSnapshot:
     """The holder of a slot's snapshot. :meth:`open` creates it; :meth:`close` or leaving a ``with`` block ends it."""
 
-    def __init__(self, connection: Connection, slot_name: str, consistent_point: int, snapshot_name: str) -> None:
+    def __init__(
+        self, connection: Connection, slot_name: str, consistent_point: int, exported: ExportedSnapshot
+    ) -> None:
         self.connection = connection
         self.slot_name = slot_name
         self.consistent_point = consistent_point  #: start LSN of tables that are copied from this snapshot
-        self.snapshot_name = snapshot_name  #: for :func:`use_snapshot` in any session with the same database
+        self.exported = exported  #: for :func:`use_snapshot` in any session with the same database
 
     @classmethod
     def open(
@@ -84,11 +87,12 @@ class SlotSnapshot:
                 consistent_point = create_slot(
                     connection, slot_name, failover=failover, snapshot="use", temporary=temporary
                 )
-            name = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot").fetchone()
+            with translating(connection, "export the snapshot"):
+                exported = ExportedSnapshot.of(connection)
         except BaseException:
             connection.close()
             raise
-        return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
+        return cls(connection, slot_name, consistent_point, exported)
 
     def drop(self) -> None:
         """Drop the slot, which keeps WAL. The snapshot stays."""
@@ -115,19 +119,19 @@ class SlotSnapshot:
         self.close()
 
 
-def use_snapshot(connection: Connection, snapshot_name: str, more: LiteralString = "") -> None:
+def use_snapshot(connection: Connection, snapshot: ExportedSnapshot, more: LiteralString = "") -> None:
     """Begin a read-only transaction that sees an exported snapshot, in one round trip, because each table needs one.
 
     :param more: a statement that sets something for the transaction.
     :raises PublisherUnavailable: the snapshot's holder is gone, so this attempt at the copy is over; try another.
     """
-    statement = psycopg.sql.SQL(
-        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}; " + more
-    ).format(psycopg.sql.Literal(snapshot_name))
+    statement = psycopg.sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {}; " + more).format(
+        snapshot.importing()
+    )
     with translating(connection, "import the slot's snapshot"):
         try:
-            connection.execute(statement)
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+            connection.execute(statement, prepare=False)
+        except HolderGone as error:
             raise PublisherUnavailable(
                 f"could not import the slot's snapshot: {server_words.said(error).message}",
                 detail="The session that held the snapshot has ended.",

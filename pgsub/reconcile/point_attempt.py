@@ -30,8 +30,9 @@ import psycopg
 
 from pgsub.apply import verified_publisher
 from pgsub.common import failpoints
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.errors import PgsubError, TimeoutExpired
-from pgsub.common.query import leave_transaction, scalar
+from pgsub.common.query import leave_transaction
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -66,13 +67,13 @@ class Point:
     """Both snapshots. They can be imported during the block that yields them.
 
     :ivar lsn: both contain what finished before it, and nothing else.
-    :ivar publisher: name of the publisher's snapshot; ``target``: of the target's.
+    :ivar publisher: the publisher's snapshot; ``target``: the target's.
     :ivar pause: seconds for which apply stood still.
     """
 
     lsn: int
-    publisher: str
-    target: str
+    publisher: ExportedSnapshot
+    target: ExportedSnapshot
     pause: float
 
 
@@ -85,12 +86,12 @@ class Standing:
     """One point at which apply waits.
 
     :ivar lsn: the target contains what finished before it, and nothing else.
-    :ivar publisher: name of the publisher's snapshot at this point.
+    :ivar publisher: the publisher's snapshot at this point.
     :ivar barrier: the barrier's token, for :func:`pgsub.target.ledger.maintenance.barrier.take`.
     """
 
     lsn: int
-    publisher: str
+    publisher: ExportedSnapshot
     barrier: str
 
 
@@ -126,7 +127,7 @@ class Attempt:
             point, stood = self._at(snapshot)
             began = time.monotonic()
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            name = str(scalar(holder, "SELECT pg_catalog.pg_export_snapshot()"))
+            exported = ExportedSnapshot.of(holder)
             failpoints.point("point.taken")
             # guard: apply is stopped until the target's snapshot is taken
             if not self.release():
@@ -137,7 +138,7 @@ class Attempt:
             snapshot.close()
             leave_transaction(holder)
             raise
-        return Point(point, snapshot.snapshot_name, name, pause), snapshot
+        return Point(point, snapshot.exported, exported, pause), snapshot
 
     def stand(self, work: Callable[[Standing], Result | None], password: bool, report: Report) -> Result:
         """Do work while apply waits at the point.
@@ -147,7 +148,7 @@ class Attempt:
         with self._snapshot(password, report) as snapshot:
             point, _ = self._at(snapshot)
             assert self._token is not None
-            found = work(Standing(point, snapshot.snapshot_name, self._token))
+            found = work(Standing(point, snapshot.exported, self._token))
         if found is None:
             raise self._gone()
         self._token = None

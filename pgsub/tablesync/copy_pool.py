@@ -70,7 +70,7 @@ class CopyPool:
         spec = CopySpec(
             context.subscription,
             tuple(self._pieces),
-            self._snapshot.snapshot_name,
+            self._snapshot.exported,
             self._snapshot.slot_name,
             context.heartbeat,
             spare=bool(self._running),

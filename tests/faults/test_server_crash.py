@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fix_faults import Site, until
 from fix_servers import Pair
+
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.publisher.connect import connect
+from pgsub.publisher.identity import identify
+from pgsub.publisher.snapshot import SlotSnapshot, use_snapshot
 
 pytestmark = pytest.mark.long
 
@@ -93,3 +99,32 @@ def test_a_publisher_whose_slot_went_back_in_a_crash_repeats_nothing(
     case.wait_equal()
     case.terminate(process)
     case.check()
+
+
+def test_a_snapshot_that_got_a_name_again_after_a_crash_is_not_read_for_the_one_before(
+    own_pair: Callable[..., Pair],
+) -> None:
+    pair = own_pair(publisher={"autovacuum": False})
+
+    def crash() -> None:
+        pair.pubdb.close()
+        pair.publisher.stop("immediate")
+        pair.publisher.start()
+
+    def hold(number: int) -> SlotSnapshot:
+        return SlotSnapshot.open(pair.pubdb.conninfo, f"s{number}", "sync", verify=identify, temporary=True)
+
+    crash()  # the places of both sessions are found by servers that are as old
+    before = hold(0)
+    crash()
+    before.close()
+    for number in range(1, 200):
+        with hold(number) as after:
+            if after.exported.name == before.exported.name:
+                with closing(connect(pair.pubdb.conninfo, application_name="copy")) as reader:
+                    with pytest.raises(PublisherUnavailable, match="could not import the slot's snapshot"):
+                        use_snapshot(reader, before.exported)
+                    reader.execute("ROLLBACK")
+                    use_snapshot(reader, after.exported)
+                return
+    raise AssertionError(f"no snapshot was called {before.exported.name} again")

@@ -177,7 +177,7 @@ def test_any_number_of_sessions_read_the_snapshot_and_keep_it_when_the_holder_go
         readers = [stack.enter_context(session(pubdb, replication=False)) for _ in range(3)]
         for reader in readers:
             assert snapshot.alive()
-            use_snapshot(reader, snapshot.snapshot_name)
+            use_snapshot(reader, snapshot.exported)
         snapshot.close()
         assert [reader.execute("SELECT n FROM public.t").fetchall() for reader in readers] == [[(1,)]] * 3
 
@@ -188,8 +188,23 @@ def test_a_snapshot_whose_holder_is_gone_fails_the_attempt_and_is_worth_a_new_on
     assert not snapshot.alive()
     with session(pubdb, replication=False) as reader:
         with pytest.raises(PublisherUnavailable, match="could not import the slot's snapshot"):
-            use_snapshot(reader, snapshot.snapshot_name)
+            use_snapshot(reader, snapshot.exported)
     snapshot.close()
+
+
+def test_a_snapshot_of_another_session_that_has_the_name_is_not_read(pubdb):
+    with (
+        SlotSnapshot.open(pubdb.conninfo, f"{pubdb.name}_a", "sync", verify=identify, temporary=True) as gone,
+        SlotSnapshot.open(pubdb.conninfo, f"{pubdb.name}_b", "sync", verify=identify, temporary=True) as there,
+        session(pubdb, replication=False) as reader,
+    ):
+        gone.close()
+        pubdb.wait("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", gone.exported.pid)
+        for other in (gone.exported._replace(name=there.exported.name), there.exported._replace(since="0")):
+            with pytest.raises(PublisherUnavailable, match="could not import the slot's snapshot"):
+                use_snapshot(reader, other)
+            reader.execute("ROLLBACK")
+        use_snapshot(reader, there.exported)
 
 
 def test_an_error_in_the_snapshots_transaction_ends_it(pubdb):

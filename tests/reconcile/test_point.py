@@ -38,7 +38,7 @@ def rows_at(p: Pair, point: Point, query: str = _ROWS) -> tuple[list[object], li
     for database, snapshot in ((p.pubdb, point.publisher), (p.subdb, point.target)):
         with contextlib.closing(database.connect()) as session:
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            session.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
+            session.execute(snapshot.importing())
             found.append(session.execute(query.encode()).fetchall())
     return found[0], found[1]
 

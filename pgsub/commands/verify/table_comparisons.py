@@ -14,6 +14,7 @@ from pgsub.catalog import conflicts as history
 from pgsub.catalog.store import StateStore
 from pgsub.commands.verify.result import EQUAL, NOT_COMPARED, UNEQUAL, EarlierRange, TableVerdict, no_difference
 from pgsub.commands.verify.resume import EqualBefore
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
@@ -56,7 +57,7 @@ UNPUBLISHED = "unpublished"
 OTHER = "other_subscription"
 
 
-def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
+def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: ExportedSnapshot) -> Side:
     """Return the publisher's side of a comparison."""
     publisher = verified_publisher.opener(session, sub)
     return Side("publisher", publisher, snapshot, faults.translate, date_order(session))

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import server_words, table_lock
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot, HolderGone
 from pgsub.common.errors import PgsubError, PublisherUnavailable, TableReplaced, TableRewritten, TargetUnavailable
 from pgsub.common.query import leave_transaction, scalar
 from pgsub.reconcile.reading.read_rate import MOST_BLOCKS
@@ -90,7 +91,6 @@ class Side:
     """One server with its snapshot.
 
     :param connect: opens a session with the fixed settings.
-    :param snapshot: name of an exported snapshot.
     :param order: order of day and month on the target.
     """
 
@@ -98,7 +98,7 @@ class Side:
         self,
         name: str,
         connect: Callable[[], psycopg.Connection],
-        snapshot: str,
+        snapshot: ExportedSnapshot | None,
         translate: Callable[[psycopg.Error, str], PgsubError],
         order: str = "MDY",
     ) -> None:
@@ -161,8 +161,9 @@ class Side:
 
     def _import(self, connection: psycopg.Connection) -> None:
         try:
-            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(self.snapshot))
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+            assert self.snapshot is not None
+            connection.execute(self.snapshot.importing(), prepare=False)
+        except HolderGone as error:
             lost = PublisherUnavailable if self.name == "publisher" else TargetUnavailable
             raise lost(
                 f"could not import a snapshot: {server_words.said(error).message}",

@@ -18,6 +18,7 @@ from functools import partial
 
 import psycopg
 
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.query import leave_transaction, scalar
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.faults import translate as publisher_fault
@@ -60,7 +61,7 @@ class Adopter:
         self,
         session: psycopg.Connection,
         sub: Subscription,
-        snapshot: str,
+        snapshot: ExportedSnapshot,
         *,
         there: Callable[[], psycopg.Connection],
         name: SessionName,
@@ -68,7 +69,7 @@ class Adopter:
         order = date_order(session)
         here = partial(target.open_session, sub, name, views=False)
         self._publisher = Side("publisher", there, snapshot, publisher_fault, order)
-        self._target = Side("target", here, "", target.translate, order)
+        self._target = Side("target", here, None, target.translate, order)
         self._comparison = Comparison((self._publisher, self._target), jobs=sub.copy_workers)
         ours = scalar(session, "SHOW server_encoding")
         self.in_utf8 = ours != self._comparison.on(self._publisher, lambda one: scalar(one, "SHOW server_encoding"))
@@ -98,7 +99,7 @@ class Adopter:
     def seeing(self) -> Iterator[Comparison]:
         """Take a snapshot of the target as of now; yield the comparison with the slot's snapshot."""
         self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        self._target.snapshot = str(scalar(self._holder, "SELECT pg_catalog.pg_export_snapshot()"))
+        self._target.snapshot = ExportedSnapshot.of(self._holder)
         try:
             yield self._comparison
         finally:

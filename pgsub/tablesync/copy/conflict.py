@@ -20,6 +20,7 @@ from pgsub.apply import verified_publisher
 from pgsub.apply.conflicts import conflict_record
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import quoting
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.errors import ApplyError
 from pgsub.common.query import roll_back
 from pgsub.common.subscription import Subscription
@@ -42,7 +43,7 @@ _CANDIDATES = 20
 
 
 def record(
-    error: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, table: CopiedTable
+    error: psycopg.Error, sub: Subscription, claim: Claim, snapshot: ExportedSnapshot, table: CopiedTable
 ) -> ConflictRecord | None:
     """Find the conflict that ended a copy.
 
@@ -68,7 +69,7 @@ class _Search:
     session: psycopg.Connection
     diag: psycopg.errors.Diagnostic
 
-    def record(self, snapshot: str) -> ConflictRecord | None:
+    def record(self, snapshot: ExportedSnapshot) -> ConflictRecord | None:
         """Record the conflict, with both rows if they are found."""
         diag = self.diag
         place = (diag.schema_name or "", diag.table_name or "")
@@ -85,7 +86,7 @@ class _Search:
             _log.debug("the conflicting rows of %s.%s are not found: %s", *place, trouble)
         return found
 
-    def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
+    def _publishers(self, snapshot: ExportedSnapshot, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
         """Read the rows that may have this key, as COPY sends them. The search uses those parts that are columns.
 
         The table's owner on the target wrote the expressions of the index, so they are not run on the publisher. A

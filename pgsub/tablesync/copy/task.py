@@ -15,6 +15,7 @@ import psycopg
 
 from pgsub.apply import verified_publisher
 from pgsub.common import failpoints, server_words, table_lock
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
@@ -64,7 +65,7 @@ class CopySpec:
 
     subscription: Subscription
     pieces: tuple[Piece, ...]
-    snapshot: str
+    snapshot: ExportedSnapshot
     application_name: str
     heartbeat: HeartbeatAddress | None = None
     spare: bool = False

@@ -16,14 +16,12 @@ from pgsub.commands.sessions import connect_publisher, connect_target
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.verify.result import Verification
 from pgsub.commands.verify.verify import VerifyOptions, compare_at
-from pgsub.common.query import scalar
+from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
 from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
-
-_SNAPSHOT = "SELECT pg_catalog.pg_export_snapshot()"
 
 
 class PauseComparison:
@@ -74,7 +72,7 @@ class PauseComparison:
         for session in self._sessions:
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         lsn = flushed_position(source)
-        self._point = Point(lsn, str(scalar(source, _SNAPSHOT)), str(scalar(target, _SNAPSHOT)), 0.0)
+        self._point = Point(lsn, ExportedSnapshot.of(source), ExportedSnapshot.of(target), 0.0)
 
     def compare(self, taking: psycopg.Connection) -> None:
         """Compare all tables in the two snapshots, if these were taken."""
