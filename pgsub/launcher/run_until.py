@@ -13,7 +13,7 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
 from pgsub.launcher.workers.sync_workers import SyncWorkers
-from pgsub.tablesync import slot_groups
+from pgsub.tablesync import sync_order
 from pgsub.target.ledger import two_phase, worker_takeover
 
 
@@ -100,6 +100,6 @@ class GoalCheck:
 def _unfinished(mirror: Mirror) -> bool:
     """Return whether a table is not synchronized yet, or the worker is about to restart for two_phase."""
     relations = mirror.relations
-    if any(one.srsubstate != "r" or slot_groups.unfinished(one) for one in relations):
+    if any(one.srsubstate != "r" or sync_order.unfinished(one) for one in relations):
         return True
     return bool(relations) and mirror.two_phase == two_phase.PENDING

@@ -11,7 +11,7 @@ from pgsub.launcher import error_rows
 from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, SLOT, ErrorReporter, sync_name
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
-from pgsub.tablesync import slot_groups
+from pgsub.tablesync import sync_order
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
@@ -76,7 +76,7 @@ class SyncWorkers:
         for sync in list(self._running):
             if not alive.intersection(sync.relids):
                 self._ended(sync)
-        open_tables = [rel for rel in relations if slot_groups.unfinished(rel)]
+        open_tables = [rel for rel in relations if sync_order.unfinished(rel)]
         others = (APPLY, SEQUENCES, PUBLICATIONS, SLOT)
         self._errors.keep_only([*others, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
@@ -86,7 +86,7 @@ class SyncWorkers:
         # guard: a table is copied by the definition with which it was added, without " and self._current()"
         if free > 0 and waiting and self._current():
             alone = {relid for relid, retry in self._retries.items() if retry.own}
-            for relids in slot_groups.next_workers(waiting, free, alone=alone):
+            for relids in sync_order.next_workers(waiting, free, alone=alone):
                 self._start(relids)
 
     def _begin_anew(self, relations: Sequence[RelationState]) -> None:

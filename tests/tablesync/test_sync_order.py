@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsub.tablesync import slot_groups
+from pgsub.tablesync import sync_order
 from pgsub.target.ledger.subscriptions import RelationState
 
 MB = 1 << 20
@@ -15,7 +15,7 @@ def _rel(number: int, size: int | None = 0, state: str = "i", slot: str | None =
 
 
 def _next(*rels: RelationState, free: int = 2, alone: set[int] | None = None) -> list[tuple[int, ...]]:
-    return slot_groups.next_workers(rels, free, alone=alone or set())
+    return sync_order.next_workers(rels, free, alone=alone or set())
 
 
 def test_the_largest_table_goes_first() -> None:
@@ -53,9 +53,9 @@ def test_small_tables_wait_while_large_ones_take_all_workers() -> None:
 
 def test_a_group_is_bounded_in_tables_and_bytes() -> None:
     [group] = _next(*[_rel(n) for n in range(1, 301)], free=1)
-    assert len(group) == slot_groups.GROUP_TABLES
-    [group] = _next(*[_rel(n, slot_groups.SMALL_BYTES) for n in range(1, 50)], free=1)
-    assert len(group) == slot_groups.GROUP_BYTES // slot_groups.SMALL_BYTES
+    assert len(group) == sync_order.GROUP_TABLES
+    [group] = _next(*[_rel(n, sync_order.SMALL_BYTES) for n in range(1, 50)], free=1)
+    assert len(group) == sync_order.GROUP_BYTES // sync_order.SMALL_BYTES
 
 
 def test_a_table_that_failed_by_itself_is_tried_alone_and_last() -> None:
@@ -68,7 +68,7 @@ def test_a_table_of_unknown_size_counts_as_large() -> None:
 
 
 def test_small_is_never_more_than_what_is_copied_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_groups.plan, "CHUNKED_FROM_BYTES", 1000)
+    monkeypatch.setattr(sync_order.plan, "CHUNKED_FROM_BYTES", 1000)
     assert _next(_rel(1, 1001), _rel(2, 1001), _rel(3, 10), _rel(4, 10), free=3) == [(1,), (2,), (3, 4)]
 
 
@@ -88,4 +88,4 @@ def test_a_table_is_unfinished_while_the_ledger_names_a_slot_for_it(
     state: str, slot: str | None, spare: str | None, unfinished: bool
 ) -> None:
     rel = RelationState(1, "public", "t", state, sync_slot=slot, spare_slot=spare)
-    assert slot_groups.unfinished(rel) is unfinished
+    assert sync_order.unfinished(rel) is unfinished
