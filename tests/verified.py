@@ -20,9 +20,9 @@ from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
+from pgsub.reconcile.key_ranges import RangeComparison
 from pgsub.reconcile.point import one_point, while_standing
 from pgsub.reconcile.point_attempt import Point, Standing
-from pgsub.reconcile.ranges import RangeComparison
 from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.repair import Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import EXTRA

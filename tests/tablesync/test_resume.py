@@ -16,7 +16,7 @@ from fix_proxy import Proxy
 
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, TableRewritten, TargetUnavailable
-from pgsub.reconcile import parts
+from pgsub.reconcile import copied_parts
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import cleanup, plan
 from pgsub.target.catalog.relation import describe
@@ -126,7 +126,7 @@ def test_a_part_that_is_not_worth_it_is_copied_again(broken: Callable[..., Pair]
 def test_many_rows_of_a_part_that_differ_are_not_listed(
     broken: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MOST_ROWS", 5)
+    monkeypatch.setattr(copied_parts, "MOST_ROWS", 5)
     p = broken(rows=ROWS.replace("md5(g::text)", "repeat(md5(g::text), 4)"))
     p.pubdb.execute("DELETE FROM t WHERE id BETWEEN 50 AND 55")
     assert "1 part of 2 as they were" in _ends_well(p)
@@ -327,6 +327,7 @@ def test_a_small_part_of_the_bytes_crosses_the_line_again(
 
 
 def test_a_row_of_the_publisher_is_never_taken_for_one_of_the_target_whatever_columns_it_sends() -> None:
-    found = parts.PartResult(parts.Part(None, 0, 1, (), 1, 1))
-    parts._take(found, parts._alone(iter([("1", "(0,1)", "16384", "(0,2)")]), iter([("2", "7", "16384", "(0,3)")])))
+    found = copied_parts.PartResult(copied_parts.Part(None, 0, 1, (), 1, 1))
+    there, here = iter([("1", "(0,1)", "16384", "(0,2)")]), iter([("2", "7", "16384", "(0,3)")])
+    copied_parts._take(found, copied_parts._alone(there, here))
     assert (found.missing, found.surplus) == (["(0,1)"], [(7, 16384, "(0,3)")])

@@ -18,7 +18,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.ranges import EqualRanges, Ranges, key_type
+from pgsub.reconcile.key_ranges import EqualRanges, Ranges, key_type
 from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds between writes, because there may be thousands of tables. After a kill, unwritten ones are compared again.

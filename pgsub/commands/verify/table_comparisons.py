@@ -27,8 +27,8 @@ from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.equality import Values
 from pgsub.reconcile.explained_differences import LOCAL, NEW, OLD, Explanations, Recorded
 from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
+from pgsub.reconcile.key_ranges import EqualRanges, RangeComparison, Ranges, first_column
 from pgsub.reconcile.point_attempt import Point
-from pgsub.reconcile.ranges import EqualRanges, RangeComparison, Ranges, first_column
 from pgsub.reconcile.reading.sessions import Progress
 from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.replaced import REPAIRED

@@ -4,8 +4,8 @@ The server's copy_table (tablesync.c) is one transaction, of which nothing remai
 
 NOTES
 The ledger knows the blocks that each chunk read and the xid of its rows. So each part is compared with the new slot's
-snapshot (:mod:`pgsub.reconcile.parts`). Rows that are no longer in the publisher's part are first removed from all
-parts, by ctid and xid: they are the copy's own, and no other rows are touched. Then missing rows are copied, as new
+snapshot (:mod:`pgsub.reconcile.copied_parts`). Rows that are no longer in the publisher's part are first removed from
+all parts, by ctid and xid: they are the copy's own, and no other rows are touched. Then missing rows are copied, as new
 chunks. This order is necessary because an UPDATE may have moved a row from one part to another. Parts with too many
 differences are removed completely, and copied again with the blocks that are in no part.
 
@@ -28,9 +28,9 @@ from pgsub.common.plural import counted
 from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.reconcile import parts
+from pgsub.reconcile import copied_parts
+from pgsub.reconcile.copied_parts import PartComparison, PartResult
 from pgsub.reconcile.expressions import ComparedTable
-from pgsub.reconcile.parts import PartComparison, PartResult
 from pgsub.tablesync.copy import cleanup, plan
 from pgsub.tablesync.copy.adoption import Adopter
 from pgsub.tablesync.copy.spilled_values import SpilledValues
@@ -84,12 +84,12 @@ class Resumed:
         self._remote, self._target = resumption.table.remote, resumption.table.target
         self._leaves = {(leaf.schema, leaf.name): leaf for leaf in self._remote.leaves}
         done = [one for one in chunks.brought(session, key.claim) if one.part is not None]
-        self._of_part: dict[parts.Part, tuple[Part, list[Brought]]] = self._grouped(done)
+        self._of_part: dict[copied_parts.Part, tuple[Part, list[Brought]]] = self._grouped(done)
         self._found = SpilledValues[PartResult]()
         self._anew: list[Brought] = []
         self._removed = self._brought = 0
 
-    def _grouped(self, done: Sequence[Brought]) -> dict[parts.Part, tuple[Part, list[Brought]]]:
+    def _grouped(self, done: Sequence[Brought]) -> dict[copied_parts.Part, tuple[Part, list[Brought]]]:
         """Group chunks with those that were added to the same part later."""
         together: dict[Part, list[Brought]] = defaultdict(list)
         for one in done:
@@ -97,9 +97,9 @@ class Resumed:
             together[one.part].append(one)
         return {self._compared(part, of_part): (part, of_part) for part, of_part in together.items()}
 
-    def _compared(self, part: Part, done: Sequence[Brought]) -> parts.Part:
+    def _compared(self, part: Part, done: Sequence[Brought]) -> copied_parts.Part:
         leaf = self._leaves.get((part.schema, part.name))
-        return parts.Part(
+        return copied_parts.Part(
             None if leaf is None else (leaf.oid, leaf.schema, leaf.name),
             part.first,
             part.until,

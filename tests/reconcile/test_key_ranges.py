@@ -11,7 +11,7 @@ from verified import compare
 
 from pgsub.common.errors import TableRewritten
 from pgsub.reconcile.comparison import TableResult
-from pgsub.reconcile.ranges import EqualRanges, Ranges
+from pgsub.reconcile.key_ranges import EqualRanges, Ranges
 from pgsub.reconcile.reading import read_rate
 from pgsub.reconcile.rows import DIFFERENT, EXTRA, MISSING
 
