@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply.execute import savepoints
+from pgsub.apply.parallel import savepoints
 from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession

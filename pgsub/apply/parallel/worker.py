@@ -26,7 +26,7 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
+from pgsub.apply.parallel.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
