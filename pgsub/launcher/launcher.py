@@ -23,8 +23,8 @@ from pgsub.launcher.run_until import Goal
 from pgsub.launcher.runner import Runner
 from pgsub.launcher.served import Served
 from pgsub.launcher.service import Shared
-from pgsub.launcher.service_manager import ServiceManager
 from pgsub.launcher.spark.driver import Engine
+from pgsub.launcher.systemd import ServiceManager
 
 TICK = 0.1
 #: Seconds after which an unbounded run restarts a runner that failed permanently.

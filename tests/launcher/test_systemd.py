@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsub.launcher.service_manager import ServiceManager
+from pgsub.launcher.systemd import ServiceManager
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
