@@ -27,7 +27,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows, retry
-from pgsub.launcher.error_reporting import APPLY, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, ErrorReporter
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.retry import Retry
 from pgsub.launcher.run_until import Goal, GoalCheck, Outcome

@@ -24,7 +24,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.common.errors import Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription, same_service
-from pgsub.launcher.error_reporting import APPLY, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.events import Events

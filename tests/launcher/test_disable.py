@@ -14,7 +14,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError, PublisherUnavailable
-from pgsub.launcher.error_reporting import APPLY, ErrorReporter, sync_name
+from pgsub.launcher.error_handling import APPLY, ErrorReporter, sync_name
 from pgsub.launcher.recorder import Recorder
 
 #: The target refuses every row with the SQLSTATE that is set for the database.

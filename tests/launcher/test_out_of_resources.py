@@ -20,7 +20,7 @@ from pgsub.common.errors import Directive
 from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.error_handling import ErrorReporter
 from pgsub.launcher.error_rows import internal_error
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder

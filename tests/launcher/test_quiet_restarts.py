@@ -10,8 +10,8 @@ import pytest
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import Fenced, PgsubError, StreamsMustRestart
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import error_reporting
-from pgsub.launcher.error_reporting import APPLY, QUIET_RESTARTS, ErrorReporter
+from pgsub.launcher import error_handling
+from pgsub.launcher.error_handling import APPLY, QUIET_RESTARTS, ErrorReporter
 from pgsub.launcher.recorder import Recorder
 
 _SUB = Subscription(5, "orders", "host=p", "host=t", ("pub",), "orders")
@@ -23,7 +23,7 @@ def test_a_worker_that_is_begun_anew_again_and_again_from_one_position_is_told(
 ) -> None:
     log: list[str] = []
     clock = [0.0]
-    monkeypatch.setattr(error_reporting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(error_handling.time, "monotonic", lambda: clock[0])
     with StateStore.open(state_dir) as store:
         store.add_subscription(_SUB)
         with contextlib.closing(Recorder(store, lambda level, text: log.append(text))) as recorder:

@@ -15,7 +15,7 @@ from fix_servers import Database
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PublisherUnavailable, SchemaFault, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.error_handling import ErrorReporter
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.workers import sequence_worker
 from pgsub.launcher.workers.sequence_worker import SequenceWorker

@@ -15,7 +15,7 @@ from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError, Log
-from pgsub.launcher.error_reporting import APPLY, SLOT, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, SLOT, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import slot_watch
 from pgsub.launcher.mirror.backlog import Backlog

@@ -15,7 +15,7 @@ from fix_program import until
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError, TargetSchemaError, WorkerDied
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.error_handling import ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.service import Shared

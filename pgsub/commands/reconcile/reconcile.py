@@ -34,7 +34,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import KEEP, Subscription
-from pgsub.launcher.error_reporting import APPLY
+from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import slots
 from pgsub.target.ledger import skip, two_phase, worker_takeover

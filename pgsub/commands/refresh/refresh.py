@@ -19,7 +19,7 @@ from pgsub.commands.sessions import ledger_session, maintenance, verified_publis
 from pgsub.commands.subscription.enable_disable import require_enabled
 from pgsub.common.errors import UsageError
 from pgsub.common.subscription import KEEP, Subscription
-from pgsub.launcher.error_reporting import sync_name
+from pgsub.launcher.error_handling import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.switchover import journal
 from pgsub.target.ledger import subscriptions, two_phase

@@ -28,7 +28,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY
+from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from pgsub.target.ledger import subscriptions, two_phase

@@ -23,7 +23,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY
+from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import skip, subscriptions
 from pgsub.target.ledger.skip import WHOLE, Skip

@@ -14,7 +14,7 @@ from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SparkUn
 from pgsub.common.quoting import word
 from pgsub.common.server_words import is_unreachable
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY, RESTARTS
+from pgsub.launcher.error_handling import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn
 
 

@@ -18,7 +18,7 @@ from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, e
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word
-from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SLOT, sync_name
+from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The holder of a lock (pgsub.launcher.mirror.lock_waits). It precedes all text that others choose.

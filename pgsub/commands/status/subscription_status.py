@@ -23,7 +23,7 @@ from pgsub.common import errors
 from pgsub.common.errors import PgsubError, ReplicationBroken, SlotLost, SparkUnusable, WorkerDied
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
-from pgsub.launcher.error_reporting import APPLY
+from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = dict[str, Any]

@@ -30,7 +30,7 @@ from pgsub.common.errors import (
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY, SEQUENCES, sync_name
+from pgsub.launcher.error_handling import APPLY, SEQUENCES, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1

@@ -11,7 +11,7 @@ from pgsub.commands.status.subscription_status import serving
 from pgsub.common.errors import PgsubError
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import SEQUENCES
+from pgsub.launcher.error_handling import SEQUENCES
 from pgsub.protocol.lsn import format_lsn
 
 _NAMED = 10

@@ -14,7 +14,7 @@ from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import APPLY, RESTARTS
+from pgsub.launcher.error_handling import APPLY, RESTARTS
 from pgsub.publisher import slots
 from pgsub.publisher.connect import Connection
 from pgsub.target.ledger.subscriptions import Identity

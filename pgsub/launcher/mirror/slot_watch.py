@@ -16,7 +16,7 @@ from pgsub.common.errors import Log, PgsubError, PublicationMissing, PublisherUn
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SLOT, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, ErrorReporter
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run

@@ -12,7 +12,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common.errors import Directive, Fenced, PgsubError, WorkerDied, log_text
 from pgsub.common.plural import counted
 from pgsub.common.threads import SupervisedThread
-from pgsub.launcher.error_reporting import APPLY, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry

@@ -26,7 +26,7 @@ from pgsub.common.errors import (
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows, retry
-from pgsub.launcher.error_reporting import SEQUENCES, ErrorReporter
+from pgsub.launcher.error_handling import SEQUENCES, ErrorReporter
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.publisher import connect as publisher

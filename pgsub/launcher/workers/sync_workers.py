@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows
-from pgsub.launcher.error_reporting import APPLY, PUBLICATIONS, SEQUENCES, SLOT, ErrorReporter, sync_name
+from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SEQUENCES, SLOT, ErrorReporter, sync_name
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import sync_order

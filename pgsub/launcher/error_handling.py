@@ -1,4 +1,4 @@
-"""Reports a subscription's errors: to the log, the state store and its counters, and by disabling, in this order."""
+"""Handles a subscription's errors: logs, records and counts them, and disables it if asked, in this order."""
 
 from __future__ import annotations
 
