@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair
 
-from pgsub.apply.rows import statement_cache
+from pgsub.apply.rows import statements_by_shape
 from pgsub.apply.sets import writer
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.target.catalog.relation_map import RelationMap
@@ -266,7 +266,7 @@ def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monk
     )
     assert len(built) == 2  # with the large value and without
     p.same("t")
-    monkeypatch.setattr(statement_cache, "STATEMENTS", 20)
+    monkeypatch.setattr(statements_by_shape, "STATEMENTS", 20)
     p.apply(f"UPDATE f SET {nulls}", "UPDATE f SET c0 = 1", "DELETE FROM f WHERE id < 200")
     assert len(built) > 200
     p.same("f")

@@ -13,7 +13,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair, elsewhere
 
 from pgsub.apply.execute import executor
-from pgsub.apply.worker import rolled_back
+from pgsub.apply.worker import skip_rolled_back
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart, WrongSystem
 from pgsub.protocol.lsn import parse_lsn
@@ -347,5 +347,5 @@ def test_another_server_does_not_say_that_a_transaction_was_rolled_back(pair: Ma
         error = ApplyError("it failed")
         error.xid, error.finish_lsn, error.relation = int(xid[0]), "0/10", "public.t"
         with pytest.raises(WrongSystem):
-            rolled_back.leaves_out(p.sub, error)
+            skip_rolled_back.leaves_out(p.sub, error)
     assert skip.pending(p.session, p.sub.subid) is None

@@ -12,11 +12,11 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.apply.rows.found_conflicts import AT, FoundConflicts
 from pgsub.apply.rows.insert_run import InsertRun
+from pgsub.apply.rows.missing_and_origin_differs import AT, FoundConflicts
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.relation_cache import RelationCache
-from pgsub.apply.rows.statement_cache import RowStatements
+from pgsub.apply.rows.statements_by_shape import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import table_lock
 from pgsub.common.errors import TargetUnavailable

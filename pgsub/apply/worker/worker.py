@@ -12,7 +12,7 @@ from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.apply.worker import missing_partition, rolled_back
+from pgsub.apply.worker import missing_partition, skip_rolled_back
 from pgsub.apply.worker.barrier import ApplyBarrier
 from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
@@ -44,7 +44,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
     except ApplyError as error:
         left_out = False
         with contextlib.suppress(PgsubError):  # report the error that stopped apply
-            left_out = rolled_back.leaves_out(spec.subscription, error)
+            left_out = skip_rolled_back.leaves_out(spec.subscription, error)
         if left_out:
             raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
         if isinstance(error, SchemaFault):

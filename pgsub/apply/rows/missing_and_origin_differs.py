@@ -12,7 +12,7 @@ from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.set_fallback import SetFallback
-from pgsub.apply.rows.statement_cache import RowStatements
+from pgsub.apply.rows.statements_by_shape import RowStatements
 from pgsub.target.sql.pipeline import RowCount
 
 #: Number of searches for a row that may have been replaced before it counts as missing.
