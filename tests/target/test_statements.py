@@ -19,8 +19,7 @@ from pgsub.protocol.messages import Column, Insert, Relation
 from pgsub.tablesync.sequences import reading
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import connect as target
-from pgsub.target.sql import copy_from
-from pgsub.target.sql import pipeline as pipelines
+from pgsub.target.sql import copy_from, prepared_statements
 from pgsub.target.sql.pipeline import WINDOW, Pipeline, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
 
@@ -59,7 +58,7 @@ def test_every_statement_gets_its_own_row_count(connect: Connect) -> None:
 def test_the_session_keeps_no_more_prepared_statements_than_it_may(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipelines, "PREPARED", 100)
+    monkeypatch.setattr(prepared_statements, "PREPARED", 100)
     session = _table(connect)
     shapes = [
         Statement(sql.SQL("INSERT INTO public.t VALUES ($1, {})").format(sql.Literal(f"v{n}")), (23,), ())

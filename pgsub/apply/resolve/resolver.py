@@ -25,7 +25,8 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
-from pgsub.target.sql.pipeline import DEALLOCATED, StatementFailed
+from pgsub.target.sql.pipeline import StatementFailed
+from pgsub.target.sql.prepared_statements import DEALLOCATED
 
 #: Maximum number of rows that are tried together.
 TOGETHER = 256

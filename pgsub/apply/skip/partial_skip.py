@@ -32,7 +32,7 @@ from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Up
 from pgsub.protocol.parse_changes import ROW_CHANGES
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap
-from pgsub.target.sql.pipeline import DEALLOCATED
+from pgsub.target.sql.prepared_statements import DEALLOCATED
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
 #: The target rejects the value, or its type has no hash, which aborts a transaction.

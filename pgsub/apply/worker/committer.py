@@ -29,7 +29,7 @@ from pgsub.common.errors import PgsubError, StreamsMustRestart
 from pgsub.common.server_words import DEADLOCK
 from pgsub.protocol.messages import LogicalMessage, Relation
 from pgsub.target.ledger.skip import Skip
-from pgsub.target.sql.pipeline import DEALLOCATED
+from pgsub.target.sql.prepared_statements import DEALLOCATED
 
 _log = logging.getLogger(__name__)
 

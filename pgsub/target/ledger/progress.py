@@ -33,7 +33,8 @@ from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.turns import Turns
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session.transactions import durable
-from pgsub.target.sql.pipeline import DEALLOCATED, Pipeline, StatementFailed, Step
+from pgsub.target.sql.pipeline import Pipeline, StatementFailed, Step
+from pgsub.target.sql.prepared_statements import DEALLOCATED
 from pgsub.target.sql.statement_builder import Statement
 
 _COLUMNS = (

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 
 from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
+from pgsub.target.sql.prepared_statements import PreparedStatements
 from pgsub.target.sql.statement_builder import Statement
 
 #: Number of unread results after which the sender reads some. It is enough for a round trip, and small enough that the
@@ -22,16 +23,6 @@ from pgsub.target.sql.statement_builder import Statement
 WINDOW = 256
 #: Bytes of values after which the sender also waits: libpq's buffer and the senders' tags hold them.
 WINDOW_BYTES = 4 << 20
-#: Maximum cost of prepared statements, counted in parameters, because session and server keep them. Updates of a table
-#: with many columns have a statement for each set of columns that are NULL or not sent.
-PREPARED = 40_000
-_STATEMENT = 8  #: cost of a statement without parameters
-
-_OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.starts_with(name, %s)"
-
-#: invalid_sql_statement_name: after a rollback that it sees, psycopg deallocates every prepared statement of a session,
-#: including the pipeline's. This is no fault of a row; the statements are prepared again.
-DEALLOCATED = "26000"
 
 RowCount = Callable[[int], None]
 #: A function that receives the values of a row as text.
@@ -63,12 +54,11 @@ class Pipeline:
     """
 
     def __init__(self, connection: psycopg.Connection, prefix: str = "pgsub") -> None:
-        self._prefix = f"{prefix}_"
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._prepared: dict[int, tuple[bytes, Statement]] = {}  # by name or text; oldest first
-        self._names = self._cost = 0
-        self._waiting: deque[tuple[object, Statement | None, RowCount | None, FirstRow | None]] = deque()
+        waiting: deque[tuple[object, Statement | None, RowCount | None, FirstRow | None]] = deque()
+        self._waiting = waiting
+        self._prepared = PreparedStatements(connection, prefix, lambda tag, one: waiting.append((tag, one, None, None)))
         self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
@@ -95,7 +85,7 @@ class Pipeline:
             self._pgconn.nonblocking = 1
             self._pgconn.enter_pipeline_mode()
             self._active = True
-        name = self._name(statement, tag)
+        name = self._prepared.name(statement, tag)
         if statement.replanned:
             self._pgconn.send_query_params(name, values, statement.types or None, formats)
         else:
@@ -117,30 +107,6 @@ class Pipeline:
             self.send(statement, texts, [0] * len(texts), statement, on_row=on_row)
         self.sync()
 
-    def _name(self, statement: Statement, tag: object) -> bytes:
-        """Prepare the statement once, and return its name. Of one that is not prepared, return the text."""
-        known = self._prepared.get(id(statement))
-        if known is not None:
-            return known[0]
-        self._cost += _STATEMENT + len(statement.types)
-        while self._cost > PREPARED and self._prepared:
-            self._deallocate(next(iter(self._prepared)), tag)
-        name = text = statement.text.as_bytes(self._connection)
-        if not statement.replanned:
-            self._names += 1
-            name = f"{self._prefix}{self._names}".encode()
-            self._pgconn.send_prepare(name, text, statement.types or None)
-            self._waiting.append((tag, statement, None, None))
-        self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
-        return name
-
-    def _deallocate(self, key: int, tag: object) -> None:
-        name, statement = self._prepared.pop(key)
-        self._cost -= _STATEMENT + len(statement.types)
-        if not statement.replanned:
-            self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
-            self._waiting.append((tag, None, None, None))
-
     def sync(self) -> None:
         """Wait for every result.
 
@@ -161,19 +127,12 @@ class Pipeline:
             raise failure
 
     def reset(self) -> None:
-        """Forget prepared statements, because a failed Parse leaves no statement behind and none may be missing.
-
-        They are deallocated one by one: psycopg has its own in the session, and does not notice every DEALLOCATE ALL.
-        """
-        self._prepared.clear()
-        self._cost = 0
+        """Roll back what failed, and prepare all statements again when they are needed."""
+        self._prepared.forget()
         self._waiting.clear()
-        with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
-        if with_transaction:
+        if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
             self._connection.execute(self.undo.encode())
-        for (name,) in self._connection.execute(_OWN_STATEMENTS, (self._prefix,), prepare=False).fetchall():
-            text = sql.SQL("DEALLOCATE {}").format(sql.Identifier(name))
-            self._connection.execute(text, prepare=False)
+        self._prepared.deallocate_forgotten()
 
     def _pump(self, *, until_sync: bool) -> None:
         poll = select.poll()
