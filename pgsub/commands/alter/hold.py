@@ -14,7 +14,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.refresh.diff import named
+from pgsub.commands.refresh.given_table_names import named
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError, log_text

@@ -13,12 +13,13 @@ import psycopg
 
 from pgsub.commands.preflight import adoption, revoked_privileges, tables
 from pgsub.commands.preflight.findings import Preflight
-from pgsub.common.errors import StateForbids, UsageError
-from pgsub.common.plural import some
+from pgsub.commands.refresh.given_table_names import named
+from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
+from pgsub.target.catalog.table_names import find_oids
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import held_tables
@@ -27,13 +28,6 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql import resync_truncate
 from pgsub.target.sql.resync_truncate import TruncatedTable
-
-_OIDS = """
-SELECT n.nspname::text, c.relname::text, c.oid::bigint
-  FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS w (nspname, relname)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +105,7 @@ def plan(
     """
     published = publication.published_tables(source, sub.publications)
     names = [(t.schema, t.name) for t in published]
-    rows = session.execute(_OIDS.encode(), ([n[0] for n in names], [n[1] for n in names])).fetchall()
-    oids = {(schema, name): oid for schema, name, oid in rows}
+    oids = find_oids(session, names)
     present = {rel.srrelid: rel for rel in subscriptions.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
     found = tables.check_tables(source, session, sub, copy_data=copy_data, adopt=adopt, known=known, named=named)
@@ -183,29 +176,3 @@ def _again(
             )
         chosen[relation.srrelid] = relation
     return tuple(chosen[oid] for oid in sorted(chosen))
-
-
-def named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
-    """Find the table of that name. The text is matched literally first, then as an SQL name."""
-    matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
-    if not matching:
-        try:
-            row = session.execute("SELECT pg_catalog.parse_ident(%s)", (text,)).fetchone()
-        except psycopg.errors.InvalidParameterValue:
-            row = None
-        parts = list(row[0]) if row else []
-        if len(parts) != 2:
-            meant = [f"{one.schemaname}.{one.relname}" for one in relations if one.relname == text]
-            example = meant[0] if len(meant) == 1 else "public.orders"
-            raise UsageError(f'"{text}" is not a qualified table name', hint=f"Name schema and table, as in {example}.")
-        matching = [r for r in relations if [r.schemaname, r.relname] == parts]
-    if not matching:
-        raise StateForbids(
-            f'table "{text}" is not part of the subscription',
-            detail=f"It has {some([f'{one.schemaname}.{one.relname}' for one in relations]) or 'no table'}.",
-            hint="Name one of them, or subscribe to it first: add it to a publication, and refresh the subscription.",
-            sqlstate="42704",
-        )
-    if len(matching) > 1:
-        raise UsageError(f'table name "{text}" is ambiguous', hint='Quote its parts, as in public."a.b".')
-    return matching[0]

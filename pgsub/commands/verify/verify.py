@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh.diff import named
+from pgsub.commands.refresh.given_table_names import named
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, CallbackReporter, Reporter, TableProgress
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.verify.apply_to_point import caught_up, served
