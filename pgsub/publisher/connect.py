@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import psycopg
@@ -10,11 +11,14 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
+from pgsub.common import server_words
 from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import conninfo_check
 from pgsub.common.connections.ping import ping
-from pgsub.common.errors import ProtocolViolation, StateForbids
+from pgsub.common.errors import PermissionMissing, PgsubError, ProtocolViolation, PublisherUnavailable, StateForbids
+from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.plural import counted
-from pgsub.publisher.faults import refused, translating
+from pgsub.publisher.faults import REPLICATION_ROLE, replication_hint, translating
 
 Connection = psycopg.Connection[TupleRow]
 
@@ -24,6 +28,33 @@ MINIMUM_VERSION = 140000
 #: applies a reload of its server's configuration to all other settings. One key could then have two texts in a change
 #: set, and would count as two keys.
 _ONE_TEXT = {"intervalstyle": "postgres", "timezone": "UTC", "bytea_output": "hex"}
+
+#: Hints for a refused connection, for which libpq has no SQLSTATE. The first match counts.
+_REFUSALS = (
+    (r"password authentication failed|no password supplied|authentication failed|empty password",
+     "Check the user and the password (passfile, service or --connection)."),
+    (r"no pg_hba.conf entry|pg_hba.conf rejects",
+     "Add a line for this user, address and the database itself to the publisher's pg_hba.conf; "
+     "the keyword replication does not cover logical replication."),
+    (r'role "[^"]*" (does not exist|is not permitted to log in)', "Check the user in --connection."),
+    (r'database "[^"]*" does not exist', "Check dbname in --connection."),
+    (r"starting up|shutting down|recovery mode|not (yet )?accepting connections|administrator command",
+     "Try again when the publisher accepts connections."),
+    (r"max_wal_senders", "Raise max_wal_senders on the publisher, or end a walsender that nobody needs."),
+    (r"too many (clients|connections)|remaining connection slots",
+     "Raise max_connections on the publisher, or end sessions that nobody needs."),
+    (r"could not translate host name|failed to resolve|name resolution|Name or service|Temporary failure in name",
+     "Check the host name in --connection."),
+    (r"timeout expired|timed out|[Cc]onnection refused|No route|unreachable|No such file",
+     "Check that the publisher runs and that host and port in --connection are right."),
+    (r"SSL|certificate", "Check sslmode and the certificates named in --connection."),
+    (r'definition of service "|service file "', "Correct service= in --connection, or define that service."),
+)  # fmt: skip
+_POOLER = re.compile(r"unsupported startup parameter|unsupported pkt type|FATAL:\s+no such database: ")
+_POOLER_HINT = (
+    "A connection pooler seems to answer, and logical replication does not work through one. "
+    "Give the address and port of the server itself in --connection."
+)
 
 
 def connect(
@@ -74,6 +105,29 @@ def connect(
             _prepare_session(connection)
         stack.pop_all()
     return connection
+
+
+def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
+    """Make the error of a failed connection attempt. It never contains the conninfo or a password.
+
+    :param endpoint: description of the server that may be shown.
+    :param user: role name of the conninfo, if it has one.
+    """
+    lines = server_words.lines(error) or [type(error).__name__]
+    lead = r"^(connection is bad: |(connection failed: )?(connection to server .* failed: )?)((FATAL|ERROR):\s+)?"
+    message = f"could not connect to the publisher: {re.sub(lead, '', lines[0]) or lines[0]}"
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    whole = "\n".join(lines)
+    more = [*lines[1:], conninfo_check.missing_service(whole) or ""]
+    detail = " ".join(filter(None, [f"The publisher is {endpoint}." if endpoint else "", *more])) or None
+    if _POOLER.search(whole):
+        return StateForbids(message, detail=detail, hint=_POOLER_HINT, sqlstate=state)
+    if REPLICATION_ROLE.search(whole):
+        return PermissionMissing(message, detail=detail, hint=replication_hint(user), sqlstate=state or "42501")
+    hint = next((hint for pattern, hint in _REFUSALS if re.search(pattern, whole)), None)
+    if hint is None and (lack := no_descriptor()) is not None:
+        message, hint = f"could not connect to the publisher: {lack.message}", lack.hint
+    return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=state)
 
 
 def password_missing(detail: str) -> StateForbids:

@@ -1,8 +1,8 @@
-"""Errors of the publisher: psycopg errors and failed results are converted to pgsub's own.
+"""Errors of the publisher in an established session: psycopg errors and failed results become pgsub's own.
 
 Mirrors the ``ereport`` calls of ``libpqwalreceiver.c``: the server's error is embedded as ``could not …: %s``.
-Decisions depend on SQLSTATEs. Message texts, which a server may translate, only choose between hints: if several errors
-share an SQLSTATE, or if libpq has none, as for a refused connection.
+Decisions depend on SQLSTATEs. Message texts, which a server may translate, only choose between hints if several errors
+share an SQLSTATE.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import psycopg
 from psycopg import pq
 
 from pgsub.common import quoting, server_words
-from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
@@ -26,39 +25,15 @@ from pgsub.common.errors import (
     SlotLost,
     StateForbids,
 )
-from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.server_words import is_transient, server_hint, shortened
 
-_REPLICATION_ROLE = re.compile(
+REPLICATION_ROLE = re.compile(
     r"permission denied to start WAL sender|must be superuser or replication role|permission denied to use replication"
 )
-_POOLER = re.compile(r"unsupported startup parameter|unsupported pkt type|FATAL:\s+no such database: ")
 _DENIED = re.compile(r"permission denied for (table|schema|sequence|function|view|relation) (.+)")
 
 #: A quoted name in a message, in the languages of the server.
 _QUOTED = re.compile(r"\"[^\"]*\"|«[^»]*»|»[^«]*«|„[^“]*“|“[^”]*”")
-
-#: Hints for a refused connection. The first match counts.
-_REFUSALS = (
-    (r"password authentication failed|no password supplied|authentication failed|empty password",
-     "Check the user and the password (passfile, service or --connection)."),
-    (r"no pg_hba.conf entry|pg_hba.conf rejects",
-     "Add a line for this user, address and the database itself to the publisher's pg_hba.conf; "
-     "the keyword replication does not cover logical replication."),
-    (r'role "[^"]*" (does not exist|is not permitted to log in)', "Check the user in --connection."),
-    (r'database "[^"]*" does not exist', "Check dbname in --connection."),
-    (r"starting up|shutting down|recovery mode|not (yet )?accepting connections|administrator command",
-     "Try again when the publisher accepts connections."),
-    (r"max_wal_senders", "Raise max_wal_senders on the publisher, or end a walsender that nobody needs."),
-    (r"too many (clients|connections)|remaining connection slots",
-     "Raise max_connections on the publisher, or end sessions that nobody needs."),
-    (r"could not translate host name|failed to resolve|name resolution|Name or service|Temporary failure in name",
-     "Check the host name in --connection."),
-    (r"timeout expired|timed out|[Cc]onnection refused|No route|unreachable|No such file",
-     "Check that the publisher runs and that host and port in --connection are right."),
-    (r"SSL|certificate", "Check sslmode and the certificates named in --connection."),
-    (r'definition of service "|service file "', "Correct service= in --connection, or define that service."),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +68,6 @@ class ServerError:
         """Take the fields of an ErrorResponse message."""
         fields = {field[:1]: shortened(field[1:].decode(encoding, "replace")) for field in body.split(b"\0") if field}
         return cls(fields.get(b"C"), fields.get(b"M", "no error text"), fields.get(b"D"), fields.get(b"H"))
-
-
-def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
-    """Make the error of a failed connection attempt. It never contains the conninfo or a password.
-
-    :param endpoint: description of the server that may be shown.
-    :param user: role name of the conninfo, if it has one.
-    """
-    lines = server_words.lines(error) or [type(error).__name__]
-    first = (
-        re.sub(r"^(connection is bad: |(connection failed: )?(connection to server .* failed: )?)", "", lines[0])
-        or lines[0]
-    )
-    reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
-    message = f"could not connect to the publisher: {reason}"
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    whole = "\n".join(lines)
-    more = [*lines[1:], conninfo_check.missing_service(whole) or ""]
-    detail = " ".join(filter(None, [f"The publisher is {endpoint}." if endpoint else "", *more])) or None
-    if _POOLER.search(whole):
-        return StateForbids(message, detail=detail, hint=POOLER_HINT, sqlstate=state)
-    if _REPLICATION_ROLE.search(whole):
-        return PermissionMissing(message, detail=detail, hint=replication_hint(user), sqlstate=state or "42501")
-    hint = next((hint for pattern, hint in _REFUSALS if re.search(pattern, whole)), None)
-    if hint is None and (lack := no_descriptor()) is not None:
-        message, hint = f"could not connect to the publisher: {lack.message}", lack.hint
-    return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=state)
-
-
-POOLER_HINT = (
-    "A connection pooler seems to answer, and logical replication does not work through one. "
-    "Give the address and port of the server itself in --connection."
-)
 
 
 def translate(
@@ -224,7 +166,7 @@ WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wa
 
 def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | None) -> str:
     role = _role(user)
-    if _REPLICATION_ROLE.search(said.message):
+    if REPLICATION_ROLE.search(said.message):
         return replication_hint(user)
     if "row-level security" in said.message:
         return (

@@ -24,8 +24,8 @@ from pgsub.common.errors import (
     UsageError,
 )
 from pgsub.common.query import scalar
-from pgsub.publisher.connect import connect, is_replication
-from pgsub.publisher.faults import ServerError, classify, refused, translate
+from pgsub.publisher.connect import connect, is_replication, refused
+from pgsub.publisher.faults import ServerError, classify, translate
 from pgsub.target.session import connect as target
 
 SECRET = "S3NT1NEL"
