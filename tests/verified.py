@@ -16,7 +16,7 @@ from psycopg import sql
 from pgsub.commands.verify.table_comparisons import publisher_side
 from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import faults
+from pgsub.publisher.server_errors import translate
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
@@ -54,7 +54,7 @@ def results(p: Pair, names: Sequence[tuple[str, str]]) -> Iterator[TableResult]:
                 "publisher",
                 lambda: publisher.connect(p.pubdb.conninfo, application_name="verify"),
                 point.publisher,
-                faults.translate,
+                translate,
                 order,
             ),
             Side("target", lambda: target.connect(p.subdb.conninfo, "verify"), point.target, target.translate, order),
@@ -118,7 +118,7 @@ def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) 
                 "publisher",
                 lambda: _as(publisher.connect(pubdb.conninfo, application_name="verify"), becoming.get("publisher")),
                 exported(pubdb, stack),
-                faults.translate,
+                translate,
             ),
             Side(
                 "target",

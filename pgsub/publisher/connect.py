@@ -18,7 +18,7 @@ from pgsub.common.connections.ping import ping
 from pgsub.common.errors import PermissionMissing, PgsubError, ProtocolViolation, PublisherUnavailable, StateForbids
 from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.plural import counted
-from pgsub.publisher.faults import REPLICATION_ROLE, replication_hint, translating
+from pgsub.publisher.server_errors import REPLICATION_ROLE, replication_hint, translating
 
 Connection = psycopg.Connection[TupleRow]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pgsub.common.errors import WrongSystem
 from pgsub.common.query import number, scalar
 from pgsub.publisher.connect import Connection, answer, connect
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 
 _DATABASE = """
 SELECT s.system_identifier::text, d.oid::bigint, d.datname::text

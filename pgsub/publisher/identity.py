@@ -16,7 +16,7 @@ from pgsub.common.query import number, scalar
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection, answer
 from pgsub.publisher.database import OID, Database, check_database
-from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
+from pgsub.publisher.server_errors import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState
 
 

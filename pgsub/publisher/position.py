@@ -10,7 +10,7 @@ import time
 from pgsub.common.query import scalar
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 
 _INSERTED = """
 SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn()::pg_catalog.text END

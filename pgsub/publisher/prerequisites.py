@@ -8,7 +8,7 @@ from __future__ import annotations
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.query import scalar
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translating
+from pgsub.publisher.server_errors import WAL_LEVEL_HINT, replication_hint, translating
 
 #: The first version that enables logical decoding with its first logical slot if wal_level is replica.
 _ON_DEMAND = 190000

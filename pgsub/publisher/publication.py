@@ -13,7 +13,7 @@ from psycopg import sql
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import some
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 
 
 class PublishedTable(NamedTuple):

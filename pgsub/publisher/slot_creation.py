@@ -21,7 +21,7 @@ from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, one_line
 from pgsub.common.query import number, shown
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 
 #: Receives message, detail and hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]

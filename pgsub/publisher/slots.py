@@ -20,7 +20,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import PgsubError, SlotLost, StateForbids
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, answer, is_replication
-from pgsub.publisher.faults import translate, translating
+from pgsub.publisher.server_errors import translate, translating
 from pgsub.publisher.slot_names import is_sync_slot, valid_slot_name
 from pgsub.publisher.stream.walsender import quote_identifier
 

@@ -19,7 +19,7 @@ from pgsub.common import server_words, table_lock
 from pgsub.common.connections.exported_snapshot import ExportedSnapshot, HolderGone
 from pgsub.common.errors import PublisherUnavailable, TableReplaced
 from pgsub.publisher.connect import Connection, connect
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
 from pgsub.publisher.stream.walsender import quote_identifier

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import translating
 from pgsub.publisher.publication import published
+from pgsub.publisher.server_errors import translating
 
 Name = tuple[str, str]  #: schema and name of a table
 

@@ -38,8 +38,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translating
 from pgsub.publisher.position import flushed_position
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.target.ledger.maintenance import barrier

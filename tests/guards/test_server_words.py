@@ -15,7 +15,7 @@ from pgsub.common import server_words
 from pgsub.common.errors import PgsubError
 from pgsub.common.server_words import KEPT_OF_SERVER
 from pgsub.launcher.error_rows import internal_error
-from pgsub.publisher.faults import ServerError, classify
+from pgsub.publisher.server_errors import ServerError, classify
 from pgsub.tablesync.copy.below_libpq import SourceError
 from pgsub.target.session.connect import translate
 from pgsub.target.sql.pipeline import StatementFailed

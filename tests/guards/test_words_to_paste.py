@@ -28,7 +28,7 @@ from pgsub.common.server_words import KEPT_OF_SERVER
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slot_creation
-from pgsub.publisher.faults import ServerError, classify
+from pgsub.publisher.server_errors import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.session import connect as target

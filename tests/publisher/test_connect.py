@@ -25,7 +25,7 @@ from pgsub.common.errors import (
 )
 from pgsub.common.query import scalar
 from pgsub.publisher.connect import connect, is_replication, refused
-from pgsub.publisher.faults import ServerError, classify, translate
+from pgsub.publisher.server_errors import ServerError, classify, translate
 from pgsub.target.session import connect as target
 
 SECRET = "S3NT1NEL"

@@ -11,9 +11,9 @@ import pytest
 from pgsub.common.errors import PermissionMissing, SchemaFault, StateForbids
 from pgsub.publisher.connect import connect
 from pgsub.publisher.copy_statements import copy_statement
-from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import identify
 from pgsub.publisher.publication import published_tables
+from pgsub.publisher.server_errors import translate
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.publisher.tables import describe_tables
 

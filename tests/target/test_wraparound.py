@@ -10,7 +10,7 @@ from fix_clusters import MakeServer, program
 from fix_servers import Database
 
 from pgsub.common.errors import ApplyError, Directive, PublisherUnavailable, TargetUnavailable
-from pgsub.publisher.faults import ServerError, classify
+from pgsub.publisher.server_errors import ServerError, classify
 from pgsub.target.session.connect import translate
 
 #: Transaction IDs in a segment of pg_xact, and its bytes.

@@ -13,7 +13,7 @@ import psycopg
 from pgsub.common.errors import PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translate
+from pgsub.publisher.server_errors import translate
 
 #: Seconds between two reads: the longest wait of the first commit after the setting was changed.
 CHECK_SECONDS = 15.0

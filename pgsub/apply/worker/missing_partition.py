@@ -17,7 +17,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Relation
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import must_use_password

@@ -25,7 +25,7 @@ from pgsub.common.subscription import AUTO, Subscription, receiver_timeout
 from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.publisher.faults import translate
+from pgsub.publisher.server_errors import translate
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger import definitions, events, right_to_write, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.maintenance import reconciliation

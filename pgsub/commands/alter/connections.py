@@ -21,7 +21,7 @@ from pgsub.common.errors import PgsubError, StateForbids, WrongSystem
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
-from pgsub.publisher.faults import PROMOTE_HINT
+from pgsub.publisher.server_errors import PROMOTE_HINT
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session import ledger_privileges
 

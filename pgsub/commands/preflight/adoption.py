@@ -12,7 +12,7 @@ from pgsub.common import quoting, table_lock
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translate
+from pgsub.publisher.server_errors import translate
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
 from pgsub.tablesync.copy import plan

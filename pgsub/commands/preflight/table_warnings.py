@@ -13,7 +13,7 @@ from pgsub.common.plural import some
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import Name
 from pgsub.target.session import ledger_privileges
 from pgsub.target.sql.statement_builder import table_name

@@ -16,8 +16,8 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.publication import PublishedTable
+from pgsub.publisher.server_errors import translate, translating
 from pgsub.publisher.tables import Name, RemoteColumn, describe_tables
 from pgsub.tablesync.copy import plan
 from pgsub.tablesync.copy.preparation import types_here

@@ -17,8 +17,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slot_names, slots
-from pgsub.publisher.faults import translating
 from pgsub.publisher.identity import PublisherIdentity
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slots import SlotState
 from pgsub.switchover import journal
 from pgsub.target.ledger import subscriptions

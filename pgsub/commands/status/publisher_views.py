@@ -14,7 +14,7 @@ from psycopg import sql
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 
 Row = dict[str, Any]
 

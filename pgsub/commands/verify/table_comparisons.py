@@ -20,7 +20,7 @@ from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.events import conflict_of
 from pgsub.protocol.lsn import covered
-from pgsub.publisher import faults, publication
+from pgsub.publisher import publication, server_errors
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
@@ -60,7 +60,7 @@ OTHER = "other_subscription"
 def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: ExportedSnapshot) -> Side:
     """Return the publisher's side of a comparison."""
     publisher = verified_publisher.opener(session, sub)
-    return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
+    return Side("publisher", publisher, snapshot, server_errors.translate, date_order(session))
 
 
 class TableComparisons:

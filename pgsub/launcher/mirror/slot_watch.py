@@ -22,7 +22,7 @@ from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication, slots
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.target.ledger.subscriptions import RelationState
 
 SECONDS = 5.0

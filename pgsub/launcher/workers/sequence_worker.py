@@ -31,7 +31,7 @@ from pgsub.launcher.mirror.mirror import Run
 from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.tablesync.sequences import reading
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.session import connect as target

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.faults import ServerError
+from pgsub.publisher.server_errors import ServerError
 
 ENDED = "data stream from publisher has ended"
 #: Timeout of START_REPLICATION, which a walsender answers before it reads any WAL.

@@ -11,7 +11,7 @@ from psycopg import pq
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import ServerError
+from pgsub.publisher.server_errors import ServerError
 from pgsub.publisher.stream.channel import START_SECONDS, Refused, poll, unanswered, unread
 
 _HEADER = struct.Struct(">cI")

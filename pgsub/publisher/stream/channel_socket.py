@@ -19,7 +19,7 @@ from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import ServerError
+from pgsub.publisher.server_errors import ServerError
 from pgsub.publisher.stream.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.stream.transport import Transport
 

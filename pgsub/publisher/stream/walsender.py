@@ -14,7 +14,7 @@ from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import classify, translating
+from pgsub.publisher.server_errors import classify, translating
 from pgsub.publisher.stream.channel import ENDED, Channel, Refused, poll
 from pgsub.publisher.stream.channel_libpq import LibpqChannel
 from pgsub.publisher.stream.channel_socket import SocketChannel
@@ -103,7 +103,7 @@ class WalSender:
         """Start streaming. The server silently begins at the slot's confirmed_flush_lsn if that is later than ``lsn``.
 
         :param lsn: end LSN of the last transaction that is done; 0: begin at the slot's position.
-        :raises PgsubError: the server's error, see :func:`~pgsub.publisher.faults.translate`.
+        :raises PgsubError: the server's error, see :func:`~pgsub.publisher.server_errors.translate`.
         """
         if self._streaming or self._channel is not None:
             raise InternalError("a replication connection can carry one logical stream only")

@@ -21,7 +21,7 @@ import psycopg
 from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.query import leave_transaction, scalar
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.faults import translate as publisher_fault
+from pgsub.publisher.server_errors import translate as publisher_fault
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.reading.side import Side, date_order

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
-from pgsub.publisher.faults import ServerError
+from pgsub.publisher.server_errors import ServerError
 
 _HEADER = frames.HEADER
 _COPY_DATA = ord("d")

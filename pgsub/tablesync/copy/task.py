@@ -20,7 +20,7 @@ from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailabl
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translate as publisher_fault
+from pgsub.publisher.server_errors import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, hold_table, leave_snapshot, use_snapshot
 from pgsub.publisher.stream.transport import reachable
 from pgsub.tablesync.copy import conflict, copy_to_copy, row_by_row

@@ -15,7 +15,7 @@ from pgsub.common.errors import PgsubError, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import only_published
 from pgsub.tablesync.sequences import reading, writing
 from pgsub.tablesync.sequences.comparison import Compared, Obstacle, Wanted, compare

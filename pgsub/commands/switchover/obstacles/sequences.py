@@ -23,7 +23,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.common.quoting import dumping, word
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.faults import translating
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import Name
 from pgsub.tablesync.sequences import comparison, reading
 
