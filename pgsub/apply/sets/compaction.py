@@ -3,8 +3,7 @@
 NOTES: These rules make a change set give the same rows as its messages one by one. Messages that break a rule are
 executed row by row, with the rule as the reason.
 
-* Keys are equal if and only if their bytes are. :mod:`~pgsub.apply.sets.eligibility` admits only such types and
-  collations.
+* Keys are equal if and only if their bytes are. :mod:`~pgsub.apply.sets.keys` admits only such types and collations.
 * No change changes a key, and no trigger, rule or enforced foreign key sees an intermediate state.
 * The changes of a key form a sequence: only an INSERT follows a DELETE, and any other INSERT is the first change.
 * The first change of a key is its precondition: the key must be absent (INSERT) or exist (UPDATE, DELETE). Row counts

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+from pgsub.apply.sets import keys
 from pgsub.target.catalog.relation_map import RelationMap, is_updatable
-
-#: Types of key columns whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2,
-#: int4, text, oid, varchar, date, timestamp, timestamptz, uuid.
-KEY_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 
 
 def order_matters(relation: RelationMap) -> str | None:
@@ -39,16 +36,4 @@ def reason(relation: RelationMap) -> str | None:
         return "it has neither a replica identity index nor a primary key"
     if not is_updatable(relation):
         return "the publisher does not send the whole key"
-    return _key_reason(relation)
-
-
-def _key_reason(relation: RelationMap) -> str | None:
-    for position in relation.lookup:
-        column = relation.columns[position]
-        if column.type_oid not in KEY_TYPES or relation.remote.columns[position].type_oid != column.type_oid:
-            return f'equality of key column "{column.name}" is not that of its bytes'
-        if position in relation.modified:
-            return f'the modifier of key column "{column.name}" may make one key of two'
-        if not column.deterministic:
-            return f'the collation of key column "{column.name}" is not deterministic'
-    return None if relation.target.key_collated else "the key's index has a collation of its own"
+    return keys.incomparable(relation)

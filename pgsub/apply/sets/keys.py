@@ -1,4 +1,4 @@
-"""Groups rows by the bytes of their keys."""
+"""The bytes of keys: whether they decide which keys are equal, and rows grouped by them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import numpy as np
 
 from pgsub.protocol.columnar import Bytes, Flags, Lengths, Offsets, Rows, Words
 from pgsub.protocol.reader import BINARY, TEXT
+from pgsub.target.catalog.relation_map import RelationMap
 
+#: Types of key columns whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2,
+#: int4, text, oid, varchar, date, timestamp, timestamptz, uuid.
+KEY_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 _WORD = 8  #: bytes
 _BITS = 64
+
+
+def incomparable(relation: RelationMap) -> str | None:
+    """Return why the bytes of this relation's keys do not decide whether keys are equal, None if they do."""
+    for position in relation.lookup:
+        column = relation.columns[position]
+        if column.type_oid not in KEY_TYPES or relation.remote.columns[position].type_oid != column.type_oid:
+            return f'equality of key column "{column.name}" is not that of its bytes'
+        if position in relation.modified:
+            return f'the modifier of key column "{column.name}" may make one key of two'
+        if not column.deterministic:
+            return f'the collation of key column "{column.name}" is not deterministic'
+    return None if relation.target.key_collated else "the key's index has a collation of its own"
 
 
 class Keys:
