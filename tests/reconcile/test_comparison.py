@@ -499,7 +499,7 @@ def test_a_partition_that_is_being_emptied_is_not_read_through_its_table_as_an_e
     source = Source(oid, ("public", "t"), sql.SQL("public.t"), (), (sql.SQL("id::text"),), none, none)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
         seen = exported(pubdb, stack)
-        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), seen, server_errors.translate)
+        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), seen, translate)
         session = stack.enter_context(contextlib.closing(one.connect()))
         emptying = stack.enter_context(contextlib.closing(pubdb.connect()))
         emptying.execute("BEGIN; TRUNCATE mid1")
@@ -657,7 +657,7 @@ def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_
             f" AS 'SELECT {1 << 47}::bigint'"
         )
         seen = exported(pubdb, stack)
-        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), seen, server_errors.translate)
+        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), seen, translate)
         session = stack.enter_context(contextlib.closing(one.connect()))
         nothing = sql.SQL("")
         source = Source(

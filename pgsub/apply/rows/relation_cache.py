@@ -22,7 +22,7 @@ from pgsub.protocol.messages import Message, Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.relation import LEDGER, describe
 from pgsub.target.catalog.relation_map import RelationMap, map_relation, missing
-from pgsub.target.catalog.table_names import find_oids, name_of, renamed
+from pgsub.target.catalog.table_names import find_oids, renamed
 from pgsub.target.session import roles
 from pgsub.target.sql.statement_builder import Statement
 
@@ -196,7 +196,7 @@ class RelationCache:
         if target is None:
             raise self._missing(remote)
         if target.oid != target_oid:
-            raise self._replaced(schema, name, target_oid, target.oid)
+            raise ddl_hints.replaced(self.connection, self.subname, (schema, name), target_oid, target.oid)
         target = replace(roles.with_role(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         self._check_rules(conflict_rules.of_table(self._sub.on_conflict, schema, name))
@@ -216,19 +216,6 @@ class RelationCache:
                 f"pgsub alter {quoting.word(self._sub.name)} --on-conflict {quoting.word(taken_back)}",
                 sqlstate="55000",
             )
-
-    def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
-        """Return the error for a table that is not the subscribed one of its name."""
-        now = name_of(self.connection, known)
-        what, where = "was dropped and created again", ""
-        if now is not None:
-            what, where = "is not the table that was subscribed", f' which is "{now[0]}.{now[1]}" now,'
-        return SchemaFault(
-            f'logical replication target relation "{schema}.{name}" {what}',
-            detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-            hint="Refresh the subscription: the new table is copied then.\n"
-            f"pgsub refresh {quoting.word(self._sub.name)}",
-        )
 
     def snapshot(self) -> dict[int, Relation]:
         """Return a copy of the remote relations, from which a batch can be replayed."""

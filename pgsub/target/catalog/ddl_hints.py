@@ -1,7 +1,8 @@
 """DDL that makes the target's tables fit what the publisher sends. It is shown to the operator, never executed.
 
 A schema fault stops apply before its commit. The hint spares the operator a search for the definition of the
-publisher's table. Types come from Relation messages (attribute type and modifier) and Type messages.
+publisher's table. After DDL that replaced a subscribed table, it says to refresh the subscription instead. Types come
+from Relation messages (attribute type and modifier) and Type messages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import quoting
+from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation, TypeName
+from pgsub.target.catalog.table_names import name_of
 
 #: The first OID that is not assigned to a built-in type. From here on, an OID has no meaning on another server.
 FIRST_UNPINNED = 10000
@@ -139,6 +142,24 @@ def rename(now: tuple[str, str], wanted: tuple[str, str]) -> list[sql.Composed]:
     if now[1] != wanted[1]:
         statements.append(_alter(wanted[0], now[1], sql.SQL("RENAME TO {}").format(sql.Identifier(wanted[1]))))
     return statements
+
+
+def replaced(
+    connection: psycopg.Connection, subname: str, name: tuple[str, str], known: int, found: int
+) -> SchemaFault:
+    """Make the error for a table that is not the subscribed one of its name, which may have been dropped.
+
+    :param known: OID of the subscribed table; ``found``: of the table that has the name now.
+    """
+    now = name_of(connection, known)
+    what, where = "was dropped and created again", ""
+    if now is not None:
+        what, where = "is not the table that was subscribed", f' which is "{now[0]}.{now[1]}" now,'
+    return SchemaFault(
+        f'logical replication target relation "{name[0]}.{name[1]}" {what}',
+        detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
+        hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {quoting.word(subname)}",
+    )
 
 
 def _column(name: str, text: str) -> sql.Composed:
