@@ -233,6 +233,24 @@ def test_a_foreign_key_that_is_enforced_acts_in_its_place_among_the_changes(pair
     p.same("parent", "child")
 
 
+@pytest.mark.parametrize("keys", ["PRIMARY KEY (id), UNIQUE (ref)", "CONSTRAINT a UNIQUE (ref), PRIMARY KEY (id)"])
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_a_foreign_key_that_acts_while_rows_are_deleted_takes_nothing_of_the_remote_row(
+    pair: MakePair, action: str, keys: str
+) -> None:
+    first, second = keys.split("), ")
+    p = pair(
+        f"CREATE TABLE t (id int, ref text, parent int, v text, {first})); ALTER TABLE t ADD {second}",
+        sub=f"ALTER TABLE t ADD FOREIGN KEY (parent) REFERENCES t ON DELETE {action}",
+        on_conflict=("insert_exists=apply_remote", "multiple_unique_conflicts=apply_remote"),
+    )
+    foreign_keys_fire(p.subdb)
+    p.subdb.execute("INSERT INTO t VALUES (1, 'x', NULL, 'local'), (2, 'y', 1, 'local')")
+    p.apply("INSERT INTO t VALUES (2, 'x', NULL, 'remote')")
+    p.same("t")
+    assert [one["action"] for one in p.events() if one["kind"] == "conflict"] == ["applied"]
+
+
 @pytest.mark.parametrize("rows", [10, 60])
 def test_what_a_rule_or_a_trigger_does_depends_on_no_number_of_rows(pair: MakePair, rows: int) -> None:
     p = pair(

@@ -84,20 +84,27 @@ class ConflictingRows:
         relation, table = place.mapped, self._searches[where].table
         self._rows.hold(place, relation.target)
         self._rows.hold(place, table)
-        same = _same_key(relation, found, self._searches[where])
-        became = None
+        rows = {hit.ctid: hit for hit in found.hits}
+        same = _same_key(relation, found, self._searches[where]) if place.message_type == "INSERT" else None
         one = psycopg.RawCursor(self._connection)  # the table's name may have a percent sign
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
-            for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
+            # all before the first one is deleted: the action of a foreign key may delete or change others
+            for ctid, hit in rows.items():
                 if not one.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
-                if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
-                    became = ctid
-                else:
+            for ctid in rows:
+                if same is None or ctid != same.ctid:
                     one.execute(statements.delete_at(table), (ctid,))
-            if became is not None:
-                self._become(place, table.oid, became)
-        return became is not None
+            if same is None:
+                return False
+            if one.execute(row_queries.lock_at(table), (same.ctid, str(same.xid))).rowcount:
+                self._become(place, table.oid, str(same.ctid))
+                return True
+        left = self.search(place, where)
+        if left is None:
+            raise RowChanged
+        # guard: a row that a foreign key changes while others are deleted becomes the remote one
+        return bool(left.hits) and self.cleared(place, left, where)
 
     def _become(self, place: Place, table: int, ctid: str) -> None:
         statement = statements.update_at(place.mapped, place.row.kinds)
