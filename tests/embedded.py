@@ -86,9 +86,9 @@ class Server(servers.Server):
     def reload(self) -> None:
         """Have the configuration read again; returns when a new session sees it."""
         with self.connect() as connection:
-            before = connection.execute("SELECT pg_conf_load_time()").fetchone()
+            before = connection.execute("SELECT pg_conf_load_time()::text").fetchone()
             connection.execute("SELECT pg_reload_conf()")
-            while connection.execute("SELECT pg_conf_load_time()").fetchone() == before:
+            while connection.execute("SELECT pg_conf_load_time()::text").fetchone() == before:
                 time.sleep(0.01)
 
     def log_contains(self, pattern: str, offset: int = 0) -> bool:
