@@ -17,7 +17,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.publication import PublishedTable
-from pgsub.publisher.server_errors import translate, translating
+from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import Name, RemoteColumn, describe_tables
 from pgsub.tablesync.copy import plan
 from pgsub.tablesync.copy.preparation import types_here
@@ -186,11 +186,9 @@ def pairs(
 ) -> list[Pair]:
     """Read the facts about each table from the catalogs of both servers."""
     oids = {oid for table in tables for oid in (table.remote.oid, *(leaf.oid for leaf in table.remote.leaves))}
-    try:
+    with translating(connection, "read the catalogs of the publisher"):
         theirs = catalog_facts.read(connection, oids)
         rows = connection.execute(_ACTIONS, (list(sub.publications),)).fetchall() if tables else []
-    except psycopg.Error as error:
-        raise translate(error, "read the catalogs of the publisher", user=connection.info.user) from None
     actions = {oid: Actions(*published) for oid, *published in rows}
     acting = {table.target.oid: table.target.acts_as for table in tables}
     ours = catalog_facts.read(session, list(acting), acting)
@@ -212,10 +210,8 @@ def fitting(
 ) -> Iterator[Caution]:
     """Yield the reasons why rows may not fit into their targets."""
     yield from databases.check_encoding(connection, session) if pairs else []
-    try:
+    with translating(connection, "read the types of the publisher"):
         source_types = catalog_facts.read_types(connection, [pair.source for pair in pairs])
-    except psycopg.Error as error:
-        raise translate(error, "read the types of the publisher", user=connection.info.user) from None
     target_types = catalog_facts.read_types(session, [pair.target for pair in pairs])
     for pair in pairs:
         lacking = types_here(session, _lacking(pair.table))
