@@ -17,7 +17,7 @@ from pgsub.publisher.stream import transport
 
 # A copy of a cluster has the same system identifier and OIDs, but not the same start time in microseconds.
 _DATABASE = """
-SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
+SELECT d.oid, pg_catalog.pg_postmaster_start_time()
   FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
 
@@ -30,15 +30,19 @@ _CONVERTIBLE = frozenset(
 )
 
 
+def same_database(one: psycopg.Connection, other: psycopg.Connection) -> bool:
+    """Return whether two sessions are connected to the same database."""
+    return one.execute(_DATABASE).fetchone() == other.execute(_DATABASE).fetchone()
+
+
 def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
     """Refuse to replicate a database into itself, because each applied change would be published again.
 
     :raises StateForbids: both sessions are connected to the same database.
     """
-    published, applied = source.execute(_DATABASE).fetchone(), session.execute(_DATABASE).fetchone()
-    if published == applied and applied is not None:
+    if same_database(source, session):
         raise StateForbids(
-            f'publisher and target are the same database "{applied[2]}"',
+            f'publisher and target are the same database "{session.info.dbname}"',
             detail="Every change that is applied would be published and applied again.",
             hint="Name another database with --target or --connection.",
         )
@@ -81,7 +85,7 @@ def check_same_database(known: psycopg.Connection, other: psycopg.Connection, wh
     :param what: the server to which ``known`` is connected: publisher or target.
     :param option: the option that led to ``other``.
     """
-    if known.execute(_DATABASE).fetchone() != other.execute(_DATABASE).fetchone():
+    if not same_database(known, other):
         raise StateForbids(
             f"{option} leads to another database than that of the {what}",
             detail=f'It leads to database "{other.info.dbname}" on host "{other.info.host}", port {other.info.port}.',

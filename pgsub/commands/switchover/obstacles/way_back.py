@@ -41,11 +41,6 @@ from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.schema import installation
 
 _PARAMETER_PRIVILEGES_SINCE = 150000
-# As in databases.check_other_database: copies of a cluster differ in their start time in microseconds.
-_DATABASE = """
-SELECT d.oid::bigint, pg_catalog.pg_postmaster_start_time()
-  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
-"""
 _SYSTEM = """
 SELECT c.system_identifier::text, d.oid::bigint, d.datname::text
   FROM pg_catalog.pg_control_system() c, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
@@ -87,7 +82,7 @@ def reading(sides: Sides) -> Iterator[Obstacle]:
 
 
 def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle]:
-    if rows(connection, _DATABASE) != rows(sides.taking, _DATABASE):
+    if not databases.same_database(connection, sides.taking):
         yield Obstacle(
             TAKING,
             ERROR,
