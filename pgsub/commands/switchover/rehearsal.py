@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from dataclasses import asdict
 
 import psycopg
 
@@ -49,7 +50,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         with ledger_session(sub) as taking, giving_session(options, sub, store) as giving:
             try:
                 seen = way_back_subscription.obstacles(options, sub, taking, store)
-                listed = [one.document() for one in seen]
+                listed = [asdict(one) for one in seen]
                 if any(one.severity == ERROR for one in seen):
                     return Outcome(sub.name, options.names[1], REHEARSED, obstacles=listed)
                 ended = len(fence.sessions(giving, []))

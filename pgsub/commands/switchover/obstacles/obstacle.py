@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import psycopg
 
@@ -65,10 +64,6 @@ class Obstacle:
     detail: str | None = None
     hint: str | None = None
 
-    def document(self) -> dict[str, Any]:
-        """Return the obstacle as JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Sides:
@@ -90,12 +85,8 @@ class Sides:
         return self.giving if server == GIVING else self.taking
 
 
-def rows(session: psycopg.Connection, query: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    """Return the rows of a constant query.
-
-    What the whole server shares, such as roles and their settings, may have been written in another encoding.
-    """
-    return shown(session, query, params)
+#: Returns the rows of a constant query: what the whole server shares, such as roles, may have another encoding.
+rows = shown
 
 
 def dotted(name: Iterable[str]) -> str:

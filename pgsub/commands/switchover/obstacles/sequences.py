@@ -22,6 +22,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 )
 from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.common.quoting import dumping, word
+from pgsub.common.table_lock import name_as_sql
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import Name
@@ -90,7 +91,7 @@ def _unused(sides: Sides) -> Iterator[Obstacle]:
         *reading.published(sides.giving, sides.sub.publications),
     }
     names = [(schema, name) for schema, name in rows(sides.giving, _ALL) if (schema, name) not in brought]
-    options = " ".join(f"--table={word(_pattern(name))}" for name in names)
+    options = " ".join(f"--table={word(name_as_sql(*name))}" for name in names)
     yield from several(
         [dotted(name) for name in names],
         ("sequence", "sequences"),
@@ -100,8 +101,3 @@ def _unused(sides: Sides) -> Iterator[Obstacle]:
         + dumping(f"--data-only {options}"),
         server=GIVING,
     )
-
-
-def _pattern(name: Name) -> str:
-    """Quote a name as a pattern of pg_dump."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name)
