@@ -49,7 +49,7 @@ class Housekeeping:
 
     def _look(self) -> None:
         with contextlib.suppress(RuntimeError):  # no thread to spare
-            self._engine.watch()
+            self._engine.watch.look()
         try:
             self._janitor.run(self._engine.look)
         except CallTimedOut:

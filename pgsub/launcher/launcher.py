@@ -285,7 +285,7 @@ class Launcher:
                 served.runner.join(TICK)
                 self._signs_of_life()
                 with contextlib.suppress(RuntimeError):
-                    self._engine.watch(stopping=True)
+                    self._engine.watch.look(stopping=True)
             if not served.runner.at_work:
                 self._let_go(served)  # otherwise the end of the process releases the lock
                 continue

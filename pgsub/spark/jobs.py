@@ -64,51 +64,35 @@ class Job(Generic[Item, Result]):
         self._context = context
         self._function = function
         self._items = items
-        self._next = iter(range(len(items)))
         self._results: dict[int, Result] = {}
         self._error: BaseException | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        self._threads: list[SupervisedThread] = []
+        self._threads = [
+            SupervisedThread("job", f"{self.group} {number}", partial(self._work, number))
+            for number in range(len(items))
+        ]
 
-    def start(self, slots: int) -> None:
+    def start(self) -> None:
         """Start the job. The submitter calls this once.
 
         Plain threads are used, because pyspark's InheritableThread calls the JVM before its target. A dead JVM would
         end it silently, and there is nothing to inherit.
-
-        :param slots: number of tasks that run at once.
         """
-        self._threads = [
-            SupervisedThread("job", f"{self.group} {number}", self._work)
-            for number in range(min(slots, len(self._items)))
-        ]
         for thread in self._threads:
             thread.try_start()
 
-    def _work(self) -> None:
-        """Run items until none is left or one has failed."""
-        while (number := self._take()) is not None:
-            try:
-                result = self._run(self._items[number])
-            except BaseException as error:
-                with self._lock:
-                    self._error = self._error or error
-                return
+    def _work(self, number: int) -> None:
+        try:
+            self._results[number] = self._run(self._items[number])
+        except BaseException as error:
             with self._lock:
-                self._results[number] = result
-
-    def _take(self) -> int | None:
-        with self._lock:
-            if self._error is not None:
-                return None
-            if self._cancelled:
-                self._error = JobCancelled(f'job "{self.name}" was cancelled')
-                return None
-            return next(self._next, None)
+                self._error = self._error or error
 
     def _run(self, item: Item) -> Result:
         context = self._context
+        if self._cancelled:
+            raise JobCancelled(f'job "{self.name}" was cancelled')
         try:
             context.setJobGroup(self.group, self.name, interruptOnCancel=True)
             # FAIR applies between pools. There is one pool for each kind of job, because Spark never frees pools.
@@ -174,7 +158,7 @@ class Job(Generic[Item, Result]):
     def result(self, timeout: float | None = None) -> list[Result]:
         """Wait for the end. Return the results in the order of the items, or raise the first exception of a task.
 
-        After a failure no further item is started, and running ones are waited for.
+        After a failure the other items are waited for.
 
         :param timeout: seconds, None for no limit.
         :raises TimeoutExpired: the job still runs.
@@ -191,13 +175,12 @@ class Job(Generic[Item, Result]):
         return [self._results[number] for number in range(len(self._items))]
 
     def cancel(self) -> None:
-        """Start no further item, and abandon running ones.
+        """Abandon the items.
 
         The driver is free at once. Spark kills the python function some seconds later, without running its ``finally``
         blocks. Until then it may still commit, which only fencing makes harmless.
         """
-        with self._lock:
-            self._cancelled = True
+        self._cancelled = True
         with contextlib.suppress(RuntimeError):  # no thread to spare; a thread, because the JVM may hang
             SupervisedThread("job", f"{self.group} cancel", self._tell_spark).start()
 
@@ -245,22 +228,19 @@ class Submitter:
             return self._question.forgotten()
         return False
 
-    def submit(
-        self, name: str, function: Callable[[Item], Result], items: Sequence[Item], slots: int | None = None
-    ) -> Job[Item, Result]:
-        """Run a function on each item, each in its own task.
+    def submit(self, name: str, function: Callable[[Item], Result], items: Sequence[Item]) -> Job[Item, Result]:
+        """Run a function on each item at once, each in its own task.
 
         :param name: for logs and Spark's web pages. It must not contain secrets.
         :param function: belongs to a module that executors can import.
         :param items: arguments of the function, which are pickled.
-        :param slots: maximum number of items that run at once, None for all.
         :raises WorkerDied: the context has already ended.
         """
         if not present(self._context):
             how = ended(self._context) or "the Spark context was stopped"
             raise _ended(self._context, how, f'before job "{name}" began')
         job = Job(self._context, name, function, items, self._guard)
-        job.start(len(items) if slots is None else max(1, slots))
+        job.start()
         return job
 
 

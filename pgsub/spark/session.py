@@ -36,26 +36,25 @@ _lock = threading.RLock()
 
 
 def open_context(
-    master: str | None,
     workers: int,
     state_dir: Path,
-    conf: Mapping[str, str] | None = None,
+    submitted: Mapping[str, str] | None = None,
     imported: Sequence[str] = (),
     awaiting: Awaiting | None = None,
 ) -> SparkContext:
     """Start Spark, or join the one that spark-submit started.
 
-    :param master: Spark master, None for the user's setting, else ``local[N]`` with spare slots.
     :param workers: number of tasks that run at once.
     :param state_dir: private folder for the log, the JVM's PID and scratch files.
-    :param conf: Spark settings of the command line.
+    :param submitted: Spark settings of the command line. Without a master in these or the user's other settings, it is
+        ``local[N]`` with spare slots.
     :param imported: modules that local workers inherit as imported (:mod:`pgsub.spark.daemon`).
     :param awaiting: gets the number of slots while there are too few.
     :raises StateForbids: there is no Java, another Spark version in SPARK_HOME, or there are too few task slots.
     :raises SparkUnusable: Spark does not start.
     """
     with _lock, _signals_kept():
-        context = _open(master, workers, state_dir, conf)
+        context = _open(workers, state_dir, submitted or {})
         if context in contexts.own:  # workers of a guest belong to others
             context.environment[daemon.IMPORTED] = ",".join(imported)
     log = state_dir / "log" / "spark.log"
@@ -71,7 +70,7 @@ def open_context(
     return context
 
 
-def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
+def _open(workers: int, state_dir: Path, submitted: Mapping[str, str]) -> SparkContext:
     guest = contexts.active()
     if guest is None and contexts.ending():
         raise WorkerDied("Spark is still being stopped")
@@ -81,7 +80,6 @@ def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, 
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _connect(launch_gateway(), workers, state_dir, {})
-    submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
     chosen = settings.user_settings(submitted, jvm_process.spark_home())
     deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
     return _start(workers, state_dir, submitted, chosen, None)
@@ -106,7 +104,7 @@ def open_trained(state_dir: Path, flags: list[str]) -> SparkContext:
 def _start(
     workers: int,
     state_dir: Path,
-    submitted: dict[str, str],
+    submitted: Mapping[str, str],
     chosen: dict[str, str],
     flags: list[str] | None,
 ) -> SparkContext:

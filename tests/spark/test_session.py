@@ -38,7 +38,8 @@ def opened(state_dir):
     contexts = []
 
     def open_one(master=None, workers=2, conf=None):
-        contexts.append(open_context(master, workers, state_dir, conf))
+        submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
+        contexts.append(open_context(workers, state_dir, submitted))
         return contexts[-1]
 
     with environ({"PYTHONPATH": str(Path(tasks.__file__).parents[1])}):
@@ -154,7 +155,7 @@ def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkey
     state = Path(tempfile.mkdtemp(prefix="p")) / ("s" * length)  # the path of a test's own folder is a long one
     state.mkdir(mode=0o700)
     state.parent.chmod(0o755)
-    context = open_context(None, 2, state)
+    context = open_context(2, state)
     try:
         assert Submitter(context).submit("double", tasks.double, [21]).result(60) == [42]
         jvm = int((state / "run" / "jvm.pid").read_text())
@@ -255,7 +256,7 @@ def test_a_session_of_spark_submit_is_joined(tmp_path, state_dir):
     program.write_text(
         "import sys, pathlib; from pgsub.spark.session import open_context, close_context\n"
         "from pgsub.spark.jobs import Submitter\n"
-        "context = open_context(None, 2, pathlib.Path(sys.argv[1]))\n"
+        "context = open_context(2, pathlib.Path(sys.argv[1]))\n"
         "print(context.master, Submitter(context).submit('abs', abs, [-7]).result(60))\n"
         "close_context(context)\n"
     )
@@ -279,7 +280,7 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
     program = (
         "import os, pathlib, signal, sys; from pgsub.spark.session import open_context, close_context\n"
         "from pgsub.spark.jobs import Submitter, WorkerDied; from spark import task_functions as tasks\n"
-        "state = pathlib.Path(sys.argv[1]); context = open_context(None, 2, state)\n"
+        "state = pathlib.Path(sys.argv[1]); context = open_context(2, state)\n"
         "submitter = Submitter(context); submitter.submit('worker', tasks.worker, [0]).result(60)\n"
         "job = submitter.submit('long', tasks.interval, [60.0])\n"
         "os.kill(int((state / 'run' / 'jvm.pid').read_text()), signal.SIGKILL)\n"
@@ -300,7 +301,7 @@ def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with
 ):
     """Not with one at once: a JVM that is still starting would find nowhere to write, and stay for ever."""
     program = "import pathlib, sys; from pgsub.spark.session import open_context; "
-    program += "open_context(None, 2, pathlib.Path(sys.argv[1]))"
+    program += "open_context(2, pathlib.Path(sys.argv[1]))"
     temporary, run = tmp_path / "temporary", state_dir / "run"
     temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}

@@ -26,7 +26,7 @@ from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.spark.driver_settings import SparkSettings
-from pgsub.launcher.spark.driver_watch import Hang, SparkWatch
+from pgsub.launcher.spark.driver_watch import SparkWatch
 from pgsub.launcher.spark.executor_check import ExecutorCheck
 from pgsub.launcher.spark.task_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
 from pgsub.spark import contexts, executors, jobs, jvm_process, session
@@ -55,6 +55,7 @@ class Engine:
         slots, a copy would wait forever. Called by the thread that opens Spark.
     :param patient: whether to wait for a cluster's executors without limit.
     :ivar settings: the user's settings and what follows from them.
+    :ivar watch: sees whether Spark's Java process answers.
     :ivar check: checks one executor of a cluster before any worker runs there.
     """
 
@@ -72,13 +73,11 @@ class Engine:
         self._patient = patient
         self._subscriptions = subscriptions
         self.check = ExecutorCheck(log, lambda: self._closed)
-        self._watch = SparkWatch(state_dir, log)
+        self.watch = SparkWatch(state_dir, log)
         self._failed_at = -_FAILED_SECONDS
         self.settings = SparkSettings(master, conf)
         self.ui: str | None = None  #: address of Spark's web pages
         self._state_dir = state_dir
-        self._master = master
-        self._conf = dict(conf)
         self._total: int | None = None  #: task slots of the open context
         self._lock = threading.Lock()
         self._opening: SupervisedThread | None = None
@@ -140,7 +139,7 @@ class Engine:
             lambda: self._closed,
             (lambda: least_slots(self._subscriptions())) if named else None,
         )
-        context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
+        context = session.open_context(slots, self._state_dir, self.settings.submitted, _MODULES, awaiting)
         try:  # pyspark allows one context at a time, so an abandoned one would block all others
             submitter = jobs.Submitter(context, self._guard())
             if not self.settings.local:
@@ -232,24 +231,12 @@ class Engine:
             raise jobs.JobCancelled(f'job "{name}" was cancelled')
         if not self.settings.local:
             function = partial(executor_requirements.explained, function)
-        return submitter.submit(name, function, items, len(items))
+        return submitter.submit(name, function, items)
 
     def slots(self, job: Any) -> Slots | None:
         """Return Spark's last answer about a job, None before the first. The next :meth:`look` asks again."""
         self._asked.add(job)
         return self._answers.get(job)
-
-    @property
-    def hang(self) -> Hang | None:
-        """The hang of Spark's Java process, None if it answers."""
-        return self._watch.hang
-
-    def watch(self, *, stopping: bool = False) -> None:
-        """Check that the Java process answers, and kill an own one that does not. This call never hangs.
-
-        :param stopping: see :meth:`pgsub.launcher.spark.driver_watch.SparkWatch.look`.
-        """
-        self._watch.look(stopping=stopping)
 
     def look(self) -> None:
         """Ask Spark about the jobs in which callers are interested. This call hangs if the JVM does."""
@@ -289,4 +276,4 @@ class Engine:
             submitter, self._submitter = self._submitter, None
         if submitter is not None:
             session.close_context(self._context)
-        self._watch.close()
+        self.watch.close()

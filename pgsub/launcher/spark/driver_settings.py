@@ -14,16 +14,17 @@ class SparkSettings:
 
     :param master: a Spark master, None for a local one.
     :param conf: the user's settings, which override pgsub's own.
+    :ivar submitted: both, as Spark's settings.
     """
 
     def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
-        self._submitted = {**conf, **({"spark.master": master} if master else {})}
+        self.submitted = {**conf, **({"spark.master": master} if master else {})}
 
     @cached_property
     def chosen(self) -> Mapping[str, str]:
         """The settings before Spark ran. Afterwards they include pgsub's own."""
         given = session.given_settings()
-        return settings.user_settings(self._submitted, jvm_process.spark_home()) if given is None else given
+        return settings.user_settings(self.submitted, jvm_process.spark_home()) if given is None else given
 
     @property
     def names_master(self) -> bool:

@@ -49,7 +49,7 @@ class SparkWatch:
         self.hang: Hang | None = None
 
     def look(self, *, stopping: bool = False) -> None:
-        """Check that the process answers. Kill one that has not answered for long.
+        """Check that the process answers. Kill an own one that has not answered for long. This call never hangs.
 
         :param stopping: whether the launcher stops. It is then less patient, because ending workers need the process.
         """

@@ -56,7 +56,7 @@ class ApplyWorkerHandle:
         self.reached = False
         self.watch = WorkerWatch(
             *(context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui),
-            lambda: engine.hang,
+            lambda: engine.watch.hang,
         )
 
     @property
