@@ -114,14 +114,13 @@ def lift(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> Non
         session.execute(_alter(sql.SQL(_OFF), session))
 
 
-def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: float) -> int:
+def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: float) -> None:
     """End the client sessions that began before this call, and wait until none is left.
 
     Walsenders and sessions of pgsub's workers are not ended.
 
     :param keep: PIDs of sessions that are not ended.
     :param deadline: in time of ``time.monotonic()``.
-    :return: the number of ended sessions.
     :raises PermissionMissing: the role has no permission.
     :raises TimeoutExpired: some sessions remain.
     """
@@ -129,15 +128,13 @@ def end_sessions(session: psycopg.Connection, keep: Collection[int], deadline: f
     first = set(sessions(session, keep))
     # guard: a session that is starting counts as one that began before
     first.update(_starting(session, keep))
-    ended: set[int] = set()
     while True:
         # Starting sessions are waited for: some are not clients, and end or become visible soon. They are read first,
         # because one that becomes visible between the two queries would be in neither result.
         starting = [pid for pid in _starting(session, keep) if pid in first]
         shown = [pid for (pid,) in session.execute(_OLD, (list(keep), now, list(first))).fetchall()]
         if not shown and not starting:
-            return len(ended)
-        ended.update(shown)
+            return
         _terminate(session, shown)
         if time.monotonic() > deadline:
             raise TimeoutExpired(

@@ -28,9 +28,10 @@ from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher.tables import Name
 from pgsub.target.catalog import ddl_hints
 
-_LISTS_SINCE = 150000
+#: First version with row filters and column lists.
+LISTS_SINCE = 150000
 # Several publications of a table are combined.
-PUBLISHED = """
+_PUBLISHED = """
 SELECT t.schemaname::text, t.tablename::text, bool_and({filtered}),
        NOT (bool_or(p.pubinsert) AND bool_or(p.pubupdate) AND bool_or(p.pubdelete) AND bool_or(p.pubtruncate))
   FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
@@ -51,7 +52,8 @@ SELECT n.nspname::text, c.relname::text, a.attname::text
                       AND p.attname = a.attname)
  ORDER BY 1, 2, a.attnum
 """
-_RESTRICTED = """
+#: Tables of the publications %(publications)s with a row filter or a column list; whether to name them with ONLY.
+RESTRICTED = """
 SELECT p.pubname::text, n.nspname::text, c.relname::text,
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
   FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
@@ -93,10 +95,10 @@ def find(sides: Sides) -> Iterator[Obstacle]:
 
 def _unpublished(sides: Sides) -> Iterator[Obstacle]:
     wanted = {"publications": list(sides.sub.publications)}
-    lists = sides.giving.info.server_version >= _LISTS_SINCE
-    found = rows(sides.giving, PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
+    lists = sides.giving.info.server_version >= LISTS_SINCE
+    found = rows(sides.giving, _PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
     if lists:
-        whole = _whole(sides, rows(sides.giving, _RESTRICTED, wanted))
+        whole = _whole(sides, rows(sides.giving, RESTRICTED, wanted))
         yield from _tables(
             [(schema, name) for schema, name, filtered, _ in found if filtered],
             "the publisher publishes {} with a row filter",

@@ -18,8 +18,7 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 from pgsub.common import quoting
 from pgsub.common.query import scalar
 from pgsub.common.quoting import word
-
-READ_ONLY, COMMAND = "read-only", "command"
+from pgsub.switchover.fence import COMMAND, READ_ONLY
 
 _PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() ORDER BY prepared, gid"
 _SUBSCRIPTIONS = """

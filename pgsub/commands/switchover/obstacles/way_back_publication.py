@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgsub.commands.switchover.obstacles.forward_publications import LISTS_SINCE, RESTRICTED
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
     PUBLISH,
@@ -24,7 +25,6 @@ from pgsub.commands.switchover.obstacles.obstacle import (
 from pgsub.common import quoting
 from pgsub.publisher.tables import Name
 
-_LISTS_SINCE = 150000
 _PUBLICATIONS = """
 SELECT p.pubname::text, p.puballtables, p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
   FROM pg_catalog.pg_publication p WHERE p.pubname = ANY (%(publications)s::name[]) ORDER BY 1
@@ -44,13 +44,6 @@ SELECT n.nspname::text, c.relname::text, l.is_wanted
   FROM leaves l JOIN pg_catalog.pg_class c ON c.oid = l.root JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE NOT EXISTS (SELECT FROM leaves o WHERE o.oid = l.oid AND o.is_wanted <> l.is_wanted)
  GROUP BY 1, 2, 3 ORDER BY 1, 2
-"""
-_RESTRICTED = """
-SELECT DISTINCT n.nspname::text, c.relname::text
-  FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
-  JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE p.pubname = ANY (%(publications)s::name[]) AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
- ORDER BY 1, 2
 """
 # ONLY for a table with inheritance children, which are subscribed separately or not at all.
 _SUBSCRIBED = """
@@ -128,8 +121,8 @@ def _contents(
             "Changes of the target's ledger would be sent, and left out where they arrive.",
             hint,
         )
-    if sides.taking.info.server_version >= _LISTS_SINCE:
-        restricted = [(schema, name) for schema, name in rows(sides.taking, _RESTRICTED, wanted)]
+    if sides.taking.info.server_version >= LISTS_SINCE:
+        restricted = sorted({(schema, name) for _, schema, name, _ in rows(sides.taking, RESTRICTED, wanted)})
         detail = "Some of what clients write to them on the target would not be sent."
         yield from _tables(restricted, "{} [is|are] published with a row filter or a column list", detail, hint)
     yield from several(
