@@ -160,8 +160,8 @@ class _Run:
             if there is not None and there.phase == journal.GIVEN:
                 run.take(entry)
             else:
-                with served(self._store, self._options.state_dir, self._sub, self._reporter) as alive:
-                    run.until_taken(entry, alive)
+                with served(self._store, self._options.state_dir, self._sub, self._reporter) as check:
+                    run.until_taken(entry, check)
             turn = self._turn(back, run.timing, look.pids_there)
             turn.run(entry, promoted=run.warn_of_late, enabled=lambda: look.compare(self._taking))
             return self._done(back, run.timing, look)

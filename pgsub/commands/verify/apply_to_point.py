@@ -26,10 +26,16 @@ from pgsub.protocol.lsn import MAX_LSN
 def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> Iterator[Callable[[], None]]:
     """Ensure that the subscription is served during the block, if necessary by a launcher of this process.
 
-    :return: a function that raises the error that ended this launcher.
+    :return: a function that raises the error that ended this launcher, or that stops apply.
     """
+    now = WaitOptions(sub.name, folder, "lsn", MAX_LSN, 0.0, even_if_stopped=False)
+
+    def applying() -> None:
+        with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
+            wait(now)
+
     if serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None:
-        yield lambda: None
+        yield applying
         return
     # Spark is loaded only if nobody else serves the subscription.
     from pgsub.launcher.launcher import Launcher
@@ -46,34 +52,26 @@ def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporte
         if not thread.is_alive():
             raise thread.fatal_error or StateForbids(f'subscription "{sub.name}" is no longer served')
 
+    def check() -> None:
+        alive()
+        applying()
+
     thread.start()
     try:
         while not serving(store, folder, sub.subid):
             alive()
             time.sleep(0.05)
-        yield alive
+        yield check
     finally:
         stop.set()
         thread.join()
 
 
-def caught_up(
-    session: psycopg.Connection, sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]
-) -> Callable[[], None]:
+def catch_up(session: psycopg.Connection, sub: Subscription, folder: Path, deadline: float) -> None:
     """Wait until apply has reached the publisher's present position.
 
     :param session: on the target.
-    :param alive: raises the error that ended apply.
-    :return: a function that raises the error that stops apply.
     """
-
-    def reach(position: int, seconds: float) -> None:
-        wait(WaitOptions(sub.name, folder, "lsn", position, seconds, even_if_stopped=False))
-
-    def check() -> None:
-        alive()
-        with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
-            reach(MAX_LSN, 0.0)
-
-    reach(verified_publisher.committed_position(session, sub), max(0.0, deadline - time.monotonic()))
-    return check
+    position = verified_publisher.committed_position(session, sub)
+    seconds = max(0.0, deadline - time.monotonic())
+    wait(WaitOptions(sub.name, folder, "lsn", position, seconds, even_if_stopped=False))

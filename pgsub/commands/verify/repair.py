@@ -20,7 +20,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.verify.apply_to_point import caught_up, served
+from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import UNEQUAL, TableVerdict, Verification, told_apart
 from pgsub.commands.verify.result import document as verification_document
 from pgsub.commands.verify.table_comparisons import publisher_side
@@ -174,8 +174,8 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")
-        alive = stack.enter_context(served(store, options.state_dir, sub, reporter))
-        check = caught_up(session, sub, options.state_dir, deadline, alive)
+        check = stack.enter_context(served(store, options.state_dir, sub, reporter))
+        catch_up(session, sub, options.state_dir, deadline)
 
         def bring(work: Repair, standing: Standing) -> RepairedRows | None:
             return work.run(standing, publisher_side(session, sub, standing.publisher))

@@ -18,7 +18,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.refresh.given_table_names import named
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, CallbackReporter, Reporter, TableProgress
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
-from pgsub.commands.verify.apply_to_point import caught_up, served
+from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import Verification, told_apart
 from pgsub.commands.verify.resume import EqualBefore
 from pgsub.commands.verify.table_comparisons import TableComparisons
@@ -86,8 +86,8 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
             )
         verify_publisher(session, sub, sub.connection)
         attempt = stack.enter_context(store.journal_attempt("verify", sub, {"sample": options.sample}))
-        with served(store, options.state_dir, sub, reporter) as alive:
-            check = caught_up(session, sub, options.state_dir, deadline, alive)
+        with served(store, options.state_dir, sub, reporter) as check:
+            catch_up(session, sub, options.state_dir, deadline)
             holder = stack.enter_context(connect_target(sub))
             opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
             point = stack.enter_context(opened)

@@ -18,7 +18,6 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
@@ -30,7 +29,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.lsn import MAX_LSN, format_lsn
+from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.position import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
@@ -86,11 +85,11 @@ class Switchover:
 
     # --- until the right is taken
 
-    def until_taken(self, entry: Entry, alive: Callable[[], None]) -> None:
+    def until_taken(self, entry: Entry, check: Callable[[], None]) -> None:
         """Move the right to the taking side, or undo everything.
 
         :param entry: the row of the taking side, planned or prepared.
-        :param alive: raises the error that ended apply.
+        :param check: raises the error that ended or stopped apply.
         """
         with self._or_back(entry), contextlib.ExitStack() as stack:
             sessions = PauseSessions(stack, self._sub, self._back, self._taking, self._giving)
@@ -99,12 +98,12 @@ class Switchover:
             self._kept += [sessions.source.info.backend_pid, *self.pause_comparison.pids]
             self._prepare(entry)
             if self._phase(entry) == journal.OPEN:
-                self._approach(entry, sessions.source, sessions.slots, alive)
+                self._approach(entry, sessions.source, sessions.slots, check)
                 # The first search may be hours old after comparing large tables, or belong to an earlier run.
                 seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, self._back)
                 # guard: the pause does not begin while an obstacle remains
                 way_back_subscription.check(seen, self._options)
-            self._pause(entry, sessions, alive)
+            self._pause(entry, sessions, check)
 
     def take(self, entry: Entry) -> None:
         """Take the right that an earlier run was given, or undo everything."""
@@ -187,7 +186,7 @@ class Switchover:
         return {self._taking.info.user, self._giving.info.user, *self._users}
 
     def _approach(
-        self, entry: Entry, source: publisher.Connection, slot_session: publisher.Connection, alive: Callable[[], None]
+        self, entry: Entry, source: publisher.Connection, slot_session: publisher.Connection, check: Callable[[], None]
     ) -> None:
         """Wait until apply is so near that the pause will be short."""
         deadline = time.monotonic() + APPROACH
@@ -195,35 +194,25 @@ class Switchover:
             while True:
                 began = time.monotonic()
                 position = flushed_position(source)
-                drain.covered(self._taking, self._sub.subid, position, deadline, self._check(alive))
+                drain.covered(self._taking, self._sub.subid, position, deadline, check)
                 if time.monotonic() - began < NEAR:
                     # WAL of the fenced target that is decoded now need not be decoded in the pause.
                     way_back.advance(slot_session, self._back.slot_name or "", way_back.record(self._taking, entry.id))
                     drain.announce(self._taking, self._sub.subid, position)
                     return
 
-    def _check(self, alive: Callable[[], None]) -> Callable[[], None]:
-        options = WaitOptions(self._sub.name, self._options.state_dir, "lsn", MAX_LSN, 0.0, even_if_stopped=False)
-
-        def check() -> None:
-            alive()
-            with contextlib.suppress(TimeoutExpired):  # recorded errors are raised before a timeout
-                wait(options)
-
-        return check
-
-    def _pause(self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None]) -> None:
+    def _pause(self, entry: Entry, sessions: PauseSessions, check: Callable[[], None]) -> None:
         """Fence the giving side, apply all of its changes, and transfer the right.
 
         :raises TimeoutExpired: the pause takes too long.
         """
         used = [self._giving, self._taking, *sessions.all, *self.pause_comparison.sessions]
         with PauseLimit(used, time.monotonic() + self._options.limit) as limit:
-            self._fence_and_give(entry, sessions, alive, limit)
+            self._fence_and_give(entry, sessions, check, limit)
             self._take(entry)
 
     def _fence_and_give(
-        self, entry: Entry, sessions: PauseSessions, alive: Callable[[], None], limit: PauseLimit
+        self, entry: Entry, sessions: PauseSessions, check: Callable[[], None], limit: PauseLimit
     ) -> None:
         self.in_pause = True
         with self.timing.step("fence"):
@@ -237,7 +226,6 @@ class Switchover:
             fence.end_sessions(self._giving, self._kept, deadline)
         failpoints.point("switchover.sessions_ended")
         with self.timing.step("drain"):
-            check = self._check(alive)
             self._quiet_at = drain.quiet(
                 self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
             )
