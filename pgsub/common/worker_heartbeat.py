@@ -61,8 +61,6 @@ class Heartbeat:
     latest_end_time: int = 0
     position: int = 0  #: everything before is applied or needs no applying, including idle stretches
     reported_lsn: int = 0  #: as the ledger has it
-    changes: int = 0
-    transactions: int = 0
     #: changes by method since the worker began: see the row of pg_stat_subscription_stats
     changes_in_sets: int = 0
     changes_folded: int = 0

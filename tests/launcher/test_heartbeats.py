@@ -184,7 +184,7 @@ def test_apply_that_gets_further_is_news_and_apply_that_stands_still_is_not(ear:
     until(news.is_set)
     news.clear()
     for still in (
-        Heartbeat(1, 0, position=100, changes=5),
+        Heartbeat(1, 0, position=100, sessions=5),
         Heartbeat(1, 7, position=200),
         Heartbeat(2, 0, position=200),
     ):

@@ -269,7 +269,6 @@ class ApplyLoop:
         last = batch.last
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
-        self._heartbeat.transactions += len(batch)
         self._feedback.applied(self.position, self.remote_lsn)
         failpoints.point("apply.after_target_commit")
         batch.release()
@@ -319,8 +318,7 @@ class ApplyLoop:
         heartbeat.received_lsn = receiver.received
         heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.latest_end_lsn, self._position_ts
-        heartbeat.position, heartbeat.changes = self.position, self._committer.changes
-        heartbeat.reported_lsn = self._progress.reported_lsn
+        heartbeat.position, heartbeat.reported_lsn = self.position, self._progress.reported_lsn
         heartbeat.parallel = len(self._leader.busy) + self._writers.open
         heartbeat.sessions, heartbeat.sessions_why = 1 + self._writers.open, self._writers.why
         for name, count in (self._committer.counters + self._writers.counters).items():
