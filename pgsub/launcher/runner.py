@@ -173,8 +173,8 @@ class Runner(SupervisedThread):
             return
         backlog = Backlog(sub, self._shared.store, known, must_use_password=must_use_password(session, sub))
         interval = self._target_retry.interval = retry.interval(session)
-        self._service = Service(session, sub, self._shared, self._errors, self._goal, interval)
-        outcome = self._service.serve(backlog, self._over, self._rest)
+        self._service = Service(session, sub, self._shared, self._errors, self._goal, backlog, interval)
+        outcome = self._service.serve(self._over, self._rest)
         if outcome is not None:
             self._end(outcome)
 

@@ -92,13 +92,13 @@ class Service:
         shared: Shared,
         errors: ErrorReporter,
         goal: GoalCheck,
+        backlog: Backlog,
         interval: float,
     ) -> None:
         self._session, self._sub, self._shared, self._errors, self._goal = session, sub, shared, errors, goal
         self._stopping = threading.Event()
         self._options: dict[str, Any] | None = None  #: the definition in the ledger
         self._next_mirror = self._next_early = 0.0
-        self._watch: SlotWatch | None = None
         self.last_answer = time.monotonic()
         store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
         context = self._context()
@@ -110,6 +110,7 @@ class Service:
         syncing = replace(context, submit=self._slot_wait.submit)
         self._sync = SyncWorkers(syncing, heartbeats, errors, interval, partial(shared.is_current, sub))
         current = partial(shared.recorder.current, sub.subid)
+        self._watch = SlotWatch(sub, store, backlog, shared.recorder.run, errors, shared.log)
         self._sequences = SequenceWorker(sub, store, errors, shared.recorder.run, current, self._stopping)
 
     def _context(self) -> SyncContext:
@@ -129,30 +130,26 @@ class Service:
             take_over_seconds(),
         )
 
-    def serve(self, backlog: Backlog, over: Callable[[], bool], rest: Callable[[], bool]) -> Outcome | None:
+    def serve(self, over: Callable[[], bool], rest: Callable[[], bool]) -> Outcome | None:
         """Serve until the launcher stops or the run ends.
 
         :param over: returns whether to stop.
         :param rest: waits for the next round and returns whether apply has advanced, for which commands may wait.
         :return: the end of the run, None if it was stopped.
         """
-        recorder = self._shared.recorder
-        watch = self._watch = SlotWatch(
-            self._sub, self._shared.store, backlog, recorder.run, self._errors, self._shared.log
-        )
         self.last_answer = time.monotonic()
         outcome = None
         try:
             while not over() and outcome is None:
                 outcome = self._tick()
                 self.last_answer = time.monotonic()
-                watch.tick(self._mirror.relations)
+                self._watch.tick(self._mirror.relations)
                 if self._errors.disabling is None:
                     self._sequences.tick()
                 self._hurry(rest())
         finally:
             self._wind_down()
-            watch.close()
+            self._watch.close()
             self._sequences.close()
         return outcome
 
@@ -189,8 +186,7 @@ class Service:
         with contextlib.suppress(StateStoreError):
             there = apply.alive and not apply.watch.gone
             shown = self._slot_wait.shown(apply.watch.row)
-            locks = {} if self._watch is None else self._watch.lock_waits
-            self._mirror.refresh(apply_alive=there, syncing=alive, task=shown, publisher_locks=locks)
+            self._mirror.refresh(apply_alive=there, syncing=alive, task=shown, publisher_locks=self._watch.lock_waits)
         self._copy_definition()
         if self._errors.place(APPLY):  # the outcome of a conflict is recorded before apply counts as past it
             with contextlib.suppress(StateStoreError):
