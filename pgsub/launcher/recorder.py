@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pgsub.catalog.locks import UNRECORDED, TroubleFlag
 from pgsub.catalog.store import StateStore
@@ -23,12 +23,8 @@ from pgsub.common.threads import CallTimedOut, TimedExecutor
 Result = TypeVar("Result")
 
 
-class Run(Protocol):
-    """A function that runs work on the store in the recorder's thread."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Result:
-        """Run the work like :meth:`Recorder.run`."""
-
+#: Runs work on the store in the recorder's thread: :meth:`Recorder.run`.
+Run = Callable[[Callable[[], Any]], Any]
 
 #: Seconds that a caller waits for the store.
 PATIENCE = 3.0

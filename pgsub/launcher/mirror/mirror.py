@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,13 +30,12 @@ from pgsub.launcher.mirror.held_stats import HeldTableStats
 from pgsub.launcher.mirror.lock_waits import WaitLog
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.launcher.mirror.worker_rows import WorkerRows
+from pgsub.launcher.recorder import Run
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Pending
 from pgsub.target.session import origins
-
-Run = Callable[[Callable[[], None]], None]
 
 #: Seconds after which unchanged table states are compared with the state store again, since others may have changed it.
 #: Without such a change nothing is written.

@@ -19,7 +19,7 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, ErrorReporter
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
-from pgsub.launcher.mirror.mirror import Run
+from pgsub.launcher.recorder import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication, slots
 from pgsub.publisher.server_errors import translating
@@ -52,7 +52,7 @@ class SlotWatch:
         self._sub = sub
         self._store = store
         self._backlog = backlog
-        self._run = run  #: see :class:`~pgsub.launcher.mirror.mirror.Mirror`
+        self._run = run
         self._errors = errors
         self._log = log
         self._next = 0.0

@@ -27,8 +27,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows, retry
 from pgsub.launcher.error_handling import SEQUENCES, ErrorReporter
-from pgsub.launcher.mirror.mirror import Run
 from pgsub.launcher.mirror.sequence_rows import rows
+from pgsub.launcher.recorder import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
 from pgsub.publisher.server_errors import translating
