@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import psycopg
 
@@ -17,7 +18,6 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.slot_creation import Report
 from pgsub.reconcile.point_attempt import Attempt, GivenUp, Point, Result, Standing
-from pgsub.target.session.connect import must_use_password
 
 #: Maximum number of seconds that apply waits at a barrier before it continues by itself.
 STAND_SECONDS = 10.0
@@ -46,13 +46,9 @@ def one_point(
     :raises TimeoutExpired: apply was too late, or waited longer than ``seconds`` too often.
     """
     with contextlib.ExitStack() as stack:
-        password = must_use_password(session, sub)
         source = stack.enter_context(contextlib.closing(verified_publisher.connect(session, sub)))
-        point, snapshot = _tried(
-            sub,
-            lambda: Attempt(session, source, sub, deadline, seconds, check),
-            lambda attempt: attempt.run(holder, password, report),
-        )
+        make = partial(Attempt, session, source, sub, deadline, seconds, check, report)
+        point, snapshot = _tried(sub, make, lambda attempt: attempt.run(holder))
         stack.callback(snapshot.close)
         stack.callback(leave_transaction, holder)
         yield point
@@ -72,13 +68,9 @@ def while_standing(
 
     :param work: must remove the barrier in its writing transaction, and return None if it was gone.
     """
-    password = must_use_password(session, sub)
     with contextlib.closing(verified_publisher.connect(session, sub)) as source:
-        return _tried(
-            sub,
-            lambda: Attempt(session, source, sub, deadline, seconds, check),
-            lambda attempt: attempt.stand(work, password, report),
-        )
+        make = partial(Attempt, session, source, sub, deadline, seconds, check, report)
+        return _tried(sub, make, lambda attempt: attempt.stand(work))
 
 
 def _tried(sub: Subscription, make: Callable[[], Attempt], run: Callable[[Attempt], Result]) -> Result:

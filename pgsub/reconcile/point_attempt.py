@@ -43,6 +43,7 @@ from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.target.ledger.maintenance import barrier
+from pgsub.target.session.connect import must_use_password
 
 #: Bytes of WAL that apply may be behind when the slot is created. While it is further behind, the barrier follows.
 NEAR_BYTES = 16 << 20
@@ -106,6 +107,7 @@ class Attempt:
         deadline: float,
         seconds: float,
         check: Callable[[], object],
+        report: Report,
     ) -> None:
         self._session = session
         self._source = source
@@ -113,16 +115,17 @@ class Attempt:
         self._deadline = deadline
         self._seconds = seconds
         self._check = check
+        self._report = report
         self._next_check = time.monotonic() + _CHECK
         self._token: str | None = None
         self._lsn = 0  #: the barrier's position
 
-    def run(self, holder: psycopg.Connection, password: bool, report: Report) -> tuple[Point, SlotSnapshot]:
+    def run(self, holder: psycopg.Connection) -> tuple[Point, SlotSnapshot]:
         """Take both snapshots and let apply go on.
 
         :raises GivenUp: no point was found.
         """
-        snapshot = self._snapshot(password, report)
+        snapshot = self._snapshot()
         try:
             point, stood = self._at(snapshot)
             began = time.monotonic()
@@ -140,12 +143,12 @@ class Attempt:
             raise
         return Point(point, snapshot.exported, exported, pause), snapshot
 
-    def stand(self, work: Callable[[Standing], Result | None], password: bool, report: Report) -> Result:
+    def stand(self, work: Callable[[Standing], Result | None]) -> Result:
         """Do work while apply waits at the point.
 
         :raises GivenUp: no point was found, or apply had gone on.
         """
-        with self._snapshot(password, report) as snapshot:
+        with self._snapshot() as snapshot:
             point, _ = self._at(snapshot)
             assert self._token is not None
             found = work(Standing(point, snapshot.exported, self._token))
@@ -193,7 +196,7 @@ class Attempt:
             self._check_time()  # apply may reach every barrier at once and never be near
             self._move(position)
 
-    def _snapshot(self, password: bool, report: Report) -> SlotSnapshot:
+    def _snapshot(self) -> SlotSnapshot:
         """Put up the barrier and create a temporary slot. The barrier follows the WAL while the slot waits."""
         name = f"pgsub_{self._sub.subid}_verify_{secrets.token_hex(4)}"
         with contextlib.ExitStack() as stack:
@@ -207,8 +210,8 @@ class Attempt:
                 name,
                 self._sub.name,
                 verify=lambda replication: verified_publisher.verify(self._session, replication, self._sub.subid),
-                must_use_password=password,
-                report=report,
+                must_use_password=must_use_password(self._session, self._sub),
+                report=self._report,
                 temporary=True,
                 deadline=self._deadline,
                 on_open=opened,

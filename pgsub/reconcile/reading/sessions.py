@@ -59,7 +59,7 @@ class Sessions:
     """
 
     def __init__(self, sides: tuple[Side, Side], *, jobs: int, rate: int | None = None) -> None:
-        self._sides = sides
+        self.sides = sides
         self.jobs = jobs
         self._limits = {side.name: RateLimit(rate) for side in sides}
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compare")
@@ -75,11 +75,6 @@ class Sessions:
         for free in self._free.values():
             for connection in free:
                 connection.close()
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        """Publisher and target."""
-        return self._sides
 
     def on(self, side: Side, work: Callable[[psycopg.Connection], Result]) -> Result:
         """Do work with a session that nobody else uses. A session that failed is not used again."""
@@ -105,7 +100,7 @@ class Sessions:
 
     def on_both(self, work: Callable[[Session, Session], Result]) -> Result:
         """Do work with a session on each side."""
-        publisher, target = self._sides
+        publisher, target = self.sides
         return self.on(
             publisher,
             lambda here: self.on(target, lambda there: work((publisher, here), (target, there))),
