@@ -42,14 +42,6 @@ Name = tuple[str, str]  #: schema and name of a table
 Wanted = dict[Name, tuple[TableVerdict, list[Key]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A table whose rows cannot be repaired one by one, and the reason."""
-
-    table: str
-    reason: str
-
-
 @dataclass(slots=True)
 class Reparation:
     """The result of ``verify --repair``.
@@ -65,10 +57,9 @@ class Reparation:
     rows: dict[Name, RepairedRows] = field(default_factory=dict)
 
     @property
-    def refused(self) -> list[Refusal]:
-        """Tables that still differ and cannot be repaired."""
-        found = [(table, _unfit(table)) for table in self.after.tables if table.outcome == UNEQUAL]
-        return [Refusal(one.name, reason) for one, reason in found if reason]
+    def refused(self) -> list[tuple[str, str]]:
+        """Tables that still differ and whose rows cannot be repaired one by one, with the reason."""
+        return [(one.name, why) for one in self.after.tables if one.outcome == UNEQUAL and (why := _unfit(one))]
 
 
 def repair(
@@ -210,6 +201,6 @@ def document(found: Reparation, *, rows: bool = False) -> dict[str, Any]:
                 {"table": ".".join(name), "inserted": done.inserted, "updated": done.updated, "deleted": done.deleted}
                 for name, done in found.rows.items()
             ],
-            "refused": [{"table": one.table, "reason": one.reason} for one in found.refused],
+            "refused": [{"table": name, "reason": reason} for name, reason in found.refused],
         },
     }
