@@ -160,7 +160,10 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
             )
             return
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
-        tables = _tables(session, sub)
+        with contextlib.suppress(StateForbids):  # the ledger has no such subscription
+            # if a new slot was being made, there may be none
+            lost = subscriptions.identity(session, sub.subid).new_slot is not None or lost
+            tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables or (), reporter)
         skipped = skipped_changes.usage(session, sub.subid)
         worker_takeover.evict(session, sub.subid)
@@ -171,7 +174,6 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
     if tables is None and sub.slot_name is None:
         tables = []  # a subscription without a slot may have been made without a publisher
     if not keep_slot:
-        lost = lost or (known and _is_reconciled(session, sub))
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
     # Until here the subscription may continue, and the publisher decides the prepared transactions.
@@ -182,22 +184,6 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _report_leftovers(session, sub, skipped, reporter)
-
-
-def _tables(session: psycopg.Connection, sub: Subscription) -> list[RelationState] | None:
-    """Return the subscription's tables, None if the ledger does not know it."""
-    try:
-        subscriptions.identity(session, sub.subid)
-    except StateForbids:
-        return None
-    return subscriptions.relations(session, sub.subid)
-
-
-def _is_reconciled(session: psycopg.Connection, sub: Subscription) -> bool:
-    """Return whether a new slot was being made, so that there may be none."""
-    with contextlib.suppress(StateForbids):  # the ledger has no such subscription
-        return subscriptions.identity(session, sub.subid).new_slot is not None
-    return False
 
 
 def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:
