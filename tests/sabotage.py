@@ -452,6 +452,15 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a table whose rows refer to each other is not adopted in part": (
         "test_a_table_whose_rows_refer_to_each_other_is_not_begun_where_that_is_checked",
     ),
+    "a slot that only the command names is not dropped": (
+        "test_a_slot_that_another_subscription_left_idle_is_not_taken_for_its_name",
+    ),
+    "a slot that was made since it was looked for is not dropped": (
+        "test_a_slot_that_somebody_makes_in_the_meantime_is_left_to_him",
+    ),
+    "a slot that was not created is not taken for the subscription's": (
+        "test_a_slot_that_was_not_created_in_time_is_nobodys_and_left_to_who_makes_it_then",
+    ),
     "a slot of another consumer is not dropped": ("test_a_slot_of_somebody_else_is_not_dropped",),
     "a connection is not changed to a server with another history": (
         "test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied",

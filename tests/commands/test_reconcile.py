@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TypeAlias
 
+import patience
 import pytest
 from fix_clusters import MakeServer
 from fix_program import Cli, one_error, until, valid
@@ -21,6 +23,7 @@ Tables: TypeAlias = tuple[Database, Database]
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _ORIGINAL = "SELECT id, xmin::text, ctid::text FROM a ORDER BY 1"
+_CONFIRMED = "SELECT restart_lsn, confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
 _NEW_SLOT = "SELECT new_slot FROM pgsub.subscription WHERE subname = %s"
 
 
@@ -165,6 +168,89 @@ def test_a_slot_of_somebody_else_is_not_dropped(cli: Cli, tables: Tables) -> Non
 
 
 @pytest.mark.long
+def test_a_slot_that_another_subscription_left_idle_is_not_taken_for_its_name(cli: Cli, tables: Tables) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    tables[0].execute("SELECT pg_create_logical_replication_slot('reports', 'pgoutput')")
+    tables[0].execute("INSERT INTO b VALUES (7, 7)")
+    slot = tables[0].value(_CONFIRMED, "reports")
+    for how in ("--dry-run", "--yes"):
+        said = one_error(
+            cli("reconcile", "s", "--slot-name", "reports", how), 3, 'replication slot "reports" already exists'
+        )
+        assert "pgsub reconcile s --slot-name NAME" in said.splitlines()
+    assert tables[0].value(_CONFIRMED, "reports") == slot and tables[0].rows(_SLOTS) == [("reports",)]
+    assert tables[1].value(_NEW_SLOT, "s") is None and cli.status("s")["subslotname"] == "s"
+    assert cli.sql("SELECT count(*) FROM pgsub_journal WHERE action = 'reconcile'") == [(0,)]
+    assert cli("reconcile", "s", "--slot-name", "other", "--yes").returncode == 0
+    same(tables, "a", "b")
+    assert cli("drop", "s", "--yes").returncode == 0
+    tables[0].execute(said.splitlines()[-1])
+    assert tables[0].rows(_SLOTS) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["s", "reports"])
+@pytest.mark.parametrize("step", ["begun", "dropped"])
+def test_a_slot_that_somebody_makes_in_the_meantime_is_left_to_him(
+    cli: Cli, tables: Tables, tmp_path: Path, step: str, name: str
+) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    go, reached = tmp_path / "go", tmp_path / "reached"
+    reached.mkdir()
+    points = {"PGSUB_FAILPOINTS": f"reconcile.{step}=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(reached)}
+    command = cli.start("reconcile", "s", "--slot-name", name, "--yes", env=points)
+    until((reached / f"reconcile.{step}").exists)
+    tables[0].execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+    tables[0].execute("INSERT INTO b VALUES (7, 7)")
+    slot = tables[0].value(_CONFIRMED, name)
+    go.touch()
+    assert command.wait(patience.SECONDS) == 3
+    assert f'replication slot "{name}" already exists' in command.log.read_text()
+    assert tables[0].value(_CONFIRMED, name) == slot and cli.status("s")["subslotname"] == "s"
+    assert cli("reconcile", "s", "--slot-name", "other", "--yes").returncode == 0
+    same(tables, "a", "b")
+    if name == "reports":
+        assert cli("drop", "s", "--yes").returncode == 0
+    assert tables[0].value(_CONFIRMED, name) == slot
+
+
+@pytest.mark.long
+def test_a_slot_that_was_not_created_in_time_is_nobodys_and_left_to_who_makes_it_then(cli: Cli, tables: Tables) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    with closing(tables[0].connect()) as writer:
+        writer.execute("BEGIN; INSERT INTO b VALUES (7, 7)")
+        ended = cli("reconcile", "s", "--slot-name", "reports", "--yes", "--timeout", "3s")
+        assert ended.returncode == 8, ended.stderr
+        writer.execute("COMMIT")
+    assert tables[0].rows(_SLOTS) == [] and cli.status("s")["subslotname"] == "s"
+    tables[0].execute("SELECT pg_create_logical_replication_slot('reports', 'pgoutput')")
+    one_error(cli("reconcile", "s", "--slot-name", "reports", "--yes"), 3, 'slot "reports" already exists')
+    assert cli("reconcile", "s", "--yes").returncode == 0
+    same(tables, "a", "b")
+    assert cli("drop", "s", "--yes").returncode == 0
+    assert tables[0].rows(_SLOTS) == [("reports",)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["begun", "dropped", "created", "moved"])
+def test_a_command_killed_with_a_new_name_is_gone_on_with_by_the_same_one(cli: Cli, tables: Tables, step: str) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("SELECT pg_drop_replication_slot('s'); INSERT INTO b VALUES (7, 7)")
+    words = ("reconcile", "s", "--slot-name", "other", "--yes")
+    assert cli(*words, env={"PGSUB_FAILPOINTS": f"reconcile.{step}=kill"}).returncode < 0
+    assert tables[0].rows(_SLOTS) == ([("other",)] if step in ("created", "moved") else [])
+    ended = cli(*words)
+    assert ended.returncode == 0, ended.stderr
+    same(tables, "a", "b")
+    assert tables[0].rows(_SLOTS) == [("other",)] and tables[1].value(_NEW_SLOT, "s") is None
+    assert cli("drop", "s", "--yes").returncode == 0
+    assert tables[0].rows(_SLOTS) == []
+
+
+@pytest.mark.long
 def test_another_publisher_is_not_what_tables_are_compared_with(cli: Cli, tables: Tables) -> None:
     assert cli.create("s").returncode == 0
     system = tables[1].value("SELECT system_identifier FROM pgsub.subscription")
@@ -220,7 +306,9 @@ def test_a_slot_that_was_made_again_by_another_hand_is_replaced_unless_it_is_in_
         assert ended.returncode == 0, ended.stderr
         assert 'replication slot "s" was left on the publisher' in ended.stderr
     assert tables[0].rows(_SLOTS) == [("other",), ("s",)]
-    ended = cli("reconcile", "s", "--slot-name", "s", "--force", "--yes")
+    again = ("reconcile", "s", "--slot-name", "s", "--force", "--yes")
+    tables[0].execute(one_error(cli(*again), 3, 'replication slot "s" already exists').splitlines()[-1])
+    ended = cli(*again)
     assert ended.returncode == 0, ended.stderr
     same(tables, "a", "b")
     assert cli("drop", "s", "--yes").returncode == 0

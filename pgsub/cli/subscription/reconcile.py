@@ -39,7 +39,7 @@ is a failover slot if the subscription has the option failover.
 
 If slot, publisher and ledger match, nothing is done. If you know that changes are missing all the same, --force creates
 another slot. A slot of the same name that another consumer uses, or that has another kind or database, is never
-dropped; in that case give the new slot another name with --slot-name.
+dropped; in that case give the new slot another name with --slot-name. An existing slot of that name is never dropped.
 
 If pgsub run serves the subscription, it does the work, and this command shows the progress. The subscription may be
 disabled. If the command is killed, run it again; apply does not continue before that. To create a slot, the publisher

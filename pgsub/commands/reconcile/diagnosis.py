@@ -5,12 +5,12 @@ Makes the same checks as a worker at its start (``apply/worker/start.py``), and 
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
 from pgsub.apply import verified_publisher
+from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -26,12 +26,9 @@ from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.ledger.maintenance.origin_advance import Position
 from pgsub.target.ledger.subscriptions import Identity
 
-#: Seconds for which a refused worker may hold the slot.
-_BUSY_SECONDS = 5.0
 #: The first version whose standbys support logical slots.
 _STANDBY_VERSION = 160000
 _STANDBY = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_replay_lsn() < %s::pg_catalog.pg_lsn"
-_HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,7 @@ class Diagnosis:
     """The state of a subscription's slot and publisher.
 
     :ivar slot_name: the name of the new slot.
+    :ivar replaces: a slot of that name exists, and is dropped for the new one.
     :ivar position: the position of apply.
     :ivar trouble: why apply cannot continue, None if it can.
     """
@@ -46,6 +44,7 @@ class Diagnosis:
     known: Identity
     publisher: PublisherIdentity
     slot_name: str
+    replaces: bool
     position: Position
     trouble: PgsubError | None
 
@@ -101,12 +100,11 @@ def diagnose(
         trouble = _slot(session, replication, sub, slot, position, actual.dbname)
     if trouble is not None:
         trouble.hint = named(trouble.hint, sub.name)
-    found = Diagnosis(known, actual, wanted, position, trouble)
+    found = Diagnosis(known, actual, wanted, False, position, trouble)
     if found.fits and not force:
         raise _nothing_to_do(sub)
     _check_standby(replication, position.remote_lsn)
-    check_ours(replication, sub, wanted, actual.dbname)
-    return found
+    return replace(found, replaces=slot_owner.is_replaced(replication, sub, wanted, actual.dbname))
 
 
 def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscription) -> None:
@@ -195,42 +193,3 @@ def _check_standby(replication: publisher.Connection, applied: int) -> None:
             hint="Promote it, or give the primary's address with pgsub alter --connection.",
             sqlstate="55000",
         )
-
-
-def is_foreign(slot: SlotState, dbname: str) -> bool:
-    """Return whether a slot cannot belong to a subscription of this database."""
-    return slot.plugin != "pgoutput" or slot.database != dbname
-
-
-def check_ours(replication: publisher.Connection, sub: Subscription, name: str, dbname: str) -> None:
-    """Check that a slot of this name, if it exists, may be dropped for the new one.
-
-    A worker of the subscription that is refused holds the slot only briefly.
-
-    :raises StateForbids: the slot is of another kind or database, or another consumer uses it.
-    """
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while (slot := slots.slot_state(replication, name)) is not None:
-        # guard: a slot of another consumer is not dropped
-        if is_foreign(slot, dbname):
-            what = "is a physical slot" if slot.plugin is None else f'uses plugin "{slot.plugin}" in "{slot.database}"'
-            raise _taken(sub, f'replication slot "{name}" is not one of this subscription', f"It {what}.")
-        if not slot.active or slot.active_pid is None:
-            return
-        row = replication.execute(_HOLDER, (slot.active_pid,)).fetchone()
-        if row is not None and row[0] == sub.name:
-            return
-        if time.monotonic() > deadline:
-            holder = f', of "{row[0]}"' if row is not None and row[0] else ""
-            raise _taken(sub, f'replication slot "{name}" is in use', f"PID {slot.active_pid}{holder} streams from it.")
-        time.sleep(0.1)
-
-
-def _taken(sub: Subscription, message: str, detail: str) -> StateForbids:
-    return StateForbids(
-        message,
-        detail=detail,
-        hint="Give the new slot another name, and leave this one to whom it belongs to:\n"
-        f"pgsub reconcile {word(sub.name)} --slot-name NAME",
-        sqlstate="55006",
-    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reconcile.diagnosis import Diagnosis, check_ours, is_foreign
+from pgsub.commands.reconcile.diagnosis import Diagnosis
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.subscription import slot_owner
 from pgsub.commands.subscription.drop_slots import warn_of_unnamed
 from pgsub.common import failpoints, quoting
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
@@ -30,31 +31,64 @@ def make(
 ) -> tuple[Publisher, int]:
     """Drop the rest of the old slot, and make the new one.
 
-    The state store always names the only existing slot, so that a drop of the subscription finds it.
-
     :return: the publisher and the slot's consistent point.
+    :raises StateForbids: somebody has made a slot of that name since it was looked for.
     """
-    name = diagnosis.slot_name
     must = must_use_password(session, sub)
     expected = diagnosis.publisher.database  # as checked before the operator agreed
     with connect_publisher(sub, expected=expected, replication=True, must_use_password=must) as replication:
         who = identity.identify(replication)
         # A restored target does not know the slots made since its backup.
         warn_of_unnamed(_unnamed(session, replication, sub), reporter)
-        for old in {name: None, sub.slot_name or name: None}:
-            state = slots.slot_state(replication, old)
-            if state is None or is_foreign(state, who.dbname):
-                continue
-            # guard: a slot that another consumer uses is not dropped
-            if old != name and _has_another_consumer(replication, sub, diagnosis, state, who.dbname, reporter):
-                continue
-            slots.drop_slot(replication, old)
+        _drop_old(replication, sub, diagnosis, who.dbname, reporter)
         failpoints.point("reconcile.dropped")
-        store.alter(sub.subid, slot_name=name)  # no worker uses it yet, because of the ledger's mark
-        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
-            position = slots.create_slot(replication, name, failover=sub.failover)
+        position = _create(replication, store, sub, diagnosis.slot_name, deadline, reporter)
     failpoints.point("reconcile.created")
     return Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline), position
+
+
+def _drop_old(
+    replication: publisher.Connection, sub: Subscription, diagnosis: Diagnosis, dbname: str, reporter: Reporter
+) -> None:
+    """Drop the subscription's slot, unless another consumer has used it since.
+
+    :raises StateForbids: a slot has the name of the new one, and had it not when the operator agreed.
+    """
+    name = diagnosis.slot_name
+    # guard: a slot that was made since it was looked for is not dropped
+    if not diagnosis.replaces and slots.slot_state(replication, name) is not None:
+        raise slot_owner.exists(sub, name)
+    old = sub.slot_name
+    state = None if old is None else slots.slot_state(replication, old)
+    if old is None or state is None or slot_owner.is_foreign(state, dbname):
+        return
+    # guard: a slot that another consumer uses is not dropped
+    if old != name and _has_another_consumer(replication, sub, diagnosis, state, dbname, reporter):
+        return
+    slots.drop_slot(replication, old)
+
+
+def _create(
+    replication: publisher.Connection,
+    store: StateStore,
+    sub: Subscription,
+    name: str,
+    deadline: float | None,
+    reporter: Reporter,
+) -> int:
+    """Create the slot. The state store names it from just before, so that a drop of the subscription finds it.
+
+    :return: the slot's consistent point.
+    """
+    store.alter(sub.subid, slot_name=name)  # no worker uses it yet, because of the ledger's mark
+    try:
+        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
+            return slots.create_slot(replication, name, failover=sub.failover)
+    except PgsubError as error:
+        # guard: a slot that was not created is not taken for the subscription's
+        if error.sqlstate == slot_owner.DUPLICATE_OBJECT or isinstance(error, TimeoutExpired):
+            store.alter(sub.subid, slot_name=sub.slot_name)
+        raise slot_owner.exists(sub, name) if error.sqlstate == slot_owner.DUPLICATE_OBJECT else error from None
 
 
 def _unnamed(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> list[str]:
@@ -75,7 +109,7 @@ def _has_another_consumer(
     """Return whether another consumer has used the lost slot since, and warn if so."""
     detail = "It is past what the subscription has received."
     try:
-        check_ours(replication, sub, slot.name, dbname)
+        slot_owner.check_ours(replication, sub, slot.name, dbname)
         if (slot.confirmed_flush_lsn or 0) <= diagnosis.position.reported_lsn:
             return False
     except StateForbids as error:
