@@ -461,6 +461,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a slot that was not created is not taken for the subscription's": (
         "test_a_slot_that_was_not_created_in_time_is_nobodys_and_left_to_who_makes_it_then",
     ),
+    "a slot of another kind or database is not dropped": (
+        "test_a_slot_that_cannot_be_the_subscriptions_stays_and_the_hint_drops_the_rest",
+    ),
+    "a slot that was made after the subscription's was dropped stays": (
+        "test_a_slot_that_somebody_made_after_a_killed_drop_is_left_to_him",
+    ),
     "a slot of another consumer is not dropped": ("test_a_slot_of_somebody_else_is_not_dropped",),
     "a connection is not changed to a server with another history": (
         "test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied",

@@ -202,3 +202,44 @@ def test_a_slot_that_is_only_called_as_the_subscriptions_stays_and_is_told(creat
     assert pubdb.rows(_SLOTS) == [(slot,)]
     pubdb.execute(next(line for line in ended.stderr.splitlines() if line.startswith("SELECT pg_drop_")))
     assert pubdb.rows(_SLOTS) == []
+
+
+@pytest.mark.parametrize("of", ["another kind", "another database"])
+def test_a_slot_that_cannot_be_the_subscriptions_stays_and_the_hint_drops_the_rest(created, tables, of):
+    pubdb = tables[0]
+    pubdb.execute("SELECT pg_drop_replication_slot('s')")
+    other = Database(pubdb.server, f"{pubdb.name}_other")
+    if of == "another kind":
+        pubdb.execute("SELECT pg_create_physical_replication_slot('s')")
+    else:
+        other.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    for _ in range(2):
+        said = one_error(created("drop", "s", "--yes"), 3, 'replication slot "s" is not one of this subscription')
+    ended = created(*said.splitlines()[-1].split()[1:])
+    assert ended.returncode == 0, ended.stderr
+    pubdb.execute("SELECT pg_drop_replication_slot('s')")  # which stayed
+    other.drop()
+    nothing_created(created, *tables)
+
+
+def test_a_slot_that_somebody_made_after_a_killed_drop_is_left_to_him(created, tables):
+    pubdb = tables[0]
+    assert created("drop", "s", "--yes", env={"PGSUB_FAILPOINTS": "drop.after_slots=kill"}).returncode < 0
+    assert pubdb.rows(_SLOTS) == []
+    pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    ended = created("drop", "s", "--yes", env={"PGSUB_FAILPOINTS": "drop.after_slots=kill"})
+    assert ended.returncode < 0 and 'replication slot "s" on the publisher is left as it is' in ended.stderr
+    assert created("drop", "s", "--yes").returncode == 0
+    assert pubdb.rows(_SLOTS) == [("s",)]
+    pubdb.execute("SELECT pg_drop_replication_slot('s')")
+    nothing_created(created, *tables)
+
+
+@pytest.mark.long
+def test_the_slot_that_a_killed_reconciliation_made_after_a_killed_drop_is_dropped(cli, tables):
+    assert cli.create("s").returncode == 0
+    for words, point in ((("drop", "s"), "drop.after_slots"), (("reconcile", "s"), "reconcile.created")):
+        assert cli(*words, "--yes", env={"PGSUB_FAILPOINTS": f"{point}=kill"}).returncode < 0
+    assert tables[0].rows(_SLOTS) == [("s",)]
+    assert cli("drop", "s", "--yes").returncode == 0
+    nothing_created(cli, *tables)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import psycopg
 
 from pgsub.apply.verified_publisher import recorded_database
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.database import Database
 from pgsub.target.ledger import subscriptions
@@ -57,41 +58,52 @@ def drop_slots(
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_sync_slot(connection, sub.subid, name)
         warn_of_unnamed(slots.sync_slots(connection, sub.subid), reporter)
-        if sub.slot_name is None:
-            return
-        with _begun(None if lost else session, sub.subid) as may_be_missing:
-            try:
-                slots.drop_slot(connection, sub.slot_name, missing_ok=False)
-            except SlotLost as error:
-                if not may_be_missing:
-                    error.hint = hint
-                    raise
-                reporter.warning(f'replication slot "{sub.slot_name}" does not exist on the publisher')
-                return
-        reporter.notice(f'dropped replication slot "{sub.slot_name}" on publisher')
+        if sub.slot_name is not None:
+            _drop_main(connection, sub, sub.slot_name, session, reporter, hint, lost=lost)
+
+
+def _drop_main(
+    connection: publisher.Connection,
+    sub: Subscription,
+    name: str,
+    session: psycopg.Connection | None,
+    reporter: Reporter,
+    hint: str,
+    *,
+    lost: bool,
+) -> None:
+    """Drop the main slot. The ledger records before that it may be missing, and afterwards that it was dropped.
+
+    :param hint: how to drop the subscription without its slot.
+    """
+    state = slots.slot_state(connection, name)
+    # guard: a slot of another kind or database is not dropped
+    if state is not None and slot_owner.is_foreign(state, connection.info.dbname):
+        raise slot_owner.foreign(state, hint)
+    begun, dropped = (True, False) if session is None else subscriptions.begin_slot_drop(session, sub.subid, name)
+    # guard: a slot that was made after the subscription's was dropped stays
+    if dropped and state is not None:
+        detail = "An earlier command dropped the subscription's slot. Somebody else has made this one since."
+        reporter.warning(f'replication slot "{name}" on the publisher is left as it is', detail)
+        return
+    try:
+        slots.drop_slot(connection, name, missing_ok=False)
+        reporter.notice(f'dropped replication slot "{name}" on publisher')
+    except SlotLost as error:
+        if not (begun or lost):
+            if session is not None:
+                subscriptions.registered(session, sub.subid)  # otherwise the next drop would accept the missing slot
+            error.hint = hint
+            raise
+        reporter.warning(f'replication slot "{name}" does not exist on the publisher')
+    if session is not None:
+        subscriptions.end_slot_drop(session, sub.subid)
 
 
 def warn_of_unnamed(left: Iterable[str], reporter: Reporter) -> None:
     """Warn of slots with names of the subscription that its ledger, after a restore, does not know."""
     for name in left:
         reporter.warning(f'replication slot "{name}" on the publisher is left as it is', *slots.of_no_table(name))
-
-
-@contextlib.contextmanager
-def _begun(session: psycopg.Connection | None, subid: int) -> Iterator[bool]:
-    """Record in the ledger that the slot is being dropped, so that the next drop accepts that it is missing.
-
-    :return: whether it may already be missing.
-    """
-    if session is None:
-        yield True
-        return
-    before = subscriptions.begin_slot_drop(session, subid)
-    try:
-        yield before
-    except SlotLost:
-        subscriptions.registered(session, subid)  # otherwise the next drop would accept the missing slot
-        raise
 
 
 def _made_on(session: psycopg.Connection | None, subid: int) -> Database | None:

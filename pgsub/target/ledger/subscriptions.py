@@ -212,19 +212,28 @@ def forget(connection: psycopg.Connection, subid: int) -> None:
             )
 
 
-def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
+def begin_slot_drop(connection: psycopg.Connection, subid: int, slot_name: str) -> tuple[bool, bool]:
     """Record that the main slot is about to be dropped, which explains why it may be missing later.
 
     The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase.py).
 
-    :return: whether that was recorded before.
+    :return: whether that was recorded before, and whether :func:`end_slot_drop` was.
     """
     query = """
-        UPDATE pgsub.subscription AS s SET slot_intent = true
-          FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR NO KEY UPDATE) AS before
-         WHERE s.subid = before.subid RETURNING before.slot_intent"""
+        UPDATE pgsub.subscription AS s
+           SET slot_intent = true, slot_name = CASE WHEN before.slot_intent THEN s.slot_name ELSE %s END
+          FROM (SELECT subid, slot_intent, slot_name FROM pgsub.subscription WHERE subid = %s FOR NO KEY UPDATE)
+            AS before
+         WHERE s.subid = before.subid RETURNING before.slot_intent, before.slot_intent AND before.slot_name IS NULL"""
     with durable(connection):
-        return scalar(connection, query, (subid,)) is not False
+        begun, dropped = row(connection, query, (slot_name, subid)) or (True, False)
+    return bool(begun), bool(dropped)
+
+
+def end_slot_drop(connection: psycopg.Connection, subid: int) -> None:
+    """Record that the main slot was dropped: a slot of its name is somebody else's from now on."""
+    with durable(connection):
+        _set(connection, subid, slot_name=None)
 
 
 def any_left(connection: psycopg.Connection) -> bool:

@@ -24,9 +24,12 @@ from pgsub.target.session.transactions import durable
 
 
 def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
-    """Record that a slot is about to be created in place of the present or lost one."""
+    """Record that a slot is about to be created in place of the present or lost one. This revokes a drop.
+
+    A drop that was interrupted has recorded that the slot is dropped (``end_slot_drop``), which the new one is not.
+    """
     with durable(connection):
-        query = "UPDATE pgsub.subscription SET new_slot = %s WHERE subid = %s"
+        query = "UPDATE pgsub.subscription SET new_slot = %s, slot_intent = false WHERE subid = %s"
         if not connection.execute(query, (slot_name, subid)).rowcount:
             raise subscriptions.unknown(subid)
 
