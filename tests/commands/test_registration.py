@@ -195,6 +195,33 @@ def test_a_slot_that_somebody_made_in_the_meantime_is_left_to_him(cli, tables, t
 
 
 @pytest.mark.long
+def test_a_slot_that_somebody_made_after_a_killed_create_is_left_to_him(cli, tables):
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-wait", env={"PGSUB_FAILPOINTS": "create.after_ledger=kill"}).returncode < 0
+    pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    for more in ("--dry-run", "--no-wait"):
+        one_error(cli.create("s", more), 3, 'replication slot "s" already exists')
+        assert pubdb.rows(_SLOTS) == [("s",)]
+    pubdb.execute("SELECT pg_drop_replication_slot('s')")
+    assert cli.create("s", "--no-wait").returncode == 0
+    assert _ledger(subdb) == [("s", "s", False)]
+
+
+@pytest.mark.long
+def test_an_undo_drops_no_slot_that_was_made_before_its_own_was_asked_for(cli, tables, tmp_path):
+    pubdb, subdb = tables
+    go, reached = tmp_path / "go", tmp_path / "reached"
+    reached.mkdir()
+    variables = {"PGSUB_FAILPOINTS": f"create.after_ledger=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(reached)}
+    creating = cli.start(*cli.words("s"), env=variables)
+    until(lambda: (reached / "create.after_ledger").exists())
+    pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    assert cli.stop(creating, signal.SIGINT) == 130
+    assert pubdb.rows(_SLOTS) == [("s",)]
+    assert _ledger(subdb) == []
+
+
+@pytest.mark.long
 def test_a_create_does_not_undo_one_of_the_same_name_that_is_at_work(cli, tables, tmp_path):
     go, reached = tmp_path / "go", tmp_path / "reached"
     reached.mkdir()

@@ -150,7 +150,7 @@ class _Checks:
         )
         found, replication = Preflight(), None
         if source is not None:
-            ours = {left.slot_name for left in leftovers if left.slot_intent}
+            ours = {left.slot_name for left in leftovers if registration.may_have_slot(left, options.state_dir)}
             found, replication = self._publisher(source, creates=made.sub.slot_name not in ours)
         if made.sub.two_phase != two_phase.DISABLED:
             warnings += servers.check_two_phase(session, source)

@@ -18,12 +18,11 @@ import psycopg
 
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
-from pgsub.catalog.state_folder import open_private
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.commands.preflight.findings import Table
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription import passfiles
+from pgsub.commands.subscription import creation_note, passfiles, slot_owner
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common import failpoints, quoting
 from pgsub.common.errors import PgsubError, StateForbids, StateStoreError
@@ -35,8 +34,6 @@ from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import definitions, subscriptions, two_phase
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import Publisher, RelationState
-
-_DUPLICATE_OBJECT = "42710"
 
 _LEFTOVER = """
 SELECT subid, slot_name, slot_intent,
@@ -85,20 +82,20 @@ def register(
     installation.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
-    note = _note(folder, sub.subid)
+    note = creation_note.path(folder, sub.subid)
     if creates:
-        with open(open_private(note), "w") as file:
-            file.write(sub.slot_name or "")
+        creation_note.write(note, sub.slot_name or "", asked=False)
     row = (sub.subid, sub.name, store_id(folder), sub.slot_name, relations)
     subscriptions.register(session, *row, slot_intent=creates, two_phase=sub.two_phase)
     try:
         failpoints.point("create.after_ledger")
         if replication is not None:
-            _connect_slot(session, replication, sub, deadline, reporter, creates=creates)
+            _connect_slot(session, replication, sub, deadline, reporter, note=note if creates else None)
         _store(store, sub, relations)
-    except BaseException as error:
-        existed = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
-        _undo(session, replication if creates and not existed else None, sub, store, reporter, creates=creates)
+    except BaseException:
+        # guard: a slot that an interrupted creation never asked for stays, without " and creation_note.asked(note)"
+        may_exist = creates and creation_note.asked(note)
+        _undo(session, replication if may_exist else None, sub, store, reporter, creates=creates)
         raise
     note.unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only if the state store does not know it
@@ -115,20 +112,43 @@ def _connect_slot(
     deadline: float | None,
     reporter: Reporter,
     *,
-    creates: bool,
+    note: Path | None,
 ) -> None:
-    """Create the slot or use the existing one. Record its position and the publisher's identity."""
+    """Create the slot or use the existing one. Record its position and the publisher's identity.
+
+    :param note: the note of the slot's creation, None to use an existing slot.
+    """
     who = identity.identify(replication)
-    state = None if creates or sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
+    state = None if note is not None or sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
     position = (state.confirmed_flush_lsn or 0) if state is not None else 0  # 0 if the slot will be made later
-    if creates and sub.slot_name is not None:
-        two_phase_slot = sub.two_phase == two_phase.ENABLED
-        # The publisher first waits for every transaction that is writing now.
-        with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
-            position = slots.create_slot(replication, sub.slot_name, two_phase=two_phase_slot, failover=sub.failover)
+    if note is not None and sub.slot_name is not None:
+        position = _create_slot(replication, sub, sub.slot_name, note, deadline, reporter)
     failpoints.point("create.after_slot")
     known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
     subscriptions.slot_created(session, sub.subid, known, position)
+
+
+def _create_slot(
+    replication: publisher.Connection,
+    sub: Subscription,
+    name: str,
+    note: Path,
+    deadline: float | None,
+    reporter: Reporter,
+) -> int:
+    """Create the slot. The publisher first waits for every transaction that is writing now.
+
+    :return: the slot's consistent point.
+    """
+    two_phase_slot = sub.two_phase == two_phase.ENABLED
+    creation_note.write(note, name, asked=True)
+    try:
+        with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
+            return slots.create_slot(replication, name, two_phase=two_phase_slot, failover=sub.failover)
+    except PgsubError as error:
+        if error.sqlstate == slot_owner.DUPLICATE_OBJECT:
+            creation_note.write(note, name, asked=False)  # it is somebody else's, whatever happens to the undo
+        raise
 
 
 def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationState]) -> None:
@@ -162,7 +182,7 @@ def _undo(
         if replication is not None and sub.slot_name is not None:
             slots.drop_slot(replication, sub.slot_name)
         subscriptions.forget(session, sub.subid)
-        _note(store.path.parent, sub.subid).unlink(missing_ok=True)
+        creation_note.path(store.path.parent, sub.subid).unlink(missing_ok=True)
         return
     if creates:
         reporter.warning(
@@ -172,12 +192,11 @@ def _undo(
         )
 
 
-def _note(folder: Path, subid: int) -> Path:
-    """Return the file with the slot's name for a creation that is under way.
-
-    The ledger alone must not determine which slot is dropped, because its owner may write any name.
-    """
-    return folder / f"creating-{subid}"
+def may_have_slot(leftover: InterruptedCreate, folder: Path) -> bool:
+    """Return whether a slot of the leftover's name may be the one that it created."""
+    note = creation_note.path(folder, leftover.subid)
+    # guard: a slot that an interrupted creation never asked for stays, without " and creation_note.asked(note)"
+    return leftover.slot_intent and creation_note.asked(note)
 
 
 def find_interrupted(
@@ -238,14 +257,13 @@ def _undo_leftover(
     leftover: InterruptedCreate,
     folder: Path,
 ) -> None:
-    lock, note = subscription_lock(folder, leftover.subid), _note(folder, leftover.subid)
-    noted = note.read_text(errors="replace") if note.exists() else None
-    if leftover.slot_intent and noted != leftover.slot_name:
+    lock, note = subscription_lock(folder, leftover.subid), creation_note.path(folder, leftover.subid)
+    if leftover.slot_intent and creation_note.slot_name(note) != leftover.slot_name:
         raise _unknown_leftover(name, leftover)
     if not lock.acquire():
         raise lock_held(lock, f'subscription "{name}", which is being created,')
     try:
-        if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
+        if replication is not None and leftover.slot_name is not None and may_have_slot(leftover, folder):
             slots.drop_slot(replication, leftover.slot_name)
         subscriptions.forget(session, leftover.subid)
         note.unlink(missing_ok=True)
