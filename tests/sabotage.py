@@ -43,6 +43,13 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that another session updates while its change waits is a conflict": (
         "test_the_newer_of_two_writes_wins_though_the_older_one_waits_for_it",
     ),
+    "a row that came while its deletion waited does not count as deleted": (
+        "test_a_change_finds_the_row_that_a_local_transaction_put_in_the_place_of_its_own",
+        "test_of_equal_rows_a_change_finds_the_one_that_a_local_transaction_left",
+    ),
+    "a row that was not deleted, though it was there, is searched again": (
+        "test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited",
+    ),
     "a row that another session inserts while its change waits is a conflict": (
         "test_a_row_that_a_local_transaction_writes_while_its_change_waits_stays_if_the_rule_says_so",
     ),

@@ -211,6 +211,39 @@ def test_a_role_that_is_no_member_goes_on_as_itself_or_is_told_what_it_lacks(pai
     assert {role for _, role in roles.who()} == {roles.app}
 
 
+_WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@pytest.mark.parametrize("returned", ["OLD", "NULL"], ids=["lets", "keeps"])
+def test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited(
+    pair: MakePair, roles: Roles, returned: str
+) -> None:
+    p = pair(TABLES)
+    _as_app(p, roles)
+    p.subdb.execute(
+        f"GRANT SELECT, INSERT, DELETE ON a TO {roles.app}; ALTER TABLE a OWNER TO {roles.alice};"
+        f"CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN {returned}; END';"
+        "CREATE TRIGGER old BEFORE DELETE ON a FOR EACH ROW EXECUTE FUNCTION old();"
+        "ALTER TABLE a ENABLE ALWAYS TRIGGER old"
+    )
+    p.apply("INSERT INTO a SELECT g, 'x' FROM generate_series(1, 4) g")
+    with p.subdb.connect() as other:
+        other.execute("BEGIN")
+        other.execute("UPDATE a SET v = 'local' WHERE id = 1")
+        if returned == "OLD":
+            other.execute("DELETE FROM a WHERE id = 1; INSERT INTO a VALUES (1, 'local')")
+        p.pubdb.execute("DELETE FROM a WHERE id < 3")
+        task = p.start()
+        p.until(_WAITS, value=1, task=task)
+        other.execute("COMMIT")
+    p.pubdb.execute("DELETE FROM a WHERE id = 3; INSERT INTO a VALUES (9, 'later')")
+    p.until("SELECT count(*) FROM a WHERE id = 9", value=1, task=task)
+    p.stop(task)
+    kept = [1, 2, 3] if returned == "NULL" else []
+    assert p.subdb.rows("SELECT id FROM a ORDER BY id") == [(key,) for key in (*kept, 4, 9)]
+    assert "delete_missing" not in [event["conflict_type"] for event in p.events()]
+
+
 def test_code_of_a_table_that_may_not_do_something_is_not_taken_for_a_missing_membership(
     pair: MakePair, roles: Roles
 ) -> None:

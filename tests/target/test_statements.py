@@ -281,6 +281,22 @@ def test_what_fires_depends_on_the_sessions_role_and_on_partitions(connect: Conn
     assert (fires(True), fires(False)) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("when", "keeps"),
+    [("BEFORE DELETE", True), ("BEFORE UPDATE OR DELETE", True), ("AFTER DELETE", False), ("BEFORE UPDATE", False)],
+)
+def test_only_a_row_trigger_before_a_delete_may_keep_the_row(connect: Connect, when: str, keeps: bool) -> None:
+    session = connect()
+    session.execute(
+        "CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TABLE public.t (a int) PARTITION BY LIST (a); CREATE TABLE public.t1 PARTITION OF public.t DEFAULT;"
+    )
+    session.execute(f"CREATE TRIGGER x {when} ON public.t1 FOR EACH ROW EXECUTE FUNCTION public.f()".encode())
+    session.execute("CREATE TRIGGER y BEFORE DELETE ON public.t1 FOR EACH STATEMENT EXECUTE FUNCTION public.f()")
+    found = describe(session, "public", "t", replica=False)
+    assert found is not None and (found.fires, found.fires_before_delete) == (True, keeps)
+
+
 def test_a_table_that_is_locked_can_be_described(connect: Connect) -> None:
     session, other = _table(connect), connect()
     other.execute("BEGIN")

@@ -54,6 +54,13 @@ class MissingRows:
         if self._looks_again and not self._patient and not place.mapped.target.rules:
             self._places.append(place)
 
+    def doubts(self) -> bool:
+        """Return whether to execute the target transaction again, patiently, because a row may have been replaced."""
+        if not self._looks_again or self._patient:
+            return False
+        self._doubted = True
+        return True
+
     def forget(self) -> None:
         """Forget the rows, because their changes were undone."""
         self._places = []
@@ -121,6 +128,7 @@ class FoundConflicts:
     def if_missing(self, place: Place) -> RowCount:
         """Return a callback for the number of rows that a change found."""
         depth = self.depth
+        in_doubt = 1 if place.message_type == "DELETE" and place.mapped.target.hides_deletes else None
 
         def on_count(count: int) -> None:
             if not count and self.resolving:
@@ -128,6 +136,9 @@ class FoundConflicts:
             elif not count and not self._is_ruled(place, "missing"):
                 self.records.append((depth, RowConflict.of(place)))
                 self.missing.add(place)
+            # guard: a row that was not deleted, though it was there, is searched again
+            elif count == in_doubt and not self.resolving and self.missing.doubts():
+                self._unresolved = self._unresolved or SetFallback(place.mapped, "a row was not deleted")
 
         return on_count
 

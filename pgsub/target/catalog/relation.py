@@ -90,11 +90,14 @@ class TargetRelation:
     #: The user may lock the table. Also True without USAGE on its schema: then the error is about the schema.
     user_locks: bool = True
     owner_locks: bool = True  #: the same for the owner
+    user_locks_rows: bool = True  #: the user may lock rows: SELECT FOR UPDATE needs UPDATE on any column
+    owner_locks_rows: bool = True  #: the same for the owner
     acts_as: str | None = None  #: role that makes the changes; None: the user; see roles.py
     partition: bool = False  #: is a partition
     #: Has an exclusion constraint, a deferrable unique constraint, or a foreign key whose triggers fire.
     checked_late: bool = False
     fires_on_insert: bool = False  #: a trigger on INSERT would fire
+    fires_before_delete: bool = False  #: a row trigger BEFORE DELETE would fire; it may keep the row
     foreign_keys_fire: bool = False  #: triggers of a foreign key from or to the table fire
     several_unique: bool = False  #: has more than one unique index
     foreign_partitions: bool = False  #: has a foreign table as partition
@@ -109,6 +112,12 @@ class TargetRelation:
     def replicable(self) -> bool:
         """Whether rows may be replicated into it. They never may be into catalogs and the ledger."""
         return self.relkind in ("r", "p") and self.oid >= FIRST_NORMAL and self.schema != LEDGER
+
+    @property
+    def hides_deletes(self) -> bool:
+        """Whether a DELETE that waited cannot tell a row that a trigger kept from one that is gone."""
+        locks_rows = self.user_locks_rows if self.acts_as is None else self.owner_locks_rows
+        return self.fires_before_delete and not locks_rows
 
     def column(self, name: str) -> TargetColumn | None:
         """Return the column of that name (case-sensitive)."""

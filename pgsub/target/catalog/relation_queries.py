@@ -16,7 +16,8 @@ member AS MATERIALIZED (
        FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition),
 firing AS (
-     SELECT m.root, t.tgtype & 4 <> 0 AS on_insert FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
+     SELECT m.root, t.tgtype & 4 <> 0 AS on_insert, t.tgtype & 11 = 11 AS before_delete
+       FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND NOT t.tgisinternal),
 ruled AS (
      SELECT w.oid AS root FROM wanted w JOIN pg_catalog.pg_rewrite r ON r.ev_class = w.oid
@@ -35,6 +36,7 @@ several AS (
 SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
        w.oid IN (SELECT root FROM firing) AS fires,
        w.oid IN (SELECT root FROM firing WHERE on_insert) AS fires_on_insert,
+       w.oid IN (SELECT root FROM firing WHERE before_delete) AS fires_before_delete,
        w.oid IN (SELECT root FROM ruled) AS rules,
        w.relispartition AS partition,
        w.oid IN (SELECT root FROM late UNION ALL SELECT root FROM referring) AS checked_late,
@@ -50,6 +52,8 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
            OR NOT pg_catalog.has_schema_privilege(w.relnamespace, 'USAGE') AS user_locks,
        pg_catalog.has_table_privilege(o.oid, w.oid, %(locking)s)
            OR NOT pg_catalog.has_schema_privilege(o.oid, w.relnamespace, 'USAGE') AS owner_locks,
+       pg_catalog.has_any_column_privilege(w.oid, 'UPDATE') AS user_locks_rows,
+       pg_catalog.has_any_column_privilege(o.oid, w.oid, 'UPDATE') AS owner_locks_rows,
        w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
