@@ -6,7 +6,8 @@ out without being kept is lost. It is recorded, but it is no explanation.
 
 A record explains a difference only while the publisher's row is what the left-out change made of it. Any later change
 of the row was left out and recorded in turn, or was applied, so that the rows became equal: then something else has
-changed the target. Only the last record of a row counts. Its values are compared as far as they are known.
+changed the target. Only the last record of a row counts, whatever its source. Its values are compared as far as they
+are known. A record from before the table's copy explains nothing, because the copy has the row.
 """
 
 from __future__ import annotations
@@ -21,49 +22,30 @@ from psycopg import sql
 
 from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.common import table_lock
-from pgsub.protocol import encoder
-from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Delete, Insert, Relation, Tuple, Update
-from pgsub.protocol.reader import NULL, TEXT
 from pgsub.reconcile import equality, expressions
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
+from pgsub.reconcile.reading import recorded_rows
+from pgsub.reconcile.reading.recorded_rows import LOCAL, NEW, Recorded, Values
+from pgsub.target.ledger.skipped_changes import Covered
 
 _BATCH = 1000
 #: Maximum number of rows of one table that are read, the last ones. Earlier ones do not explain anything.
 MOST = 200_000
 
-SKIPPED, HELD, CONFLICT = "skipped_change", "held_change", "conflict"
-#: What a recorded row is: the publisher's after the change, the publisher's before it, or the target's.
-NEW, OLD, LOCAL = "new", "old", "local"
-
-#: Values of a row by column. Those that are not texts are unknown, except None.
-Values = Mapping[str, Any]
 _Texts = Sequence[str | None]
 _BYTEA, _BPCHAR = 17, 1042
-
-
-class Recorded(NamedTuple):
-    """One of the rows of a recorded change.
-
-    :ivar reason: what the record says about a difference; None: nothing, because the change was made.
-    :ivar of: :data:`NEW`, :data:`OLD` or :data:`LOCAL`.
-    """
-
-    reason: str | None
-    of: str
-    values: Values
 
 
 class _Described(NamedTuple):
     """A description of what the publisher has of a row after a recorded change.
 
-    :ivar reason: see :class:`Recorded`.
+    :ivar record: the recorded row.
     :ivar known: number of known characters of each value; None: all.
     :ivar digest: hash of what is known; None: the publisher has no such row.
     """
 
-    reason: str | None
+    record: Recorded
     known: tuple[int | None, ...]
     digest: int | None
 
@@ -83,10 +65,13 @@ def _digest(row: _Texts, known: Sequence[int | None]) -> int:
 class Explanations:
     """The recorded reasons for differences of one table.
 
-    :ivar sources: what the last record of each row describes, by the hash of its key, for each source of records.
+    :ivar described: what the last record of each row describes, by the hash of its key. Of one transaction there may
+        be several.
+    :ivar in_the_way: the same with records of rows that were in the way of one with another key.
     """
 
-    sources: Sequence[Mapping[int, _Described]]
+    described: Mapping[int, Sequence[_Described]]
+    in_the_way: Mapping[int, Sequence[_Described]]
 
     def reason(self, key: int, row: _Texts | None) -> str | None:
         """Return the recorded reason why a row differs, or :data:`~pgsub.reconcile.rows.LEFT_OUT`.
@@ -94,11 +79,12 @@ class Explanations:
         :param key: hash of its key.
         :param row: the publisher's row; None: it has none.
         """
-        for described in (found[key] for found in self.sources if key in found):
+        # What was in the way says nothing about a row that the publisher has.
+        for described in (self.in_the_way if row is None else self.described).get(key, ()):
             # guard: a record of an earlier version of a row explains no difference
             if not described.matches(row):
                 continue
-            return described.reason
+            return described.record.reason
         return None
 
 
@@ -111,6 +97,7 @@ def explained(
     names: Sequence[tuple[str, str]],
     in_utf8: bool,
     updated: bool = True,
+    covered: Covered = Covered(),
 ) -> Explanations:
     """Read which rows of a table the ledger and the record of conflicts explain, or have as left out.
 
@@ -119,53 +106,28 @@ def explained(
         :data:`~pgsub.reconcile.rows.LEFT_OUT` if the change was left out otherwise.
     :param names: schemas and names under which rows may be recorded: the subscription's, the table's, its partitions'.
     :param updated: whether updates are published. If not, a row may change without any record.
+    :param covered: what the table's copy has.
     """
-    recorded = list(conflicts)
-    sources = (
-        _held(connection, subid, table.target.oid),
-        _skipped(connection, subid, names),
-        (row for row in recorded if row.of != LOCAL),
-        recorded,  # a row in the way of one with another key, which only the target has
-    )
     reader = _Reader(connection, table, in_utf8, updated)
-    return Explanations([reader.read(rows) for rows in sources])
+    recorded = list(conflicts)
+    skipped = reader.read(recorded_rows.skipped(connection, subid, names, covered))
+    # while a table is held, nothing else of it is recorded
+    held = {key: (one,) for key, one in reader.read(recorded_rows.held(connection, subid, table.target.oid)).items()}
+    remote = reader.read(row for row in recorded if row.of != LOCAL)
+    return Explanations(*(_last(skipped, found) | held for found in (remote, reader.read(recorded))))
 
 
-def _skipped(connection: psycopg.Connection, subid: int, names: Sequence[tuple[str, str]]) -> Iterator[Recorded]:
-    schemas, tables = map(list, zip(*names, strict=True))
-    rows = connection.execute(
-        "SELECT body->'new', body->'old' FROM pgsub.skipped_change WHERE subid = %s AND replayed_at IS NULL"
-        " AND (schemaname, relname) IN (SELECT * FROM ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) AS n)"
-        " ORDER BY finish_lsn DESC, id DESC",
-        (subid, schemas, tables),
-    )
-    for row in rows:
-        yield from (Recorded(SKIPPED, of, one) for of, one in zip((NEW, OLD), row, strict=True) if one)
-
-
-def _held(connection: psycopg.Connection, subid: int, relid: int) -> Iterator[Recorded]:
-    rows = connection.execute(
-        "SELECT relation, messages FROM pgsub.held_change WHERE subid = %s AND srrelid = %s ORDER BY id DESC",
-        (subid, relid),
-    )
-    for described, messages in rows:
-        relation = decode_change(bytes(described), False)
-        assert isinstance(relation, Relation)
-        for payload in reversed(list(encoder.split(bytes(messages)))):
-            message = decode_change(payload, False)
-            if isinstance(message, Insert | Update):
-                yield Recorded(HELD, NEW, _texts(relation, message.new))
-            if isinstance(message, Update | Delete) and message.old is not None:
-                yield Recorded(HELD, OLD, _texts(relation, message.old))
-
-
-def _texts(relation: Relation, row: Tuple) -> Values:
-    named = zip(relation.columns, row.kinds, row.values, strict=True)
-    return {
-        c.name: None if value is None else value.decode(errors="replace")
-        for c, kind, value in named
-        if kind in (TEXT, NULL)
-    }
+def _last(skipped: dict[int, _Described], conflicts: dict[int, _Described]) -> dict[int, tuple[_Described, ...]]:
+    """Return the last of the records of each row."""
+    found: dict[int, tuple[_Described, ...]] = {key: (one,) for key, one in (conflicts | skipped).items()}
+    for key in skipped.keys() & conflicts.keys():
+        change, conflict = skipped[key], conflicts[key]
+        # guard: of a skipped change and a conflict of a row, the later one decides
+        if conflict.record.follows(change.record):
+            found[key] = (conflict,)
+        elif not change.record.follows(conflict.record):
+            found[key] = (change, conflict)
+    return found
 
 
 def _known(value: Any, *, other_text: bool, bytea: bool) -> int | None:
@@ -266,7 +228,7 @@ class _Reader:
 
     def _of(self, row: Recorded, texts: Sequence[str | None]) -> _Described:
         if row.of != NEW:
-            return _Described(row.reason, (), None)
+            return _Described(row, (), None)
         known: list[int | None] = []
         values = [row.values.get(column.name) for column, _ in self._columns]
         for column, other_text in self._columns:
@@ -274,4 +236,4 @@ class _Reader:
             known.append(_known(value, other_text=other_text, bytea=column.type_oid == _BYTEA))
         for position, text in zip(self._cast, texts, strict=True):
             values[position] = values[position] if text is None else text
-        return _Described(row.reason, tuple(known), _digest(values, known))
+        return _Described(row, tuple(known), _digest(values, known))

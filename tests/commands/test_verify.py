@@ -207,6 +207,25 @@ def test_a_record_of_an_earlier_version_of_a_row_explains_no_difference(served: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("adopt", [(), ("--adopt",)], ids=["copied", "adopted"])
+def test_what_was_left_out_before_a_table_was_copied_again_explains_no_difference(
+    cli: Cli, tables: Tables, adopt: tuple[str, ...]
+) -> None:
+    publisher, target = tables
+    rules = ("public.a:insert_exists=skip", "public.b:insert_exists=keep_local")
+    assert cli.create("s", *(word for rule in rules for word in ("--on-conflict", rule))).returncode == 0
+    for database, value in (target, "mine"), (publisher, "theirs"):
+        database.execute(f"INSERT INTO a VALUES (500, '{value}'); INSERT INTO b (id, n) VALUES (500, {len(value)})")
+    assert cli("run", "s", "--until-caught-up", "--timeout", "60s").returncode == 0
+    assert [_table(_verify(cli, "s"), name)["explained"] for name in "ab"] == [1, 1]
+    assert cli("refresh", "s", "--resync", "public.a", "--resync", "public.b", *adopt, "--yes").returncode == 0
+    target.execute("UPDATE a SET t = 'fault' WHERE id = 500; DELETE FROM b WHERE id = 500")
+    document = _verify(cli, "s", code=6)
+    found = [_table(document, name) for name in "ab"]
+    assert [(one["missing"] + one["different"], one["explained"]) for one in found] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.long
 def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_heard_of_it(
     cli: Cli, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
 ) -> None:

@@ -20,12 +20,13 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.server_errors import translate
 from pgsub.reconcile import buckets, comparison, explained_differences, expressions, rows
 from pgsub.reconcile.comparison import TableResult
-from pgsub.reconcile.explained_differences import CONFLICT, LOCAL, NEW, OLD, Recorded
 from pgsub.reconcile.hashes import hashes
 from pgsub.reconcile.reading import read_rate
+from pgsub.reconcile.reading.recorded_rows import CONFLICT, LOCAL, NEW, OLD, SKIPPED, Recorded
 from pgsub.reconcile.reading.side import Side
 from pgsub.reconcile.reading.source import Piece, Source
 from pgsub.target.ledger.schema import installation
+from pgsub.target.ledger.skipped_changes import Covered
 from pgsub.target.session import connect as target
 
 Compare = Callable[..., TableResult]
@@ -685,7 +686,7 @@ def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Datab
             names=[("public", "t")],
             in_utf8=False,
         )
-    assert [len(found) for found in known.sources] == [0, 0, 1, 1]
+    assert len(known.described) == len(known.in_the_way) == 1
 
 
 #: Types, a value of each that the target does not have, and a later one of the publisher.
@@ -729,7 +730,9 @@ def test_a_record_explains_a_row_only_while_the_publisher_has_it_as_recorded(
     recorded += [Recorded(None, NEW, {"id": "103"}), Recorded(CONFLICT, NEW, {"id": "103"})]
     with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
         installation.install(session)
-        session.execute("SET timezone = 'UTC'")
+        session.execute(
+            "SET timezone = 'UTC'; SET intervalstyle = 'postgres'; SET bytea_output = 'hex'; SET datestyle = 'ISO'"
+        )
         known = explained_differences.explained(session, 1, table, recorded, names=[("public", "t")], in_utf8=False)
 
     def differing() -> dict[str | None, str | None]:
@@ -749,6 +752,44 @@ def test_a_record_explains_a_row_only_while_the_publisher_has_it_as_recorded(
     assert differing()["0"] == CONFLICT
     pubdb.execute("DELETE FROM t WHERE id IN (0, 1)")
     assert differing()["1"] is None
+
+
+def test_of_all_records_of_a_row_since_the_copy_of_its_table_the_last_decides(both: Compare, subdb: Database) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+    table = both(made, pub="INSERT INTO t SELECT g, 'theirs' FROM generate_series(1, 7) g").table
+
+    def recorded(reason: str | None, key: int, lsn: int = 0, at: str | None = None) -> Recorded:
+        return Recorded(reason, NEW, {"id": str(key), "v": "theirs" if reason else "others"}, lsn, at)
+
+    conflicts = [
+        recorded(None, 1, 0x200),
+        recorded(None, 2, 0x10),
+        recorded(None, 3, at="2026-02-01T00:00:00.000000Z"),
+        recorded(None, 4, at="2025-12-01T00:00:00.000000Z"),
+        recorded(CONFLICT, 5, 0x10),
+        recorded(CONFLICT, 6, 0x200),
+        recorded(None, 7, 0x100),
+    ]
+    with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
+        installation.install(session)
+        session.execute(
+            "INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, skipped_at, body)"
+            " SELECT 1, '0/100', 1, 'public', 't', '2026-01-01 00:00+00',"
+            ' format(\'{"new": {"id": "%s", "v": "theirs"}}\', g)::jsonb FROM generate_series(1, 7) g ORDER BY g'
+        )
+        last = session.execute("SELECT max(id) FROM pgsub.skipped_change").fetchone()
+
+        def reasons(copied: int) -> dict[str, str | None]:
+            known = explained_differences.explained(
+                session, 1, table, conflicts, names=[("public", "t")], in_utf8=False, covered=Covered(copied)
+            )
+            listed = both(explain=lambda key, kind, row: known.reason(key, row)).differences.listed
+            return {(one.publisher or ("",))[0]: one.explained for one in listed}
+
+        before = dict.fromkeys("2457", SKIPPED) | {"1": None, "3": None, "6": CONFLICT}
+        assert (last, reasons(0)) == ((7,), before)
+        assert reasons(6) == {**dict.fromkeys("1234"), "5": CONFLICT, "6": CONFLICT, "7": SKIPPED}
+        assert reasons(7)["7"] is None
 
 
 def test_servers_that_hash_otherwise_are_not_compared(both: Compare, subdb: Database) -> None:

@@ -73,9 +73,9 @@ class ReplayFilter:
         if self._lsn is not None and state.srsublsn is not None and covered(self._lsn, state.srsublsn):
             return _COPIED
         # Its finish LSN does not say that: srsublsn covers what a sync worker skipped behind its copy, too.
-        # guard: a skipped change that is older than the copy of its table is not replayed
-        if self.change is not None and self.change.id <= self._covered.get(oid, 0):
-            self.hint = self._given_up(self.change, self._covered[oid])
+        copy = self._covered.get(oid)
+        if self.change is not None and copy is not None and copy.has_skip(self.change.id):
+            self.hint = self._given_up(self.change, copy.skip)
             return _COPIED
         return oid
 

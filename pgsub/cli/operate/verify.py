@@ -43,7 +43,7 @@ to the table as well, rows that only the target has are explained (other_subscri
 separately. A table that is equal except for them is shown as explained, and as equal in the JSON document.
 
 A record explains a row only while the publisher's row is what the recorded change made of it. Once a later change of
-the row was applied, a difference is no longer explained.
+the row was applied, or its table was copied again or adopted, a difference is no longer explained.
 
 If a conflict left out a change without a rule, as update_missing does, the change is not kept, and its row is not on
 the target. Such a row differs, with a note (left_out in the JSON document), and --repair inserts it.

@@ -25,16 +25,18 @@ from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.reconcile import explained_differences
 from pgsub.reconcile.comparison import Comparison, sources
 from pgsub.reconcile.equality import Values
-from pgsub.reconcile.explained_differences import LOCAL, NEW, OLD, Explanations, Recorded
+from pgsub.reconcile.explained_differences import Explanations
 from pgsub.reconcile.expressions import ComparedTable, compared, not_readable
 from pgsub.reconcile.key_ranges import EqualRanges, RangeComparison, Ranges, first_column
 from pgsub.reconcile.point_attempt import Point
+from pgsub.reconcile.reading.recorded_rows import CONFLICT, LOCAL, NEW, OLD, Recorded
 from pgsub.reconcile.reading.sessions import Progress
 from pgsub.reconcile.reading.side import Side, date_order
 from pgsub.reconcile.replaced import REPAIRED
 from pgsub.reconcile.rows import EXTRA, LEFT_OUT, left_by
 from pgsub.target.catalog.relation import describe
 from pgsub.target.catalog.table_names import name_of, names_below
+from pgsub.target.ledger.skipped_changes import Covered, covered_by_copies
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session.connect import SessionName, open_session, translate
 from pgsub.target.sql import resync_truncate
@@ -47,7 +49,7 @@ SELECT id, body FROM pgsub.event WHERE subid = %s AND body ->> 'kind' = 'conflic
 """
 #: What a conflict says about a difference of its row. A kept skipped change is a reason by itself.
 _SAYS = {
-    history.KEPT: explained_differences.CONFLICT,
+    history.KEPT: CONFLICT,
     history.SKIPPED: LEFT_OUT,
     **dict.fromkeys((history.APPLIED, history.REPLAYED, REPAIRED)),
 }
@@ -179,21 +181,25 @@ class TableComparisons:
             if absent:
                 raise SchemaFault(f'table "{table.name}" lacks published columns: {", ".join(absent)}')
             names = list(dict.fromkeys([known_as, name, *names_below(connection, local.oid)]))
-            conflicts = self._conflicts(connection, names)
             subid, in_utf8 = self._sub.subid, self._in_utf8
+            copy = covered_by_copies(connection, subid).get(local.oid, Covered())
+            conflicts = self._conflicts(connection, names, copy)
             updated = "update" not in self._unpublished.get(known_as, ())
             explained = explained_differences.explained(
-                connection, subid, table, conflicts, names=names, in_utf8=in_utf8, updated=updated
+                connection, subid, table, conflicts, names=names, in_utf8=in_utf8, updated=updated, covered=copy
             )
             members = resync_truncate.members(connection, [local.oid])
             other = resync_truncate.other_writer(connection, subid, members)
         return table, explained, None if other is None else other[0]
 
-    def _conflicts(self, session: psycopg.Connection, names: Sequence[tuple[str, str]]) -> Iterator[Recorded]:
+    def _conflicts(
+        self, session: psycopg.Connection, names: Sequence[tuple[str, str]], copy: Covered
+    ) -> Iterator[Recorded]:
         """Yield rows of conflicts, the last first, for :mod:`pgsub.reconcile.explained_differences`.
 
         :param session: a session on the target in a transaction that sees the snapshot. Events that the launcher has
             not moved there are read first, then the recorded ones.
+        :param copy: what the copy of the table has.
         """
         subid = self._sub.subid
         events = session.execute(_EVENTS, (subid, [name for _, name in names])).fetchall()
@@ -201,6 +207,9 @@ class TableComparisons:
         recorded = [row for name in names for row in self._store.conflicts(subid, table=".".join(name))]
         recorded.sort(key=lambda row: row.id, reverse=True)
         for row in itertools.chain(unheard, recorded):
+            # guard: what was left out before the copy of a table explains no difference
+            if copy.has_event(row.event):
+                continue
             of_it = (row.schemaname, row.relname) in names
             # The store may have conflicts of changes after the point.
             later = row.finish_lsn is not None and not covered(row.finish_lsn, self._lsn)
@@ -209,7 +218,8 @@ class TableComparisons:
             same = bool(local) and all(one.get("identical") for one in local)
             if of_it and row.action in _SAYS and not later and not same:
                 rows = (NEW, row.remote_tuple), (OLD, row.replica_identity), (LOCAL, row.local_tuple)
-                yield from (Recorded(_SAYS[row.action], of, one) for of, one in rows if one)
+                lsn, at = row.finish_lsn or 0, row.remote_commit_ts if row.action == REPAIRED else None
+                yield from (Recorded(_SAYS[row.action], of, one, lsn, at) for of, one in rows if one)
 
 
 def _earlier(table: ComparedTable, ranges: Ranges, one: EqualRanges) -> EarlierRange:

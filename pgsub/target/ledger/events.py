@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from pgsub.common.errors import LogText
+from pgsub.common.query import scalar
 from pgsub.target.sql.jsonb import jsonb
 
 
@@ -20,3 +21,14 @@ def add(connection: psycopg.Connection, subid: int, *bodies: dict[str, Any]) -> 
     with connection.cursor() as cursor:
         rows = [(subid, jsonb(connection, body)) for body in bodies]
         cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+
+
+def number(connection: psycopg.Connection, subid: int) -> int:
+    """Return the number of an event that does not exist. All events so far have lower numbers, later ones higher ones.
+
+    The last number of the table itself could be read only with a privilege on its sequence.
+    """
+    query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, '{}') RETURNING id"
+    found = int(scalar(connection, query, (subid,)) or 0)
+    connection.execute("DELETE FROM pgsub.event WHERE id = %s", (found,))
+    return found

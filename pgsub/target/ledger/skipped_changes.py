@@ -19,6 +19,8 @@ from pgsub.target.sql.jsonb import jsonb
 #: Maximum number of changes that one statement reads, or whose ids it sends.
 CHUNK = 1000
 
+#: A time in SQL as text that can be compared.
+UTC_TEXT = """pg_catalog.to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 _OPERATION = "body->>'operation'"
 
 
@@ -75,6 +77,26 @@ class Pruning(NamedTuple):
 
     replayed: bool
     before: str | None = None
+
+
+class Covered(NamedTuple):
+    """The records that are older than the copy of their table, which has what they left out.
+
+    :ivar skip: the last id of pgsub.skipped_change.
+    :ivar event: the last id of pgsub.event.
+    """
+
+    skip: int = 0
+    event: int = 0
+
+    def has_skip(self, change: int) -> bool:
+        """Return whether the copy has a skipped change. LSNs do not say that (:func:`~.states.start_copy`)."""
+        # guard: a skipped change that is older than the copy of its table is not replayed
+        return change <= self.skip
+
+    def has_event(self, event: int | None) -> bool:
+        """Return whether a conflict was recorded before the copy. One that stopped a worker has no event."""
+        return event is not None and event <= self.event
 
 
 def of_transaction(
@@ -137,14 +159,14 @@ def by_content(
     return [row[0] for row in rows if row[1]] or [row[0] for row in rows]
 
 
-def covered_by_copies(connection: psycopg.Connection, subid: int) -> dict[int, int]:
-    """Return the tables, by OID, that were copied after changes were skipped, and the id of the last such change."""
+def covered_by_copies(connection: psycopg.Connection, subid: int) -> dict[int, Covered]:
+    """Return what the copies of tables have, by OID. Tables that were not copied are left out."""
     rows = connection.execute(
-        "SELECT srrelid::bigint, covered_skips FROM pgsub.subscription_rel"
-        " WHERE subid = %s AND covered_skips IS NOT NULL",
+        "SELECT srrelid::bigint, coalesce(covered_skips, 0), covered_events FROM pgsub.subscription_rel"
+        " WHERE subid = %s AND covered_events IS NOT NULL",
         (subid,),
     )
-    return dict(rows.fetchall())
+    return {relid: Covered(*last) for relid, *last in rows}
 
 
 def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
@@ -197,10 +219,8 @@ def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = 
 
 def time_ago(connection: psycopg.Connection, seconds: float) -> str:
     """Return the time on the target that many seconds ago, in the format of :class:`Pruning`."""
-    query = """
-        SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',
-                                  'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
-    return str(scalar(connection, query, (seconds,)))
+    ago = UTC_TEXT.format("(pg_catalog.now() - pg_catalog.make_interval(secs => %s))")
+    return str(scalar(connection, f"SELECT {ago}", (seconds,)))
 
 
 def prune(connection: psycopg.Connection, subid: int, pruning: Pruning) -> int:

@@ -98,7 +98,8 @@ CREATE TABLE pgsub.progress (
 -- tables that are copied together share a slot, named here by each of them. adopt: the rows that are there are compared
 -- with the publisher's, and not emptied; adopted: rows that were missing, extra, different, as far as they were
 -- brought. keep: rows that an adoption may still keep of those that it replaces or deletes; kept: those that it kept.
--- covered_skips: what was skipped of the table up to this id of skipped_change is older than its copy, which has it
+-- covered_skips: what was skipped of the table up to this id of skipped_change is older than its copy, which has it;
+-- covered_events: the same of conflicts, by the id of event
 CREATE TABLE pgsub.subscription_rel (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     srrelid oid NOT NULL,
@@ -117,6 +118,7 @@ CREATE TABLE pgsub.subscription_rel (
     keep integer NOT NULL DEFAULT 0,
     kept integer NOT NULL DEFAULT 0,
     covered_skips bigint,
+    covered_events bigint,
     PRIMARY KEY (subid, srrelid),
     UNIQUE (subid, schemaname, relname));
 

@@ -21,7 +21,7 @@ import psycopg
 from pgsub.common.errors import Fenced
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger import events, worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.transactions import durable, lock_timeout
 
@@ -66,7 +66,7 @@ def next_group(connection: psycopg.Connection, subid: int) -> int:
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
     """Set ``i`` or ``d`` → ``d`` and record the slot's name, durably before the slot exists.
 
-    What was skipped of the tables until now is in the slot's snapshot. No worker that could skip more is left.
+    What was left out of the tables until now is in the slot's snapshot. No worker that could leave out more is left.
 
     :return: the number of the attempt, by table.
     """
@@ -76,10 +76,10 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
         lock_tables(connection, subid, relids)
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
-            f" copy_mode = NULL, handover_lsn = NULL, covered_skips = (SELECT max(id) FROM pgsub.skipped_change)"
-            f" WHERE {TABLES} AND srsubstate IN ('i', 'd')"
+            f" copy_mode = NULL, handover_lsn = NULL, covered_skips = (SELECT max(id) FROM pgsub.skipped_change),"
+            f" covered_events = %s WHERE {TABLES} AND srsubstate IN ('i', 'd')"
             " RETURNING srrelid::bigint, attempt".encode(),
-            (slot, subid, relids),
+            (slot, events.number(connection, subid), subid, relids),
         ).fetchall()
         if len(rows) != len(claims):
             raise Fenced("the state of a table changed meanwhile")
