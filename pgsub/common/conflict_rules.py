@@ -61,6 +61,11 @@ class Rule:
         return self.table, self.conflict
 
     @property
+    def lets_updates_win(self) -> bool:
+        """Whether a remote update may win by the rule over a row that another origin wrote."""
+        return self.conflict == "update_origin_differs" and self.resolution in (APPLY_REMOTE, *BY_TIME)
+
+    @property
     def needs_times(self) -> bool:
         """Whether the rule needs the time and origin of the last change of a row."""
         differs = self.conflict.endswith("_origin_differs") and self.resolution != APPLY_REMOTE

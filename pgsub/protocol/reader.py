@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol.messages import Column, Tuple
+from pgsub.protocol.messages import Column, Tuple, Update
 
 INT16 = struct.Struct(">H")
 INT32 = struct.Struct(">I")
@@ -135,3 +135,17 @@ def expect_end(data: bytes, pos: int) -> None:
     """
     if pos != len(data):
         raise ProtocolViolation(f"{len(data) - pos} bytes left over at the end of the message")
+
+
+def filled(message: Update) -> Update:
+    """Return an update whose new row has the unchanged values, too, if replica identity FULL sends them in the old one.
+
+    The old row of another identity has only its key.
+    """
+    old, new = message.old, message.new
+    if old is None or message.old_kind != "O" or UNCHANGED not in new.kinds:
+        return message
+    kinds = bytes(was if kind == UNCHANGED else kind for kind, was in zip(new.kinds, old.kinds, strict=True))
+    both = zip(new.kinds, new.values, old.values, strict=True)
+    values = tuple(before if kind == UNCHANGED else value for kind, value, before in both)
+    return message._replace(new=Tuple(kinds, values))

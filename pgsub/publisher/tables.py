@@ -31,6 +31,7 @@ class RemoteColumn:
     typmod: int
     is_key: bool  #: part of the replica identity index
     generated: bool
+    large: bool = False  #: its values may be stored out of line; an update does not send those that it does not change
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Leaf:
     reltuples: float  #: -1: never analyzed
     readable: bool = True  #: can be read directly: a root's privileges and policies do not apply to its partitions
     foreign: bool = False  #: a foreign table
+    replica_identity: str = "d"
+    toasted: bool = False  #: has a TOAST table, as the server makes for rows that may become large
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ class RemoteTable:
     def foreign_partitions(self) -> bool:
         """Whether some of its rows are in foreign tables, which pgsub does not read."""
         return any(leaf.foreign for leaf in self.leaves)
+
+    @property
+    def leaving_out(self) -> tuple[Leaf, ...]:
+        """The leaves whose updates do not send a large value in the new row if they do not change it."""
+        large = any(column.large and not (column.is_key or column.generated) for column in self.columns)
+        return tuple(leaf for leaf in self.leaves if large and leaf.toasted)
 
 
 class DescribedTables(NamedTuple):
@@ -221,7 +230,7 @@ _COLUMNS = """
     WITH wanted AS MATERIALIZED (
         SELECT w.oid, pg_catalog.pg_get_replica_identity_index(w.oid) AS key FROM unnest(%s::oid[]) AS w (oid))
     SELECT a.attrelid, a.attnum, a.attname::text, a.atttypid, n.nspname::text, t.typname::text, a.atttypmod,
-        COALESCE(a.attnum = ANY(i.indkey), false), a.attgenerated <> ''
+        COALESCE(a.attnum = ANY(i.indkey), false), a.attgenerated <> '', a.attstorage IN ('x', 'e')
     FROM wanted w JOIN pg_catalog.pg_attribute a ON a.attrelid = w.oid
         JOIN pg_catalog.pg_type t ON t.oid = a.atttypid JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
         LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = w.key
@@ -234,7 +243,8 @@ _LEAVES = """
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
         COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8,
         pg_catalog.has_any_column_privilege(c.oid, 'SELECT') AND NOT pg_catalog.row_security_active(c.oid)
-            AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'), c.relkind = 'f'
+            AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'), c.relkind = 'f', c.relreplident::text,
+        c.reltoastrelid <> 0
     FROM (SELECT w.oid AS root, w.oid AS leaf FROM unnest(%(oids)s::oid[]) AS w (oid)
             JOIN pg_catalog.pg_class k ON k.oid = w.oid WHERE k.relkind <> 'p'
             UNION ALL

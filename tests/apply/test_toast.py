@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from fix_pair import MakePair
+from fix_pair import MakePair, Pair
+from fix_servers import Database
+
+from pgsub.apply.worker import feedback
 
 BIG = "(SELECT string_agg(md5((g + {seed})::text), '') FROM generate_series(1, 200) g)"
 EXTERNAL = "ALTER TABLE t ALTER big SET STORAGE EXTERNAL; ALTER TABLE t ALTER more SET STORAGE EXTERNAL"
@@ -69,3 +74,34 @@ def test_a_missing_row_is_not_made_of_the_values_that_came(pair: MakePair) -> No
     p.apply("UPDATE t SET n = 2", "UPDATE t SET id = 2")
     assert p.subdb.value("SELECT count(*) FROM t") == 0
     assert [event["conflict_type"] for event in p.events()] == ["update_missing"] * 2
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["key", "full"])
+@pytest.mark.parametrize("many", [1, 80])
+def test_two_databases_agree_about_a_large_value_that_the_winner_did_not_change_if_their_identity_is_full(
+    subdb: Database, monkeypatch: pytest.MonkeyPatch, full: bool, many: int
+) -> None:
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
+    rules = tuple(f"{kind}=last_update_wins" for kind in ("insert_exists", "update_origin_differs"))
+    with contextlib.ExitStack() as stack:
+        other = Database(subdb.server, f"{subdb.name}_other")
+        stack.callback(other.drop)
+        sides = (subdb, other)
+        for side in sides:
+            side.execute("CREATE TABLE t (id int PRIMARY KEY, n int, big text); CREATE PUBLICATION p FOR TABLE t")
+            side.execute(f"ALTER TABLE t REPLICA IDENTITY {'FULL' if full else 'DEFAULT'}")
+        pairs = [
+            stack.enter_context(contextlib.closing(Pair(*both, origin="none", on_conflict=rules)))
+            for both in (sides, sides[::-1])
+        ]
+        for pair in pairs:
+            pair.subscribe("r", [("public", "t")])
+        for n, side in enumerate(sides):
+            side.execute(f"INSERT INTO t SELECT g, {n}, {BIG.format(seed=n * 1000)} FROM generate_series(1, {many}) g")
+        subdb.execute("UPDATE t SET n = 7")
+        for pair in (*pairs, *pairs):
+            pair.catch_up()
+        mine, theirs = (side.rows("SELECT id, n, md5(big) FROM t ORDER BY 1") for side in sides)
+        assert (mine == theirs, [n for _, n, _ in theirs]) == (full, [7] * many)
+        details = {e["detail"] for pair in pairs for e in pair.events() if e.get("action") == "applied"}
+        assert {"left out unchanged large values: big stay" in detail for detail in details} == {not full}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 from fix_program import one_error
 
 from pgsub.commands.preflight.servers import times_of_prepared
+from pgsub.commands.preflight.table_warnings import values_left_out
 from pgsub.common.conflict_rules import ALLOWED, RESOLUTIONS, merged, of_table, parse
 from pgsub.common.errors import UsageError
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.tables import describe_tables
 
 
 @pytest.mark.parametrize("conflict", ALLOWED)
@@ -113,3 +117,53 @@ def test_a_rule_lets_a_running_subscription_pass_what_stops_it(served, tables):
     assert cli("wait", name, "--for", "caught-up", "--timeout", "1m").returncode == 0
     listed = json.loads(cli("conflicts", "list", name, "--json").stdout)["conflicts"]
     assert [(one["conflict_type"], one["action"]) for one in listed] == [("insert_exists", "applied")]
+
+
+_LARGE = """
+CREATE TABLE plain (id int PRIMARY KEY, t text); CREATE TABLE whole (id int PRIMARY KEY, t text);
+CREATE TABLE small (id int PRIMARY KEY, c varchar(9)); CREATE TABLE numbers (id int PRIMARY KEY, n numeric);
+CREATE TABLE keyed (t text PRIMARY KEY, n int);
+CREATE TABLE parts (id int PRIMARY KEY, t jsonb) PARTITION BY RANGE (id);
+CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (9); CREATE TABLE part2 PARTITION OF parts DEFAULT;
+ALTER TABLE whole REPLICA IDENTITY FULL; ALTER TABLE part1 REPLICA IDENTITY FULL;
+CREATE PUBLICATION p FOR TABLE plain, whole, small, numbers, keyed, parts WITH (publish_via_partition_root);
+CREATE PUBLICATION q FOR TABLE plain (id)
+"""
+
+
+def test_tables_are_named_whose_updates_may_win_by_a_rule_and_leave_out_large_values(pubdb):
+    pubdb.execute(_LARGE)
+    names = [("public", name) for name in ("plain", "whole", "small", "numbers", "keyed", "parts")]
+    with contextlib.closing(publisher.connect(pubdb.conninfo, application_name="t")) as session:
+        tables, part = (list(describe_tables(session, names, [one]).tables.values()) for one in ("p", "q"))
+
+    def named(rule, among=tables):
+        return [name for found in values_left_out(among, (rule,)) for name in found.tables]
+
+    [found] = values_left_out(tables, ("insert_exists=last_update_wins", "update_origin_differs=last_update_wins"))
+    assert found.tables == ("public.plain", "public.parts")
+    assert (found.hint or "").splitlines()[1:] == [
+        'ALTER TABLE "public"."plain" REPLICA IDENTITY FULL;',
+        'ALTER TABLE "public"."part2" REPLICA IDENTITY FULL;',
+    ]
+    # only last_update_wins takes the value from the old row
+    assert named("update_origin_differs=apply_remote") == ["public.plain", "public.whole", "public.parts"]
+    assert named("public.parts:update_origin_differs=last_update_wins") == ["public.parts"]
+    assert named("public.whole:update_origin_differs=last_update_wins") == []
+    assert named("update_origin_differs=keep_local") == named("update_origin_differs=apply_remote", part) == []
+
+
+@pytest.mark.long
+def test_create_and_alter_warn_of_rules_by_which_updates_win_that_leave_out_large_values(cli, tables):
+    rule, said = (
+        ("--on-conflict", "update_origin_differs=last_update_wins"),
+        'updates of table "public.a" on the publisher',
+    )
+    assert cli.create("s", "--no-wait", *rule, "--strict").returncode == 3
+    ended = cli.create("s", "--no-wait", *rule)
+    assert (ended.returncode, said in ended.stderr) == (0, True), ended.stderr
+    assert said not in cli("alter", "s", *rule).stderr
+    refused = cli("alter", "s", "--on-conflict", "update_origin_differs=apply_remote", "--strict")
+    assert (refused.returncode, said in refused.stderr) == (3, True), refused.stderr
+    assert said in cli("alter", "s", "--on-conflict", "update_origin_differs=apply_remote").stderr
+    assert cli.status("s")["pgsub_on_conflict"] == ["update_origin_differs=apply_remote"]

@@ -24,7 +24,7 @@ from pgsub.apply.rows.relation_cache import NEVER, RelationCache, local_name
 from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
-from pgsub.protocol.reader import UNCHANGED
+from pgsub.protocol.reader import UNCHANGED, filled
 from pgsub.target.catalog.relation_map import check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
@@ -82,7 +82,7 @@ class Simulation:
                 case Insert():
                     return self._insert(table, finding, message.new)
                 case Update():
-                    return self._update(table, finding, message.new, message.old)
+                    return self._update(table, finding, message, filled(message).new)
                 case Delete():
                     return self._delete(table, finding, message.old)
             return self._truncate(table, finding)
@@ -113,9 +113,10 @@ class Simulation:
         finding = replace(finding, remote=row, key={name: row.get(name) for name in table.key_columns})
         return self._written(table, finding, new, row, None, None)
 
-    def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
+    def _update(self, table: Table, finding: Finding, message: Update, whole: Tuple) -> Finding:
         check_updatable(table.relation)
-        key = self._key(table, old or new)
+        new = message.new
+        key = self._key(table, message.old or new)
         sent = table.lookup.read(sent_values.by_column(table.relation, new))
         finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
@@ -123,12 +124,15 @@ class Simulation:
             return replace(finding, outcome=Outcome.DEPENDENT)
         found = self._find(table, key)
         if found is None:
-            return self._update_missing(table, finding, new, key)
+            sent = table.lookup.read(sent_values.by_column(table.relation, whole))
+            return self._update_missing(table, replace(finding, remote=sent), whole, key)
         finding = replace(finding, local=found.row)
         assert found.row is not None
         finding, action = self._differing(table, finding, found)
         if action is not Action.APPLY:
             return self._ruled(table, finding, action, {**found.row, **sent}, key)
+        if finding.rule is not None:  # a rule decides about the whole row
+            new, sent = whole, table.lookup.read(sent_values.by_column(table.relation, whole))
         if not differences(sent, found.row):
             return replace(finding, outcome=Outcome.IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)

@@ -24,6 +24,7 @@ from pgsub.common import conflict_rules as rules
 from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
+from pgsub.protocol.reader import filled
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.prepared_statements import DEALLOCATED
@@ -128,6 +129,9 @@ class Resolver:
         relation = self._filter.target(transaction, kind, message.relid)
         if relation is None:
             return False
+        if isinstance(message, Update):
+            # guard: the winner of a conflict brings unchanged large values if the publisher sends them
+            message = filled(message)
         new = None if isinstance(message, Delete) else message.new
         old = None if isinstance(message, Insert) else message.old
         change = SingleChange(Place(transaction, kind, relation, new, old), message)
@@ -164,7 +168,13 @@ class Resolver:
         rule = self._relations.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local] if differs.local is not None else [])
-        self._records.note(change, differs.record(self._subid), rule, action)
+        record, place = differs.record(self._subid), change.place
+        self._records.note(change, record, rule, action)
+        kept = [] if place.new is None else place.columns(sent=False)
+        if kept and action is Action.APPLY:
+            record.detail += (
+                f"\nThe publisher left out unchanged large values: {', '.join(kept)} stay as they were here."
+            )
         return action is Action.APPLY
 
     def _missing(self, change: SingleChange) -> None:

@@ -74,6 +74,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = asks or options.publisher_upgraded
         asks = asks or option_checks.asks_two_phase(options, sub)
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
+        asks = asks or any(conflict_rules.parse(rule).lets_updates_win for rule in fields.get("on_conflict", ()))
         if fields.get("publications", sub.publications) != sub.publications:
             fields |= {"generation": sub.generation + 1, "unrefreshed": options.refreshes}
         _check_rules(options, store, sub, fields, reporter)
@@ -135,6 +136,10 @@ def _alter_with_servers(
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict, session=session)
         connections.check(options, session, sub, fields, conns, reporter)
+        new_rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict]
+        findings.report(
+            connections.values_left_out(session, sub, connection, new_rules), reporter, strict=options.strict
+        )
         if options.two_phase is not None and option_checks.asks_two_phase(options, sub):
             stack.enter_context(alter_two_phase.exclusive_claim(session, sub, options.state_dir))
             new = replace(sub, **fields)

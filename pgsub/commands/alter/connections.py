@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,25 @@ import psycopg
 
 from pgsub.apply.verified_publisher import recorded_database
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.preflight import databases, findings, servers
+from pgsub.commands.preflight import databases, findings, servers, table_warnings
+from pgsub.commands.preflight.findings import Caution
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
+from pgsub.commands.sessions import (
+    connect_publisher,
+    connect_target,
+    target_facts,
+    verified_publisher,
+    verify_publisher,
+)
 from pgsub.commands.subscription import definition, password_required
+from pgsub.common import conflict_rules
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import PgsubError, StateForbids, WrongSystem
+from pgsub.common.errors import PgsubError, PublisherUnavailable, StateForbids, WrongSystem
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.publisher.server_errors import PROMOTE_HINT
+from pgsub.publisher.tables import describe_tables
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session import ledger_privileges
 
@@ -103,6 +113,25 @@ def check(
         _new_publisher(session, replace(sub, **fields), connection, reporter)
     if "failover" in fields:
         _alter_slot(session, connection, sub, fields["failover"])
+
+
+def values_left_out(
+    session: psycopg.Connection, sub: Subscription, connection: str, rules: Sequence[str]
+) -> list[Caution]:
+    """Warn of tables of which updates that win by new rules may leave out values. Nothing is said without a publisher.
+
+    :param connection: the connection string of the publisher.
+    """
+    known = subscriptions.identity(session, sub.subid).system_identifier is not None
+    if not known or not any(conflict_rules.parse(rule).lets_updates_win for rule in rules):
+        return []
+    names = [(one.schemaname, one.relname) for one in subscriptions.relations(session, sub.subid)]
+    try:
+        with verified_publisher(session, sub, connection) as source:
+            tables = describe_tables(source, names, sub.publications).tables
+    except PublisherUnavailable:
+        return []
+    return list(table_warnings.values_left_out(list(tables.values()), rules))
 
 
 def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:

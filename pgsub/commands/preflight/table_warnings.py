@@ -8,15 +8,18 @@ import psycopg
 
 from pgsub.commands.preflight import adoption
 from pgsub.commands.preflight.findings import Caution, Table, concerning
-from pgsub.common import quoting
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.plural import some
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.server_errors import translating
-from pgsub.publisher.tables import Name
+from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.session import ledger_privileges
 from pgsub.target.sql.statement_builder import table_name
+
+#: Maximum number of statements in a hint.
+_STATEMENTS = 5
 
 
 def rules_that_fire(tables: Sequence[Table]) -> Iterator[Caution]:
@@ -32,6 +35,34 @@ def rules_that_fire(tables: Sequence[Table]) -> Iterator[Caution]:
         "Disable those that are not meant for replicated changes (ALTER TABLE ... DISABLE RULE); this lists them on the"
         f" target:\nSELECT ev_class::regclass, rulename FROM pg_rewrite WHERE ev_class IN ({listed});",
     )
+
+
+def values_left_out(tables: Sequence[RemoteTable], rules: Sequence[str]) -> Iterator[Caution]:
+    """Warn of rules by which an update wins that may leave out large values, so that those of the loser stay.
+
+    Replica identity FULL sends them in the old row, where apply finds them only if last_update_wins decides.
+    """
+    for rule in map(conflict_rules.parse, rules):
+        if not rule.lets_updates_win:
+            continue
+        timed = rule.resolution in conflict_rules.BY_TIME
+        found = {
+            f"{table.schema}.{table.name}": leaves
+            for table in tables
+            if rule.table in ("", f"{table.schema}.{table.name}")
+            and (leaves := [leaf for leaf in table.leaving_out if not timed or leaf.replica_identity != "f"])
+        }
+        some_leaves = [leaf for leaves in found.values() for leaf in leaves][:_STATEMENTS]
+        names = [quoting.name(leaf.schema, leaf.name) for leaf in some_leaves]
+        altered = "".join(f"\nALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names)
+        yield from concerning(
+            list(found),
+            "updates of {} on the publisher leave out large values that they do not change",
+            f'If such an update wins by the rule "{rule}", the target keeps its own values in these columns. Two'
+            " databases that subscribe to each other may stay different.",
+            "Compare them with pgsub verify" + (f", or run this on the publisher:{altered}" if timed else "."),
+            most=5,
+        )
 
 
 _LEAVES = """

@@ -94,6 +94,7 @@ def check_tables(
     found.warnings += unowned
     found.warnings += table_warnings.not_empty(found.tables)
     found.warnings += table_warnings.foreign_partitions(found.tables) if copy_data else ()
+    found.warnings += table_warnings.values_left_out([table.remote for table in found.tables], sub.on_conflict)
     if copy_data and sub.origin == "none":
         found.warnings += table_warnings.rows_of_other_origins(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
