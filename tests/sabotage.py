@@ -124,6 +124,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that a foreign key changes while others are deleted becomes the remote one": (
         "test_a_foreign_key_that_acts_while_rows_are_deleted_takes_nothing_of_the_remote_row",
     ),
+    "a standby without the slot does not show that the slot is gone": (
+        "test_a_standby_that_answers_for_its_primary_is_no_reason_to_leave_the_slot_there",
+    ),
     "a snapshot is read only if the session that made it is still there": (
         "test_a_snapshot_of_another_session_that_has_the_name_is_not_read",
         "test_a_snapshot_that_got_a_name_again_after_a_crash_is_not_read_for_the_one_before",

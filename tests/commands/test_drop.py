@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fix_clusters import replayed
 from fix_program import nothing_created, one_error
 from fix_servers import Database
 
@@ -243,3 +244,22 @@ def test_the_slot_that_a_killed_reconciliation_made_after_a_killed_drop_is_dropp
     assert tables[0].rows(_SLOTS) == [("s",)]
     assert cli("drop", "s", "--yes").returncode == 0
     nothing_created(cli, *tables)
+
+
+@pytest.mark.long
+def test_a_standby_that_answers_for_its_primary_is_no_reason_to_leave_the_slot_there(make_server, make_cli, subdb):
+    primary = Database(make_server(), "app")
+    primary.execute("CREATE PUBLICATION p")
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    replayed(primary, standby)
+    ports = f"{primary.server.port},{standby.server.port}"
+    cli = make_cli(f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=app", subdb.conninfo)
+    assert cli.create("s", "--no-wait").returncode == 0
+    subdb.execute("UPDATE pgsub.subscription SET slot_intent = true")  # as a drop that was killed leaves it
+    primary.close()
+    primary.server.stop()
+    one_error(cli("drop", "s", "--yes"), 7, 'replication slot "s" does not exist', "The slot may be on its primary.")
+    primary.server.start()
+    ended = cli("drop", "s", "--yes")
+    assert ended.returncode == 0 and "dropped replication slot" in ended.stderr
+    assert primary.rows(_SLOTS) == []

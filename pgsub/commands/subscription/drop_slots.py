@@ -11,6 +11,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
+from pgsub.common.query import scalar
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -90,9 +91,13 @@ def _drop_main(
         slots.drop_slot(connection, name, missing_ok=False)
         reporter.notice(f'dropped replication slot "{name}" on publisher')
     except SlotLost as error:
-        if not (begun or lost):
+        elsewhere = not dropped and bool(scalar(connection, "SELECT pg_catalog.pg_is_in_recovery()"))
+        # guard: a standby without the slot does not show that the slot is gone, without "elsewhere or "
+        if elsewhere or not (begun or lost):
             if session is not None:
                 subscriptions.registered(session, sub.subid)  # otherwise the next drop would accept the missing slot
+            if elsewhere:
+                error.detail = "The server is a standby. The slot may be on its primary."
             error.hint = hint
             raise
         reporter.warning(f'replication slot "{name}" does not exist on the publisher')
