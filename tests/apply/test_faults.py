@@ -195,6 +195,7 @@ def test_a_table_dropped_and_created_again_is_another_table(pair: MakePair) -> N
     p.pubdb.execute("UPDATE t SET v = 'y'")
     error = _fault(p, "was dropped and created again")
     assert isinstance(error, SchemaFault) and error.relation == "public.t" and error.finish_lsn
+    assert f"pgsub refresh {p.sub.name} --adopt" in str(error.hint)  # pg_restore may have filled it
 
 
 def test_a_table_dropped_and_created_again_under_a_running_worker_is_not_written_to(pair: MakePair) -> None:

@@ -152,13 +152,14 @@ def replaced(
     :param known: OID of the subscribed table; ``found``: of the table that has the name now.
     """
     now = name_of(connection, known)
-    what, where = "was dropped and created again", ""
+    what, where, sub = "was dropped and created again", "", quoting.word(subname)
     if now is not None:
         what, where = "is not the table that was subscribed", f' which is "{now[0]}.{now[1]}" now,'
     return SchemaFault(
         f'logical replication target relation "{name[0]}.{name[1]}" {what}',
         detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-        hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {quoting.word(subname)}",
+        hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {sub}\n"
+        f"If it has rows already, as after pg_restore, send only those that differ:\npgsub refresh {sub} --adopt",
     )
 
 
