@@ -9,7 +9,7 @@ import psycopg
 
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, Fenced, PgsubError, SlotLost
+from pgsub.common.errors import ApplyError, Directive, Fenced, PgsubError, SlotLost
 from pgsub.common.query import scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -50,6 +50,8 @@ def hand_over(
             catch_up(context, session, [claim], [table], own)
         except PgsubError as error:
             errors[table.srrelid] = error
+            if error.directive is Directive.RETRY:  # a server that is gone is not tried for one table after another
+                break
     return errors
 
 

@@ -36,9 +36,8 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
     to_copy = sorted((rel for rel in first if rel.srsubstate in "id"), key=_size, reverse=True)
     small = [rel for rel in to_copy if _size(rel) <= _small()]
     large = [rel for rel in to_copy if _size(rel) > _small()]
-    workers = [*_by_slot([rel for rel in first if rel.srsubstate not in "id"]), *((rel.srrelid,) for rel in large)][
-        :free
-    ]
+    copied = _by_slot([rel for rel in first if rel.srsubstate not in "id"])
+    workers = [*copied, *((rel.srrelid,) for rel in large)][:free]
     groups = max(1, free - len(workers))
     most = min(GROUP_TABLES, -(-len(small) // groups))
     while small and len(workers) < free:

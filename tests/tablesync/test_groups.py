@@ -166,6 +166,17 @@ def test_a_table_of_a_group_catches_up_alone_without_moving_the_slot_of_the_othe
     _ends_well(p)
 
 
+def test_a_server_that_is_gone_is_not_tried_for_each_table_of_a_group(pair: MakePair, at: At) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    _passed(p, at)
+    at("sync.before_separation=error@1")
+    errors = p.try_sync(*map(p.relid, NAMES[:3]))  # the fourth needs the slot, so each gets one of its own
+    assert list(errors) == [p.relid("a")] and isinstance(errors[p.relid("a")], TargetUnavailable)
+    assert _states(p) == "ffff"
+    at("")
+    _ends_well(p)
+
+
 def test_tables_that_were_interrupted_while_they_caught_up_together_go_on_in_any_way(pair: MakePair, at: At) -> None:
     p = pair(TABLES, pub=ROWS, state="i")
     _passed(p, at)

@@ -50,6 +50,7 @@ _LOCK = Statement.fixed(
     f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
 _TIME = "'2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval"
+_COMMIT_TIME = _TIME.replace("$2", "%s")
 # It fails if no row is updated, so that the COMMIT behind it does not run. remote_commit_ts is the time of the
 # transaction that ends at remote_lsn: a report that is sent late, or was held back, does not move it.
 # guard: the ledger moves only from where the worker left it, without "1 / "
@@ -218,9 +219,8 @@ class Progress:
         # guard: no change is made in a table that was taken from the stream it shares
         worker_takeover.fence(self._connection, *self._others)
         moved = self._connection.execute(
-            "UPDATE pgsub.progress SET remote_lsn = %s,"
-            " remote_commit_ts = '2000-01-01 00:00:00+00'::timestamptz + %s::bigint * '1 microsecond'::interval"
-            " WHERE subid = %s AND worker = ANY (%s) AND remote_lsn = %s",
+            f"UPDATE pgsub.progress SET remote_lsn = %s, remote_commit_ts = {_COMMIT_TIME}"
+            " WHERE subid = %s AND worker = ANY (%s) AND remote_lsn = %s".encode(),
             (format_lsn(new), commit_ts, self._key[0], worker_takeover.numbers(self._others), format_lsn(old)),
         )
         if moved.rowcount != len(self._others):
@@ -258,8 +258,7 @@ class Progress:
         """
         if self.tagged:
             self._connection.execute(
-                "SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn,"
-                " '2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval)",
+                f"SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn, {_COMMIT_TIME})".encode(),
                 (format_lsn(end_lsn), commit_ts),
             )
 
