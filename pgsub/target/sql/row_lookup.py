@@ -1,9 +1,8 @@
 """Rows of target tables as a preview reads them: nothing is written, and no code of a table runs.
 
 The target's input functions read the publisher's text. Comparisons use the target's text of both sides. Unique
-indexes, NOT NULL and CHECK are evaluated by SELECT. So no trigger fires, no default is evaluated, no sequence advances,
-and no row is locked. Mirrors RelationFindReplTupleByIndex, CheckAndReportConflict (execReplication.c) and
-ExecConstraints (execMain.c).
+indexes and constraints are evaluated by SELECT. So no trigger fires, no default is evaluated, no sequence advances, and
+no row is locked. Mirrors RelationFindReplTupleByIndex and CheckAndReportConflict (execReplication.c).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pgsub.common.connections import session_role
 from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
-from pgsub.target.catalog.table_names import PARTITIONS
+from pgsub.target.catalog.row_constraints import RowConstraints
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints
@@ -28,15 +27,6 @@ from pgsub.target.sql.statement_builder import found_by, only
 
 #: A row as texts of the target, by column.
 Row = Mapping[str, str | None]
-
-_CHECKS = """
-SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
- WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
-"""
-_NOT_NULL = """
-SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
- WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped AND attnotnull ORDER BY attnum
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +115,6 @@ class TableLookup:
 
     :ivar indexes: its unique indexes.
     :ivar fingerprints: compares rows by unique indexes and keys.
-    :ivar required: NOT NULL columns; True if no default fills in a missing value.
     """
 
     def __init__(self, session: ReadOnlySession | InTransaction, target: TargetRelation) -> None:
@@ -133,12 +122,7 @@ class TableLookup:
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
         self.indexes = [UniqueIndex(*row) for row in session.catalog(INDEXES, target.oid)]
-        self._checks = [
-            (f'new row for relation "{target.name}" violates check constraint "{name}"', text)
-            for name, text in session.catalog(_CHECKS, target.oid)
-        ]
-        self._checks += _partitions(session, target)
-        self.required: dict[str, bool] = dict(session.catalog(_NOT_NULL, target.oid))
+        self._constraints = RowConstraints.read(session.catalog, target)
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
         self.fingerprints = Fingerprints(target, self.indexes, self._rows, self._as_row)
@@ -210,20 +194,14 @@ class TableLookup:
 
         It checks NOT NULL and CHECK constraints of the table, and whether a partition accepts the row.
         """
-        for name, nothing_fills_it in self.required.items():
-            if row.get(name) is None and (name in row or nothing_fills_it):
-                table = self._target.name
-                return f'null value in column "{name}" of relation "{table}" violates not-null constraint'
-        if not self._checks:
-            return None
+        missing = self._constraints.missing(row)
+        if missing is not None or not self._constraints.checks:
+            return missing
         columns = self._sent(row)
-
-        def build() -> sql.Composed:
-            checks = [sql.SQL("({}) IS NOT FALSE").format(sql.SQL(text)) for _, text in self._checks]
-            return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(checks), self._as_row(columns))
-
-        [holds] = self._rows("violated", columns, build, [row[c.name] for c in columns])
-        return next((said for (said, _), true in zip(self._checks, holds, strict=True) if not true), None)
+        [holds] = self._rows(
+            "violated", columns, lambda: self._constraints.query(self._as_row(columns)), [row[c.name] for c in columns]
+        )
+        return self._constraints.error(holds)
 
     def empty(self) -> bool:
         """Return whether the table has no row."""
@@ -264,16 +242,6 @@ class TableLookup:
             for c in self._target.columns
         ]
         return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
-
-
-def _partitions(session: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
-    """Return the error if no partition accepts a row, and the condition that one does (ExecFindPartition)."""
-    found = [text for *_, text in session.catalog(PARTITIONS, target.oid)]
-    if target.relkind == "p":
-        said = f'no partition of relation "{target.name}" found for row'
-        return [] if None in found else [(said, " OR ".join(f"({text})" for text in found) or "false")]
-    said = f'new row for relation "{target.name}" violates partition constraint'
-    return [(said, text) for text in found if text is not None]
 
 
 def _value(column: TargetColumn, position: int) -> sql.Composed:
