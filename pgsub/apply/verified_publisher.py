@@ -28,7 +28,7 @@ from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.wal_records import Unreadable
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import database, identity, position, wal_reader
+from pgsub.publisher import current_wal_lsn, database, identity, wal_reader
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.database import Database
 from pgsub.publisher.identity import PublisherIdentity
@@ -94,7 +94,7 @@ def committed_position(session: psycopg.Connection, sub: Subscription) -> int:
     # read first: who applies meanwhile gets to what the publisher has flushed by then
     furthest = publisher_record.furthest(session, sub.subid)
     with contextlib.closing(connect(session, sub)) as connection:
-        reached = position.committed_position(connection)
+        reached = current_wal_lsn.committed_position(connection)
     with _naming(sub.name):
         identity.check_not_behind(reached, furthest)
     return reached

@@ -14,7 +14,7 @@ from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
 from pgsub.launcher.workers.sync_workers import SyncWorkers
 from pgsub.tablesync import sync_order
-from pgsub.target.ledger import two_phase, worker_takeover
+from pgsub.target.ledger import two_phase_state, worker_takeover
 
 
 @dataclass(slots=True)
@@ -102,4 +102,4 @@ def _unfinished(mirror: Mirror) -> bool:
     relations = mirror.relations
     if any(one.srsubstate != "r" or sync_order.unfinished(one) for one in relations):
         return True
-    return bool(relations) and mirror.two_phase == two_phase.PENDING
+    return bool(relations) and mirror.two_phase == two_phase_state.PENDING

@@ -27,7 +27,7 @@ from pgsub.common.subscription import Subscription, same_service
 from pgsub.launcher.error_handling import APPLY, ErrorReporter
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror.backlog import Backlog
-from pgsub.launcher.mirror.events import Events
+from pgsub.launcher.mirror.event_log import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder

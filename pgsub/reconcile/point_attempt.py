@@ -38,7 +38,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slot_creation import Report
 from pgsub.publisher.snapshot import SlotSnapshot

@@ -17,7 +17,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import StateForbids, TimeoutExpired
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.session.transactions import durable
 

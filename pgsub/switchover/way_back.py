@@ -15,7 +15,7 @@ from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.publisher.server_errors import translating
 from pgsub.switchover import journal
 from pgsub.target.session.transactions import durable

@@ -17,7 +17,7 @@ from pgsub.apply.worker import skip_rolled_back
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart, WrongSystem
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import skip, two_phase
+from pgsub.target.ledger import skip, two_phase_state
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 _GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
@@ -147,9 +147,9 @@ def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_comm
     p = prepared()
     p.session.execute("UPDATE pgsub.subscription SET two_phase = 'd'")
     p.apply("BEGIN; INSERT INTO t VALUES (1, 'old'); PREPARE TRANSACTION 'old'", "INSERT INTO t VALUES (2, 'later')")
-    two_phase.ask_for(p.session, p.subid)
+    two_phase_state.ask_for(p.session, p.subid)
     p.apply("INSERT INTO t VALUES (3, 'enabled')")
-    assert two_phase.state(p.session, p.subid) == "e" and p.subdb.rows(_GIDS) == []
+    assert two_phase_state.state(p.session, p.subid) == "e" and p.subdb.rows(_GIDS) == []
     p.pubdb.execute("COMMIT PREPARED 'old'")
     at("apply.before_finish_prepared=error")
     with pytest.raises(PgsubError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from pgsub.common.errors import StateForbids, TargetUnavailable, WrongSystem
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)"
 _SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s"
@@ -19,7 +19,7 @@ def _slot(it) -> bool:
 
 
 def _state(it) -> str:
-    return two_phase.state(it.session, it.subid)
+    return two_phase_state.state(it.session, it.subid)
 
 
 def _result(task) -> str:
@@ -91,7 +91,7 @@ def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_i
         other.execute("BEGIN; INSERT INTO a VALUES (3, 'late'); PREPARE TRANSACTION 'late'")
         it.apply()
         prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
-        assert it.subdb.value(prepared) == 1 and len(two_phase.pending(it.session, it.subid)) == 1
+        assert it.subdb.value(prepared) == 1 and len(two_phase_state.pending(it.session, it.subid)) == 1
         other.execute("COMMIT PREPARED 'early'")
         it.apply("INSERT INTO b VALUES (4, 'plain')")
         it.same("b")
@@ -139,7 +139,7 @@ def test_a_slot_that_is_two_phase_without_the_subscription_is_refused_with_the_r
     with pytest.raises(StateForbids, match="is two-phase, but the subscription is not") as caught:
         it.catch_up()
     assert f"pgsub alter {it.sub.name} --two-phase" in (caught.value.hint or "")
-    two_phase.ask_for(it.session, it.subid)
+    two_phase_state.ask_for(it.session, it.subid)
     it.apply("INSERT INTO a VALUES (1, 'x')")
     it.same("a")
 

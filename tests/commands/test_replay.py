@@ -15,7 +15,7 @@ from pgsub.apply.conflicts import conflict_text
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError
 from pgsub.launcher import error_rows
-from pgsub.launcher.mirror.events import Events
+from pgsub.launcher.mirror.event_log import Events
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.session import connect as target
 

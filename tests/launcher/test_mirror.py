@@ -26,7 +26,7 @@ from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import lock_waits, worker_rows
 from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
-from pgsub.launcher.mirror.events import Events
+from pgsub.launcher.mirror.event_log import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import worker_takeover

@@ -12,6 +12,7 @@ from fix_servers import needs_wal_level_logical
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.connect import connect
+from pgsub.publisher.current_wal_lsn import committed_position
 from pgsub.publisher.identity import (
     PublisherIdentity,
     TimelineSwitch,
@@ -23,7 +24,6 @@ from pgsub.publisher.identity import (
     timeline_history,
     verify_publisher,
 )
-from pgsub.publisher.position import committed_position
 from pgsub.publisher.prerequisites import check_wal_level
 from pgsub.publisher.slots import SlotState, create_slot, slot_state
 

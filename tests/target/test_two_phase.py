@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
-from pgsub.target.ledger import prepared_xacts, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import prepared_xacts, subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Found
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import states, subscription_tables
@@ -24,7 +24,7 @@ Connect = Callable[..., psycopg.Connection]
 @pytest.fixture
 def pending(session: psycopg.Connection) -> psycopg.Connection:
     """Subscription 7 with two_phase pending."""
-    two_phase.ask_for(session, SUBID)
+    two_phase_state.ask_for(session, SUBID)
     return session
 
 
@@ -56,16 +56,16 @@ def prepare(connect: Connect) -> Iterator[Callable[..., None]]:
 
 def test_it_is_enabled_once_every_table_is_ready_and_not_before(pending: psycopg.Connection) -> None:
     claim = worker_takeover.take_over(pending, SUBID, APPLY)
-    assert two_phase.enable_if_ready(pending, claim)[0] is False
+    assert two_phase_state.enable_if_ready(pending, claim)[0] is False
     pending.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE relname = 'a'")
     for state in "idfs":
         pending.execute("UPDATE pgsub.subscription_rel SET srsubstate = %s WHERE relname = 'b'", (state,))
-        assert two_phase.enable_if_ready(pending, claim)[0] is False
-        assert two_phase.state(pending, SUBID) == "p"
+        assert two_phase_state.enable_if_ready(pending, claim)[0] is False
+        assert two_phase_state.state(pending, SUBID) == "p"
     _all(pending, "r")
-    assert two_phase.enable_if_ready(pending, claim)[0] is True
-    assert two_phase.state(pending, SUBID) == "e"
-    assert two_phase.enable_if_ready(pending, claim)[0] is True
+    assert two_phase_state.enable_if_ready(pending, claim)[0] is True
+    assert two_phase_state.state(pending, SUBID) == "e"
+    assert two_phase_state.enable_if_ready(pending, claim)[0] is True
 
 
 def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enabled(
@@ -73,27 +73,27 @@ def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enab
 ) -> None:
     claim = worker_takeover.take_over(session, SUBID, APPLY)
     _all(session, "r")
-    assert two_phase.enable_if_ready(session, claim)[0] is False
-    assert two_phase.state(session, SUBID) == "d"
-    two_phase.ask_for(session, SUBID)
+    assert two_phase_state.enable_if_ready(session, claim)[0] is False
+    assert two_phase_state.state(session, SUBID) == "d"
+    two_phase_state.ask_for(session, SUBID)
     session.execute("DELETE FROM pgsub.subscription_rel")
-    assert two_phase.enable_if_ready(session, claim)[0] is False
-    assert two_phase.state(session, SUBID) == "p"
+    assert two_phase_state.enable_if_ready(session, claim)[0] is False
+    assert two_phase_state.state(session, SUBID) == "p"
 
 
 def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> None:
     claim = worker_takeover.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
-    assert two_phase.enable_if_ready(pending, claim) == (True, 0)
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0)
     pending.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/8'")
-    assert two_phase.enable_if_ready(pending, claim) == (True, 0x10)
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x10)
     pending.execute("UPDATE pgsub.progress SET reported_lsn = '0/20'")
-    assert two_phase.enable_if_ready(pending, claim) == (True, 0x20)
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x20)
     pending.execute("UPDATE pgsub.subscription_rel SET srsublsn = '0/30' WHERE relname = 'a'")
-    assert two_phase.enable_if_ready(pending, claim) == (True, 0x30)
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x30)
     other = RelationState(99, "public", "c", "r", srsublsn=0x99)
     subscriptions.register(pending, 8, "another", "test", "slot8", [other], slot_intent=False)
-    assert two_phase.enable_if_ready(pending, claim) == (True, 0x30)
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x30)
 
 
 def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
@@ -101,8 +101,8 @@ def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
     _all(pending, "r")
     worker_takeover.take_over(pending, SUBID, APPLY)
     with pytest.raises(Fenced):
-        two_phase.enable_if_ready(pending, claim)
-    assert two_phase.state(pending, SUBID) == "p"
+        two_phase_state.enable_if_ready(pending, claim)
+    assert two_phase_state.state(pending, SUBID) == "p"
 
 
 def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_refused(
@@ -115,15 +115,15 @@ def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_re
     added = Change(add=[RelationState(99, "public", "c", "i")])
     with states.changing(other, SUBID):
         subscription_tables.change(other, SUBID, added)
-        thread = threading.Thread(target=lambda: found.append(two_phase.enable_if_ready(worker, claim)[0]))
+        thread = threading.Thread(target=lambda: found.append(two_phase_state.enable_if_ready(worker, claim)[0]))
         thread.start()
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         while pending.execute(waiting, (worker.info.backend_pid,)).fetchone() != (1,):
             assert thread.is_alive()
     thread.join()
-    assert found == [False] and two_phase.state(pending, SUBID) == "p"
+    assert found == [False] and two_phase_state.state(pending, SUBID) == "p"
     pending.execute("DELETE FROM pgsub.subscription_rel WHERE srrelid = 99")
-    assert two_phase.enable_if_ready(pending, claim)[0]
+    assert two_phase_state.enable_if_ready(pending, claim)[0]
     for change in (added, Change(again=[claim.worker])):
         with pytest.raises(StateForbids, match="is not allowed when two_phase is enabled"), states.changing(other, 7):
             subscription_tables.change(other, SUBID, change)
@@ -140,15 +140,15 @@ def test_it_is_not_disabled_while_something_is_prepared(
     prepare("pgsub_7_600_10")
     pending.execute("INSERT INTO pgsub.prepared_pending VALUES (7, 'pgsub_7_601_20', '0/20', 601)")
     with pytest.raises(StateForbids, match="cannot disable") as caught:
-        two_phase.disable(pending, SUBID)
+        two_phase_state.disable(pending, SUBID)
     assert caught.value.detail == "Prepared on the target:\npgsub_7_600_10\npgsub_7_601_20"
-    two_phase.roll_back(pending, two_phase.prepared(pending, SUBID))
+    two_phase_state.roll_back(pending, two_phase_state.prepared(pending, SUBID))
     with pytest.raises(StateForbids, match="cannot disable"):
-        two_phase.disable(pending, SUBID)
+        two_phase_state.disable(pending, SUBID)
     pending.execute("DELETE FROM pgsub.prepared_pending")
-    two_phase.disable(pending, SUBID)
-    assert two_phase.state(pending, SUBID) == "d"
-    assert [one.gid for one in two_phase.prepared(pending, 71)] == ["pgsub_71_600_0"]
+    two_phase_state.disable(pending, SUBID)
+    assert two_phase_state.state(pending, SUBID) == "d"
+    assert [one.gid for one in two_phase_state.prepared(pending, 71)] == ["pgsub_71_600_0"]
 
 
 @pytest.mark.parametrize("replica", [True, False])
@@ -161,11 +161,11 @@ def test_a_prepared_transaction_keeps_nobody_from_the_ledger(
     claim = worker_takeover.take_over(pending, SUBID, APPLY)
     with transactions.durable(pending):
         transactions.lock_timeout(pending)
-        assert two_phase.state(pending, SUBID, lock=True) == "p"
-    assert two_phase.enable_if_ready(pending, claim)[0]
+        assert two_phase_state.state(pending, SUBID, lock=True) == "p"
+    assert two_phase_state.enable_if_ready(pending, claim)[0]
     with states.changing(pending, SUBID):
         subscription_tables.change(pending, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))
-    two_phase.roll_back(pending, two_phase.prepared(pending, SUBID))
+    two_phase_state.roll_back(pending, two_phase_state.prepared(pending, SUBID))
     subscriptions.forget(pending, SUBID)
 
 
@@ -177,16 +177,16 @@ def test_only_who_prepared_a_transaction_may_finish_it_and_is_told_so(
     try:
         prepare("pgsub_7_600_10")
         with subdb.connect(role) as session:
-            found = two_phase.prepared(session, SUBID)
+            found = two_phase_state.prepared(session, SUBID)
             assert [(one.gid, one.owner, one.ours) for one in found] == [("pgsub_7_600_10", "postgres", False)]
             with pytest.raises(PermissionMissing) as caught:
-                two_phase.check_finishable(found)
+                two_phase_state.check_finishable(found)
             assert "ROLLBACK PREPARED 'pgsub_7_600_10';" in (caught.value.hint or "")
-        ours = two_phase.prepared(pending, SUBID)
-        two_phase.check_finishable(ours)
-        two_phase.roll_back(pending, ours)
-        two_phase.roll_back(pending, ours)  # gone meanwhile
-        assert two_phase.prepared(pending, SUBID) == []
+        ours = two_phase_state.prepared(pending, SUBID)
+        two_phase_state.check_finishable(ours)
+        two_phase_state.roll_back(pending, ours)
+        two_phase_state.roll_back(pending, ours)  # gone meanwhile
+        assert two_phase_state.prepared(pending, SUBID) == []
     finally:
         subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -200,14 +200,14 @@ def test_what_a_stranger_prepared_under_a_name_of_the_subscription_is_not_taken_
         with subdb.connect(role) as session:
             session.execute("BEGIN")
             session.execute(f"PREPARE TRANSACTION '{gid}'".encode())
-            assert two_phase.prepared(pending, SUBID) == []
+            assert two_phase_state.prepared(pending, SUBID) == []
             assert prepared_xacts.PreparedTransactions(pending, SUBID).find(gid) == Found(False, False, False)
-            two_phase.disable(pending, SUBID)  # not held up by it
+            two_phase_state.disable(pending, SUBID)  # not held up by it
             [found] = prepared_xacts.all_prepared(pending, SUBID)
             assert (found.gid, found.owner, found.genuine) == (gid, role, False)
             session.execute(f"ROLLBACK PREPARED '{gid}'".encode())
         prepare(gid)
-        [ours] = two_phase.prepared(pending, SUBID)
+        [ours] = two_phase_state.prepared(pending, SUBID)
         assert ours.genuine and prepared_xacts.PreparedTransactions(pending, SUBID).find(gid).prepared
     finally:
         subdb.execute(f"DROP ROLE {role}")

@@ -182,7 +182,7 @@ def add_rows_in_the_way(
 
 @dataclass(frozen=True, slots=True)
 class UniqueFailure:
-    """A violation of a unique index, until :mod:`pgsub.apply.conflicts.report` has read the conflicting rows."""
+    """A violation of a unique index, until :mod:`~pgsub.apply.conflicts.unique_violation` has completed it."""
 
     place: Place
     key: str | None  #: as the failing statement reported it, like the following
@@ -230,7 +230,7 @@ def _replaced(subid: int, place: Place | None, *, types: bool) -> TableReplaced:
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:
-    """Create the conflict from the error alone; :mod:`pgsub.apply.conflicts.report` completes it."""
+    """Create the conflict from the error alone; :mod:`pgsub.apply.conflicts.unique_violation` completes it."""
     diag = error.diag
     kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
     record = new_record(place, kind, diag.schema_name, diag.table_name)

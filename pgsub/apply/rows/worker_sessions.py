@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from pgsub.apply.conflicts.report import complete_report
+from pgsub.apply.conflicts.unique_violation import complete_report
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing

@@ -21,7 +21,7 @@ import psycopg
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.conflicts.conflict import ResolvedConflict, RowConflict
-from pgsub.apply.conflicts.report import complete_report
+from pgsub.apply.conflicts.unique_violation import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
 from pgsub.apply.rows.table_state_filter import Filter

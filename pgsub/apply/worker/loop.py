@@ -13,7 +13,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.conflicts.report import complete_errors
+from pgsub.apply.conflicts.unique_violation import complete_errors
 from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.worker_sessions import WorkerStreams

@@ -27,7 +27,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.server_errors import translate
 from pgsub.publisher.stream import walsender
-from pgsub.target.ledger import definitions, events, right_to_write, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import definitions, events, right_to_write, subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.maintenance import reconciliation
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import Claim
@@ -181,12 +181,12 @@ def _two_phase(
     """
     if not spec.applies:
         return False, False, 0
-    state = two_phase.state(session, spec.claim.subid)
-    if state == two_phase.DISABLED:
+    state = two_phase_state.state(session, spec.claim.subid)
+    if state == two_phase_state.DISABLED:
         identity.check_not_two_phase(slot, spec.subscription.name)
         return False, False, 0
     slots.check_two_phase(replication)
-    enabled, position = two_phase.enable_if_ready(session, spec.claim)
+    enabled, position = two_phase_state.enable_if_ready(session, spec.claim)
     if not enabled:
         identity.check_not_two_phase(slot, spec.subscription.name, pending=True)
         return True, False, 0

@@ -18,9 +18,9 @@ from pgsub.commands.alter import (
     option_checks,
     publications,
     redefinition,
+    two_phase,
     upgraded_publisher,
 )
-from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.preflight import findings, servers
@@ -32,7 +32,7 @@ from pgsub.common.errors import LockHeld, SubscriptionExists
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.switchover import journal
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 
 _DUPLICATE = "42710"
 
@@ -81,7 +81,7 @@ def _check_rules(
     new = [rule for rule in rules if rule not in sub.on_conflict]
     warnings = servers.tables_of_rules(new if known else [], known)
     if options.two_phase is None:
-        warnings += servers.times_of_prepared(new, enabled=sub.two_phase != two_phase.DISABLED)
+        warnings += servers.times_of_prepared(new, enabled=sub.two_phase != two_phase_state.DISABLED)
     else:
         warnings += servers.times_of_prepared(rules, enabled=options.two_phase)
     findings.report(warnings, reporter, strict=options.strict)
@@ -109,11 +109,9 @@ def _alter_with_servers(
             connections.values_left_out(session, sub, connection, new_rules), reporter, strict=options.strict
         )
         if options.two_phase is not None and option_checks.asks_two_phase(options, sub):
-            stack.enter_context(alter_two_phase.exclusive_claim(session, sub, options.state_dir))
+            stack.enter_context(two_phase.exclusive_claim(session, sub, options.state_dir))
             new = replace(sub, **fields)
-            fields |= alter_two_phase.alter(
-                session, new, connection, options.two_phase, reporter, strict=options.strict
-            )
+            fields |= two_phase.alter(session, new, connection, options.two_phase, reporter, strict=options.strict)
         if options.refreshes:
             publications.alter_and_refresh(options, session, store, sub, fields, conns, reporter)
             return

@@ -32,7 +32,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.publisher.server_errors import PROMOTE_HINT
 from pgsub.publisher.tables import describe_tables
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.session import ledger_privileges
 
 _WHERE = """
@@ -146,7 +146,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
 
 def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
     """Check that the new role may finish transactions that the old role prepared."""
-    others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
+    others = sorted({one.owner for one in two_phase_state.prepared(session, sub.subid) if not one.ours})
     if others:
         raise StateForbids(
             "the new target's role cannot finish the subscription's prepared transactions",

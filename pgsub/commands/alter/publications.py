@@ -29,7 +29,7 @@ from pgsub.common.subscription import Subscription, same_service
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 
 #: Seconds within which apply must pass the creation of a new publication.
 CONFIRM_SECONDS = 30.0
@@ -48,7 +48,7 @@ def alter_and_refresh(
     new, copies = replace(sub, **fields), options.copy_data is not False
     with Service(store, options.state_dir, sub, reporter, shared=True) as service:
         if copies:
-            two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
+            two_phase_state.refuse_copy(session, sub.subid, two_phase_state.ALTER)
         with verified_publisher(session, new, conns.secret("publisher", sub.connection)) as source:
             wanted = diff.plan(session, source, new, copy_data=copies, named=options.named)
             unconfirmed = _unconfirmed(source, sub, new)

@@ -24,7 +24,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
-from pgsub.target.ledger import two_phase, worker_takeover
+from pgsub.target.ledger import two_phase_state, worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
 
@@ -70,7 +70,7 @@ def alter(
         _enable(session, sub, connection, reporter, strict=strict)
     else:
         _disable(session, sub, connection)
-    return {"two_phase": two_phase.state(session, sub.subid)}
+    return {"two_phase": two_phase_state.state(session, sub.subid)}
 
 
 def _enable(
@@ -79,19 +79,19 @@ def _enable(
     with connect_publisher(sub, connection) as source:
         warnings = servers.check_two_phase(session, source)
     findings.report(warnings, reporter, strict=strict)
-    two_phase.ask_for(session, sub.subid)
+    two_phase_state.ask_for(session, sub.subid)
 
 
 def _disable(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
-    state = two_phase.state(session, sub.subid)
-    if state == two_phase.DISABLED:
+    state = two_phase_state.state(session, sub.subid)
+    if state == two_phase_state.DISABLED:
         return
     with transactions.durable(session):
-        two_phase.check_disable(session, sub.subid)
-    if state == two_phase.ENABLED and sub.slot_name is not None:
+        two_phase_state.check_disable(session, sub.subid)
+    if state == two_phase_state.ENABLED and sub.slot_name is not None:
         _alter_slot(session, sub, connection)
     failpoints.point("alter.after_slot")
-    two_phase.disable(session, sub.subid)
+    two_phase_state.disable(session, sub.subid)
 
 
 def _alter_slot(session: psycopg.Connection, sub: Subscription, connection: str) -> None:

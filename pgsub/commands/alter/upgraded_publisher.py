@@ -22,7 +22,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import identity, slots
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.session.connect import must_use_password
 
 
@@ -57,7 +57,7 @@ def adopt(
         if known.system_identifier in (None, who.system_identifier):
             reporter.notice("the publisher is the one that the subscription follows")
             return
-        done = two_phase.behind(session, sub.subid)
+        done = two_phase_state.behind(session, sub.subid)
         position = identity.check_upgraded(who, state, known.publisher_dboid or 0, done, sub.slot_name or "")
         subscriptions.replace_publisher(session, claim, who.system_identifier, who.timeline, position)
     store.journal(

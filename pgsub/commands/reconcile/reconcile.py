@@ -37,7 +37,7 @@ from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import slots
-from pgsub.target.ledger import skip, two_phase, worker_takeover
+from pgsub.target.ledger import skip, two_phase_state, worker_takeover
 from pgsub.target.ledger.maintenance import reconciliation
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.session import origins
@@ -178,8 +178,8 @@ def _survey(
         plan = diff.plan(session, source, sub, copy_data=True, adopt=True, everything=True, keep=options.keep_replaced)
         if slots.slot_state(source, diagnosis.slot_name) is None:
             server_limits.check_new_slot(source, diagnosis.slot_name)
-    prepared = two_phase.prepared(session, sub.subid)
-    two_phase.check_finishable(prepared)
+    prepared = two_phase_state.prepared(session, sub.subid)
+    two_phase_state.check_finishable(prepared)
     skipped = skip.pending(session, sub.subid)
     return Reconciliation(diagnosis, plan, prepared, () if skipped is None else skipped.lsns, options.dry_run)
 
@@ -220,8 +220,8 @@ def _carry_out(
         # End apply workers of the old slot.
         worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
         failpoints.point("reconcile.fenced")
-        found.prepared = two_phase.prepared(session, sub.subid)
-        two_phase.roll_back(session, found.prepared)
+        found.prepared = two_phase_state.prepared(session, sub.subid)
+        two_phase_state.roll_back(session, found.prepared)
         failpoints.point("reconcile.rolled_back")
         who, found.lsn = new_slot.make(session, store, sub, diagnosis, options.deadline, reporter)
         moves = partial(reconciliation.move, session, publisher=who, slot_name=diagnosis.slot_name, position=found.lsn)
@@ -240,7 +240,7 @@ def _record(session: psycopg.Connection, store: StateStore, found: Reconciliatio
     fields: dict[str, Any] = {
         "skip_lsn": skipped.lsn if skipped is not None else 0,
         "skips": skip.shown(skipped, rules),
-        "two_phase": two_phase.state(session, subid),
+        "two_phase": two_phase_state.state(session, subid),
     }
     with store.batch():
         store.alter(subid, **fields)

@@ -20,7 +20,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.target.catalog.table_names import find_oids
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.tables.subscription_tables import Renamed
@@ -121,7 +121,7 @@ def plan(
     revoked_privileges.check_copied(source, session, sub, again, adoption.MODE if adopt else "atomic")
     if adopt:
         found.warnings += adoption.check_again(source, session, sub, again)
-    found.two_phase = two_phase.state(session, sub.subid)
+    found.two_phase = two_phase_state.state(session, sub.subid)
     return Plan(
         sub,
         found,

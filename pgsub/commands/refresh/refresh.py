@@ -22,7 +22,7 @@ from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_handling import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.switchover import journal
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _plan(
     session: psycopg.Connection, source: publisher.Connection, sub: Subscription, options: RefreshOptions
 ) -> Plan:
     if options.copy_data or options.resync:
-        two_phase.refuse_copy(session, sub.subid)  # checked again when the tables change
+        two_phase_state.refuse_copy(session, sub.subid)  # checked again when the tables change
     return diff.plan(
         session,
         source,

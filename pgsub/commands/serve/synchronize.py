@@ -23,7 +23,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.recorder import Run
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 
 PROGRESS_SECONDS = 0.2
 #: Seconds for which a launcher may release the subscription while it restarts its workers after a change.
@@ -195,7 +195,7 @@ class Service:
     def report_two_phase(self) -> None:
         """Report that two_phase stays pending because there are no tables."""
         sub = self._store.subscription_by_id(self._sub.subid)
-        if sub is not None and sub.two_phase == two_phase.PENDING:
+        if sub is not None and sub.two_phase == two_phase_state.PENDING:
             self._reporter.notice(
                 f'two_phase stays pending for subscription "{sub.name}": it has no table; it is enabled once there are'
                 " tables, and all of them are synchronized"

@@ -31,7 +31,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_handling import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.ledger.maintenance.origin_advance import Position, advance, position
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.ledger.worker_takeover import Claim
@@ -147,7 +147,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRa
         (r.schemaname, r.relname) for r in subscriptions.relations(session, sub.subid) if r.srsubstate in "idf"
     )
     if to > found.old.furthest:
-        prepared = {one.xid: one.gid for one in two_phase.pending(session, sub.subid)}
+        prepared = {one.xid: one.gid for one in two_phase_state.pending(session, sub.subid)}
         with read_from(session, sub, found.old.remote_lsn) as reading:
             if to > reading.flush_lsn:
                 raise StateForbids(

@@ -16,7 +16,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.session.connect import must_use_password
 
 #: Maximum number of changes compared per transaction, because their effects are kept in memory.
@@ -36,7 +36,7 @@ def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Ite
     known = subscriptions.identity(session, sub.subid)
     if known.system_identifier is None:
         raise StateForbids(f'subscription "{sub.name}" has not received anything from a publisher yet')
-    prepares = two_phase.state(session, sub.subid) == two_phase.ENABLED
+    prepares = two_phase_state.state(session, sub.subid) == two_phase_state.ENABLED
     must = must_use_password(session, sub)
     with reading(sub, known, start, two_phase=prepares, must_use_password=must) as opened:
         yield opened
@@ -53,7 +53,7 @@ class TransactionSearch:
         self._sub = sub
         self._wanted = wanted
         #: Transactions that are already prepared on the target, and are no longer skipped.
-        self._prepared = {(one.xid, one.prepare_lsn) for one in two_phase.pending(session, sub.subid)}
+        self._prepared = {(one.xid, one.prepare_lsn) for one in two_phase_state.pending(session, sub.subid)}
         self._behind = 0
         self.first: RemoteTransaction | None = None
         self._before: RemoteTransaction | None = None  #: the last one that finishes at or before the LSN

@@ -141,7 +141,7 @@ def _committed(sub: Subscription) -> tuple[int, Reading | None]:
     """Return where the publisher is; where the target cannot be asked, whoever answers is taken for it."""
     from pgsub.apply import verified_publisher
     from pgsub.publisher.connect import connect
-    from pgsub.publisher.position import committed_position
+    from pgsub.publisher.current_wal_lsn import committed_position
 
     try:
         with wait_session.ledger(sub) as session:

@@ -23,7 +23,7 @@ from pgsub.common.errors import SubscriptionExists
 from pgsub.common.quoting import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 from pgsub.target.session import connect as target
 from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import must_use_password
@@ -79,8 +79,8 @@ def _serve(service: Service, options: CreateOptions, store: StateStore, reporter
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
-    if found.two_phase != two_phase.DISABLED:
-        when = "from the start" if found.two_phase == two_phase.ENABLED else "once every table is synchronized"
+    if found.two_phase != two_phase_state.DISABLED:
+        when = "from the start" if found.two_phase == two_phase_state.ENABLED else "once every table is synchronized"
         reporter.notice(f"two_phase would be enabled {when}")
 
 
@@ -152,7 +152,7 @@ class _Checks:
         if source is not None:
             ours = {left.slot_name for left in leftovers if registration.may_have_slot(left, options.state_dir)}
             found, replication = self._publisher(source, creates=made.sub.slot_name not in ours)
-        if made.sub.two_phase != two_phase.DISABLED:
+        if made.sub.two_phase != two_phase_state.DISABLED:
             warnings += servers.check_two_phase(session, source)
             warnings += servers.times_of_prepared(made.sub.on_conflict, enabled=True)
         found.two_phase = _first_state(made, found)
@@ -186,4 +186,4 @@ def _first_state(made: Definition, found: Preflight) -> str:
     """Return the first two_phase state. As in the server, it is enabled at once if there is nothing to copy."""
     asked = made.sub.two_phase
     at_once = made.create_slot and not made.copy_data and bool(found.tables)
-    return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked
+    return two_phase_state.ENABLED if asked == two_phase_state.PENDING and at_once else asked

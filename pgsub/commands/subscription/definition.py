@@ -16,7 +16,7 @@ from pgsub.common.connections import conninfo_check
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import KEEP, SECRETS, Subscription
 from pgsub.publisher.slot_names import valid_slot_name as valid_slot_name
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 
 NAME_BYTES = 63  #: NAMEDATALEN - 1
 
@@ -101,7 +101,7 @@ def resolve(options: CreateOptions) -> Definition:
         publications=options.publications,
         slot_name=slot_name,
         enabled=enabled,
-        two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
+        two_phase=two_phase_state.PENDING if options.two_phase else two_phase_state.DISABLED,
         password_required=options.password_required is not False,
         password_enforced=options.password_required is True,
         on_conflict=conflict_rules.merged((), options.on_conflict),

@@ -30,7 +30,14 @@ from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.switchover import journal
-from pgsub.target.ledger import definitions, prepared_xacts, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import (
+    definitions,
+    prepared_xacts,
+    skipped_changes,
+    subscriptions,
+    two_phase_state,
+    worker_takeover,
+)
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.skipped_changes import Usage
@@ -169,7 +176,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         worker_takeover.evict(session, sub.subid)
     found = prepared_xacts.all_prepared(session, sub.subid, ledger=known)
     prepared = [one for one in found if one.genuine]
-    two_phase.check_finishable(prepared)
+    two_phase_state.check_finishable(prepared)
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if tables is None and sub.slot_name is None:
         tables = []  # a subscription without a slot may have been made without a publisher
@@ -199,7 +206,7 @@ def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:
 
 def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
     for one in prepared:
-        two_phase.roll_back(session, [one])
+        two_phase_state.roll_back(session, [one])
         reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
 
 

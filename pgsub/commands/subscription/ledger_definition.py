@@ -15,7 +15,7 @@ from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
 from pgsub.common.query import number
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import definitions, skip, two_phase
+from pgsub.target.ledger import definitions, skip, two_phase_state
 
 _OF_NAME = """
 SELECT subid, state_store, slot_name, slot_intent FROM pgsub.subscription WHERE subname = %s ORDER BY subid
@@ -81,7 +81,7 @@ def read(session: psycopg.Connection, given: Subscription, store: StateStore) ->
         given,
         **_options(definitions.recorded(session, given.subid), given),
         **target_facts(session),
-        two_phase=two_phase.state(session, given.subid),
+        two_phase=two_phase_state.state(session, given.subid),
         skip_lsn=pending.lsn if pending is not None else 0,
         skips=skip.shown(pending, rules),
     )

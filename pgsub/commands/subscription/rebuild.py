@@ -35,7 +35,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
-from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import held_tables, subscription_tables
@@ -228,7 +228,7 @@ def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -
     held = held_stats.rows(relations, held_tables.overview(session, sub.subid))
     skipped = skipped_changes.usage(session, sub.subid)
     position = origin_advance.position(session, sub.subid)
-    pending = two_phase.pending(session, sub.subid) if sub.two_phase != two_phase.DISABLED else []
+    pending = two_phase_state.pending(session, sub.subid) if sub.two_phase != two_phase_state.DISABLED else []
     with store.batch():
         store.add_subscription(sub)
         store.put_relations(

@@ -31,7 +31,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
-from pgsub.target.ledger import definitions, subscriptions, two_phase
+from pgsub.target.ledger import definitions, subscriptions, two_phase_state
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.subscriptions import Publisher, RelationState
 
@@ -140,7 +140,7 @@ def _create_slot(
 
     :return: the slot's consistent point.
     """
-    two_phase_slot = sub.two_phase == two_phase.ENABLED
+    two_phase_slot = sub.two_phase == two_phase_state.ENABLED
     creation_note.write(note, name, asked=True)
     try:
         with SlotWatch(replication, sub.connection, name, reporter.warning, deadline=deadline):
@@ -227,7 +227,7 @@ def find_interrupted(
 
 
 def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_name: str | None) -> StateForbids:
-    gids = [quoting.literal(one.gid) for one in two_phase.prepared(session, subid)]
+    gids = [quoting.literal(one.gid) for one in two_phase_state.prepared(session, subid)]
     prepared = "".join(f"ROLLBACK PREPARED {gid};\n" for gid in gids)
     slot = f"SELECT pg_drop_replication_slot({quoting.literal(slot_name)});\n" if slot_name else ""
     return StateForbids(

@@ -27,7 +27,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.publisher.server_errors import translating
 from pgsub.switchover import drain, fence
 from pgsub.tablesync.sequences import reading, synchronization

@@ -18,7 +18,7 @@ from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.common.query import scalar
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.mirror.events import conflict_of
+from pgsub.launcher.mirror.event_log import conflict_of
 from pgsub.protocol.lsn import covered
 from pgsub.publisher import publication, server_errors
 from pgsub.publisher.tables import RemoteTable, describe_tables

@@ -32,9 +32,9 @@ from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.launcher.mirror.worker_rows import WorkerRows
 from pgsub.launcher.recorder import Run
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.two_phase import Pending
+from pgsub.target.ledger.two_phase_state import Pending
 from pgsub.target.session import origins
 
 #: Seconds after which unchanged table states are compared with the state store again, since others may have changed it.
@@ -137,7 +137,11 @@ class Mirror:
         subid = self._sub.subid
         self._read_relations()
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
-        prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
+        prepared = (
+            two_phase_state.pending(self._session, subid)
+            if row is not None and row[2] != two_phase_state.DISABLED
+            else []
+        )
         heard = self._heartbeats.of(subid)
         heartbeats = [p for age, p in heard if age < worker_rows.STALE_SECONDS]
         newest = self._heartbeats.newest(subid, worker_takeover.APPLY)

@@ -20,7 +20,7 @@ import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
-from pgsub.apply.conflicts.report import complete_errors
+from pgsub.apply.conflicts.unique_violation import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.conflicts.report import complete_errors
+from pgsub.apply.conflicts.unique_violation import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
 from pgsub.apply.rows.relation_cache import RelationCache

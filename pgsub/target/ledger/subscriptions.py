@@ -215,7 +215,7 @@ def forget(connection: psycopg.Connection, subid: int) -> None:
 def begin_slot_drop(connection: psycopg.Connection, subid: int, slot_name: str) -> tuple[bool, bool]:
     """Record that the main slot is about to be dropped, which explains why it may be missing later.
 
-    The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase.py).
+    The lock is not FOR UPDATE, which would wait for prepared transactions (see ``state`` in two_phase_state.py).
 
     :return: whether that was recorded before, and whether :func:`end_slot_drop` was.
     """

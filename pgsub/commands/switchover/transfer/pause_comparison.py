@@ -19,7 +19,7 @@ from pgsub.commands.verify.verify import VerifyOptions, compare_at
 from pgsub.common.connections.exported_snapshot import ExportedSnapshot
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.reconcile.point_attempt import Point
 from pgsub.target.ledger import subscriptions
 

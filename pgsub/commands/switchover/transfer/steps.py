@@ -31,7 +31,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.position import flushed_position
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.pause_limit import PauseLimit

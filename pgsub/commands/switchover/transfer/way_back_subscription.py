@@ -23,7 +23,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
-from pgsub.target.ledger import two_phase
+from pgsub.target.ledger import two_phase_state
 from pgsub.target.ledger.schema import installation
 
 #: The first version of publishers that can leave out changes with an origin.
@@ -65,7 +65,7 @@ def way_back(
         slot_name=re.sub("[^a-z0-9_]", "_", back.lower())[:63],
         enabled=False,
         copy_data=False,
-        two_phase=sub.two_phase != two_phase.DISABLED,
+        two_phase=sub.two_phase != two_phase_state.DISABLED,
         password_required=_password_required(chosen),
         on_conflict=chosen.get("on_conflict", ()),
         settings={**_settings(chosen), "way_back_of": sub.subid},

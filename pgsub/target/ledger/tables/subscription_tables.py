@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced
-from pgsub.target.ledger import subscriptions, two_phase, worker_takeover
+from pgsub.target.ledger import subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import chunks, held_tables, states
 from pgsub.target.ledger.tables.states import TABLES
@@ -106,7 +106,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     :raises StateForbids: a table would be copied, but two_phase was enabled meanwhile.
     """
     if wanted.copies:
-        two_phase.refuse_copy(connection, subid)
+        two_phase_state.refuse_copy(connection, subid)
     worker_takeover.fence(connection, *wanted.claims)
     rows = connection.execute(
         "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
