@@ -31,7 +31,7 @@ import psycopg
 from pgsub.apply.rows.relation_cache import local_name
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions, WorkerPolicy
 from pgsub.apply.worker.start import WorkerSpec, streams

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsub.apply.resolve.winner import Action, decide, tied
+from pgsub.apply.resolve.winner import Action, evaluate, tied
 from pgsub.common.conflict_rules import LAST_UPDATE_WINS
 from pgsub.target.sql.conflict_search import ConflictingRow
 
@@ -36,11 +36,11 @@ def unasked() -> Action:
     ],
 )
 def test_the_remote_change_wins_if_it_is_newer_than_all_that_others_wrote(remote, rows, verdict):
-    assert decide(LAST_UPDATE_WINS, remote, rows, SUBID, unasked) is verdict
+    assert evaluate(LAST_UPDATE_WINS, remote, rows, SUBID, unasked) is verdict
 
 
 def test_a_tie_is_asked_about():
-    assert decide(LAST_UPDATE_WINS, 5, [local(5), local(3)], SUBID, lambda: Action.SKIP) is Action.SKIP
+    assert evaluate(LAST_UPDATE_WINS, 5, [local(5), local(3)], SUBID, lambda: Action.SKIP) is Action.SKIP
 
 
 names = st.tuples(st.integers(1, 2**63).map(str), st.text(max_size=3))

@@ -369,7 +369,7 @@ def test_a_tie_is_decided_by_what_the_databases_are_called(make, monkeypatch):
         asked.append((remote, local))
         return winner.Action.KEEP
 
-    monkeypatch.setattr(winner, "decide", same_time)
+    monkeypatch.setattr(winner, "evaluate", same_time)
     monkeypatch.setattr(winner, "tied", tied)
     p = make("insert_exists=last_update_wins")
     p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")

@@ -18,8 +18,8 @@ from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.stream import assembler, transactions
 from pgsub.apply.stream import spool as spool_module
 from pgsub.apply.stream.assembler import Assembler
-from pgsub.apply.stream.batch import Batch, Item, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool
+from pgsub.apply.stream.transaction_batch import Batch, Item, RunBounds, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ProtocolViolation, StreamsMustRestart
 from pgsub.common.subscription import Subscription

@@ -18,8 +18,8 @@ from protocol.recorded_streams import EVERY_KIND, Stream, history, live, replay,
 from protocol.test_hostile_bytes import mutate
 
 from pgsub.apply.stream.assembler import Assembler
-from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.spool import Spool
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import walsender_messages
 from pgsub.protocol.decoder import Decoder, decode_change, message_xid

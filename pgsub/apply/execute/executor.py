@@ -27,7 +27,7 @@ from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import Filter, TableStateFilter
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import writer
-from pgsub.apply.stream.batch import Item, TransactionRun
+from pgsub.apply.stream.transaction_batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
 from pgsub.protocol.decoder import decode_change

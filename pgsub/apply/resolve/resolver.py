@@ -14,8 +14,8 @@ from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
-from pgsub.apply.resolve.rules import Records, SingleChange, decide
-from pgsub.apply.resolve.winner import Action
+from pgsub.apply.resolve.decision_record import Records, SingleChange
+from pgsub.apply.resolve.winner import Action, decide
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import TRIES, RowWriter, changed_again

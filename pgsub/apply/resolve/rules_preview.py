@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import psycopg
 
-from pgsub.apply.resolve import rules, winner
+from pgsub.apply.resolve import winner
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.common.conflict_rules import IDENTICAL, Rule
@@ -59,5 +59,5 @@ class RulesPreview:
         if rule is None:
             return None, None
         self._relations.rules.use(rule)
-        action = rules.decide(self._session, self._relations.subid, rule, self.commit_ts, local)
+        action = winner.decide(self._session, self._relations.subid, rule, self.commit_ts, local)
         return action, f"{rule.conflict}={rule.resolution}"

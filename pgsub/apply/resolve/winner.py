@@ -1,4 +1,4 @@
-"""Evaluates a resolution: decides which side of a conflict wins. Pure except for ties."""
+"""Decides by a rule which side of a conflict wins. The server's conflict.c only reports conflicts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from pgsub.common import conflict_rules as rules
+from pgsub.common.conflict_rules import Rule
 from pgsub.target.ledger import subscriptions
 from pgsub.target.sql.conflict_search import ConflictingRow
 
@@ -30,6 +31,20 @@ _FIXED = {
 
 
 def decide(
+    connection: psycopg.Connection, subid: int, rule: Rule | None, commit_ts: int, local: Sequence[ConflictingRow]
+) -> Action:
+    """Decide by a rule whether to apply a remote change; without a rule it is applied.
+
+    :param connection: a target session; the caller opens and ends transactions.
+    :param commit_ts: commit time of the remote transaction, in microseconds since 2000.
+    :param local: the existing rows in conflict.
+    """
+    if rule is None:
+        return Action.APPLY
+    return evaluate(rule.resolution, commit_ts, local, subid, lambda: tie(connection, subid))
+
+
+def evaluate(
     resolution: str, remote_at: int, local: Sequence[ConflictingRow], subid: int, tie: Callable[[], Action]
 ) -> Action:
     """Evaluate a resolution.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pgsub.apply.stream.batch import Item, TransactionRun
+from pgsub.apply.stream.transaction_batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.columnar import PAD, Messages, Offsets
 from pgsub.protocol.frames import ENVELOPE, Segment

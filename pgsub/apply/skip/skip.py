@@ -14,7 +14,7 @@ from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.skip.partial_skip import PartialSkip
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import LogText, log_text

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pgsub.apply.stream.batch import RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
+from pgsub.apply.stream.transaction_batch import RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames, walsender_messages

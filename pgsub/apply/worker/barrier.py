@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from pgsub.apply.rows.worker_sessions import TargetSession
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.common import failpoints
 from pgsub.protocol.lsn import covered
 from pgsub.target.ledger.maintenance import barrier

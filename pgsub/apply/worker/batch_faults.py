@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.protocol.lsn import format_lsn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.receiver import Receiver
+from pgsub.apply.stream.transaction_batch import Batch
 
 #: Maximum size and duration of a batch. It also ends when nothing more is at hand. So a lone small transaction is
 #: applied at once, and under a backlog a batch takes what was received while the previous one was applied.

@@ -16,8 +16,8 @@ import psycopg
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.rows.worker_sessions import TargetSession, WorkerStreams
-from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.spool import Spool
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.policy import ChangePolicy

@@ -17,8 +17,8 @@ from pgsub.apply.conflicts.unique_violation import complete_errors
 from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.worker_sessions import WorkerStreams
-from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.receiver import Receiver
+from pgsub.apply.stream.transaction_batch import Batch, TransactionRun
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker import batch_limits
 from pgsub.apply.worker.committer import Committer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pgsub.apply.rows.table_state_filter import Decision, Filter
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control

@@ -10,7 +10,7 @@ import psycopg
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.rows.worker_sessions import WorkerStreams
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import missing_partition, skip_rolled_back
 from pgsub.apply.worker.barrier import ApplyBarrier

@@ -16,7 +16,7 @@ from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.sets import eligibility
 from pgsub.apply.sets.keys import hashes
 from pgsub.apply.sets.message_arrays import taken
-from pgsub.apply.stream.batch import Batch, TransactionRun
+from pgsub.apply.stream.transaction_batch import Batch, TransactionRun
 from pgsub.protocol import columnar
 from pgsub.protocol.columnar import Changes, Offsets, Rows, Words
 from pgsub.protocol.reader import BINARY, TEXT

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from pgsub.apply.stream.batch import Batch, TransactionRun
+from pgsub.apply.stream.transaction_batch import Batch, TransactionRun
 from pgsub.apply.stream.transactions import Kind
 from pgsub.apply.writers.dependencies import Dependencies
 from pgsub.apply.writers.parallel_gain import WORTH

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.writers import session_reserve
 from pgsub.apply.writers.auto_session_count import AutoSessionCount
 from pgsub.apply.writers.dependencies import Dependencies, Together

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply.rows.table_state_filter import Filter
-from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Progress
 
@@ -27,7 +27,7 @@ class Unit:
 
     :ivar number: its index in the batch.
     :ivar after: number of the unit that must be committed before this one is executed, -1 for none.
-    :ivar turn: turn of its transaction: see :meth:`~pgsub.target.ledger.turns.Turns.take`.
+    :ivar turn: turn of its transaction: see :meth:`~pgsub.target.ledger.commit_turns.Turns.take`.
     :ivar old: position of the ledger before its commit; ``new`` is the one after it.
     :ivar state: ``waiting``, ``begun`` (its transaction has taken its turn), ``committed``, ``failed``.
     :ivar lost: the error if only the ledger knows whether it was committed.

@@ -28,9 +28,9 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
-from pgsub.target.ledger import turns, worker_takeover
+from pgsub.target.ledger import commit_turns, worker_takeover
+from pgsub.target.ledger.commit_turns import Turns
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
-from pgsub.target.ledger.turns import Turns
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql.pipeline import Pipeline, StatementFailed, Step
@@ -161,7 +161,7 @@ class Progress:
 
         :raises StreamsMustRestart: see :meth:`lock`.
         """
-        steps: tuple[Step, ...] = (turns.BEGIN, (_LOCK, (self._ctid, *self._key), self._take))
+        steps: tuple[Step, ...] = (commit_turns.BEGIN, (_LOCK, (self._ctid, *self._key), self._take))
         self._ctid = None
         try:
             try:
@@ -245,7 +245,7 @@ class Progress:
         :raises StreamsMustRestart: no row was updated; the other errors are those of :meth:`close`.
         """
         values = (format_lsn(new), commit_ts, states_version, *self._key, format_lsn(old), *self._fence[2:])
-        self._commit(turns.awaiting(turn), (self._succeed, values, self._moved))
+        self._commit(commit_turns.awaiting(turn), (self._succeed, values, self._moved))
 
     def follow(self, other: Progress) -> None:
         """Take over the remembered ctid after another session of the worker has moved the row."""

@@ -1,23 +1,18 @@
-"""Decides conflicts by rules, and records the decisions. The server's conflict.c only reports conflicts."""
+"""Records what was decided about a conflict, and keeps the change that a rule skips."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any
-
-import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import ResolvedConflict
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.conflicts.error_context import Place
-from pgsub.apply.resolve import winner
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.messages import Message
-from pgsub.target.sql.conflict_search import ConflictingRow
 
 _DETAIL = {
     Action.APPLY: "The remote change was applied",
@@ -40,20 +35,6 @@ class SingleChange:
         self.message = message
         self.conflicted = self.left = False
         self.pending: ResolvedConflict | None = None
-
-
-def decide(
-    connection: psycopg.Connection, subid: int, rule: Rule | None, commit_ts: int, local: Sequence[ConflictingRow]
-) -> Action:
-    """Decide by a rule whether to apply a remote change; without a rule it is applied.
-
-    :param connection: a target session; the caller opens and ends transactions.
-    :param commit_ts: commit time of the remote transaction, in microseconds since 2000.
-    :param local: the existing rows in conflict.
-    """
-    if rule is None:
-        return Action.APPLY
-    return winner.decide(rule.resolution, commit_ts, local, subid, lambda: winner.tie(connection, subid))
 
 
 class Records:
