@@ -20,6 +20,7 @@ from protocol.encoding import encode, text_tuple
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows import relation_cache as relations
+from pgsub.apply.rows import set_fallback
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.writer import RowWriter
@@ -128,7 +129,7 @@ def _in_the_way(failure: StatementFailed) -> None:
 @pytest.fixture
 def bench(subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(writer, "PAYS_FROM", 1)
-    monkeypatch.setattr(writer, "AVOID_SECONDS", 0)
+    monkeypatch.setattr(set_fallback, "AVOID_SECONDS", 0)
     with closing(target.connect(subdb.conninfo, "test")) as session:
         session.prepare_threshold = None  # its ROLLBACK would take away what the pipeline prepared
         session.execute("SET TimeZone = 'Europe/Vienna'")
@@ -418,7 +419,7 @@ def test_a_relation_goes_row_by_row_for_a_while_after_its_sets_deviated(
     for messages in (places, taken, missing):
         bench.sets = SetWriter(bench.rows, replica=True)
         for seconds in (0, 60):
-            monkeypatch.setattr(writer, "AVOID_SECONDS", seconds)
+            monkeypatch.setattr(set_fallback, "AVOID_SECONDS", seconds)
             bench.session.execute("BEGIN")
             with pytest.raises((SetFallback, StatementFailed)):
                 _apply(bench, {1: one}, *messages)

@@ -6,11 +6,10 @@ may depend on each other, the whole block is left.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pgsub.apply.rows.set_fallback import SetFallback
+from pgsub.apply.rows.set_fallback import RowByRow, SetFallback
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import eligibility
 from pgsub.apply.sets.change_set import ChangeSet, Updates
@@ -26,9 +25,6 @@ from pgsub.target.sql.statement_builder import Statement
 
 #: Minimum number of changes of one relation for which a set costs less than single statements.
 PAYS_FROM = 50
-#: Seconds for which a relation is changed row by row after one of its sets deviated. So if rows are missing now and
-#: then, the rest of the batch is not rolled back and replayed each time.
-AVOID_SECONDS = 30.0
 #: Maximum number of cached statements per relation; each set of updated columns has one.
 _STATEMENTS = 100
 
@@ -60,7 +56,7 @@ class SetWriter:
         self._rows = rows
         self._replica = replica
         self._known: dict[int, _Known] = {}
-        self._avoided: dict[int, float] = {}  #: end of the avoidance, by target oid
+        self._row_by_row = RowByRow()
         self._deviation: SetFallback | None = None
 
     def begin(self) -> None:
@@ -133,7 +129,7 @@ class SetWriter:
 
     def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
         reason = self._about(relation).reason
-        if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():
+        if relation in self._row_by_row:
             return "its sets fell back a moment ago"
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
@@ -184,7 +180,7 @@ class SetWriter:
             # guard: a set whose rows are missing is applied row by row
             if count != expected and self._deviation is None:
                 self._deviation = SetFallback(relation, f"{verb} of {expected} rows found {count}")
-                self._avoid(relation)
+                self._row_by_row.add(relation)
 
         self._rows.set_statement(relation, statement, arrays, on_count)
 
@@ -215,10 +211,7 @@ class SetWriter:
     def _failed(self, failure: StatementFailed) -> None:
         """Avoid sets after a constraint violation, perhaps a temporary one: two rows may swap unique values."""
         if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
-            self._avoid(failure.tag)
-
-    def _avoid(self, relation: RelationMap) -> None:
-        self._avoided[relation.target.oid] = time.monotonic() + AVOID_SECONDS
+            self._row_by_row.add(failure.tag)
 
 
 _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinned=False)
