@@ -215,7 +215,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a lack of resources is not reported as a bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
     "a lack of resources does not end a launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
     "the wait for a thread to start is limited": (
-        "test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for_for_ever",
+        "test_a_thread_that_never_begins_is_not_waited_for_for_ever",
     ),
     "failed attempts to accept a connection are spaced out": (
         "test_metrics_without_a_file_descriptor_wait_without_a_spin",

@@ -16,7 +16,8 @@ from fix_program import Cli, until
 from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive
+from pgsub.common import threads
+from pgsub.common.errors import Directive, OutOfResources
 from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -96,6 +97,20 @@ def test_metrics_without_a_file_descriptor_wait_without_a_spin(tmp_path: Path) -
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     took, answer = ended.stdout.split(maxsplit=1)
     assert float(took) >= 0.9 and answer.strip() == "HTTP/1.0 200 OK", ended.stderr
+
+
+class _NeverBegins(SupervisedThread):
+    """A thread without the memory to say that it runs."""
+
+    def _bootstrap(self) -> None:
+        pass
+
+
+def test_a_thread_that_never_begins_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "BEGIN_SECONDS", 0.1)
+    thread = _NeverBegins("test", "test")
+    assert thread.try_start() is False
+    assert isinstance(thread.fatal_error, OutOfResources)
 
 
 def test_a_thread_that_finds_no_memory_to_begin_with_is_not_waited_for_for_ever() -> None:
