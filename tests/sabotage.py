@@ -182,7 +182,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_slot_is_not_taken_for_dropped_on_another_server",
     ),
     "a slot is created again only by the attempt that will stream it": (
-        "test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_ones",
+        "test_a_take_over_waits_while_an_attempt_creates_the_slot_of_its_table",
     ),
     "a silent publisher is disconnected": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
     "changes are decided by the current table states": (
@@ -214,9 +214,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a lack of resources is not reported as a bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
     "a lack of resources does not end a launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
-    "the wait for a thread to start is limited": (
-        "test_a_thread_that_never_begins_is_not_waited_for_for_ever",
-    ),
+    "the wait for a thread to start is limited": ("test_a_thread_that_never_begins_is_not_waited_for_for_ever",),
     "failed attempts to accept a connection are spaced out": (
         "test_metrics_without_a_file_descriptor_wait_without_a_spin",
     ),
@@ -324,9 +322,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "rows are not compared by hashes that the two servers compute differently": (
         "test_servers_that_hash_otherwise_are_not_compared",
     ),
-    "only one session repairs the rows of an adopted table": (
-        "test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named",
-    ),
+    "only one session repairs the rows of an adopted table": ("test_only_one_session_brings_what_differs",),
     "rows of an interrupted copy that others have changed are not discarded": (
         "test_rows_that_were_changed_here_are_not_thrown_away",
     ),

@@ -463,7 +463,7 @@ def test_no_value_of_a_row_that_is_equal_crosses_the_line(
 
 
 @pytest.mark.long
-def test_only_one_session_brings_what_differs_and_a_stranger_in_its_place_is_named(
+def test_a_stranger_that_holds_the_lock_of_an_adoption_is_named(
     joined: Cli, adopting: Callable[..., str], tables: Tables
 ) -> None:
     tables[1].execute("INSERT INTO a VALUES (1, 'x')")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from fix_engine import Task
     from fix_failpoints import At
 from fix_pair import MakePair, Pair
+from fix_program import until
 
 NAMES = ("a", "b", "c", "d")
 TABLES = "; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in NAMES)
@@ -273,31 +273,29 @@ def test_a_separation_that_was_interrupted_is_finished(
     _ends_well(p)
 
 
-def test_an_attempt_that_was_taken_over_makes_no_slot_in_the_place_of_the_next_ones(
+def test_a_take_over_waits_while_an_attempt_creates_the_slot_of_its_table(
     pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The take-over would end the attempt's session on the target, and not what it does on the publisher."""
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.0)
-    p, go_on, submit = pair(TABLES, pub=ROWS, state="i"), tmp_path / "go on", Pair.submit
+    p, go_on = pair(TABLES, pub=ROWS, state="i"), tmp_path / "go on"
     at("sync.after_f=error")
     with pytest.raises(TargetUnavailable):
         _together(p)
     p.apply("INSERT INTO a VALUES (1001, 'a'); INSERT INTO b VALUES (1001, 'b')")
     for name in ("c", "d"):
         p.sync(name)
-    at(f"sync.before_separation=pause:{go_on}@1")
-    first = p.submit("sync", lambda _: p.sync("a"), [None])
-    p.until("SELECT spare_slot IS NOT NULL FROM pgsub.subscription_rel WHERE relname = 'a'")
-
-    def after_the_first(name: str, *rest: Any) -> Task:
-        go_on.touch()
-        with pytest.raises(Fenced):
-            first.result()
-        return submit(p, name, *rest)
-
-    p.submit = after_the_first  # type: ignore[method-assign]
-    p.sync("a")
+    shared = _slots(p)
+    at(f"sync.after_separation=pause:{go_on}@1")
+    attempts = [p.submit("sync", lambda _: p.sync("a"), [None])]
+    until(lambda: _slots(p) != shared)
+    attempts.append(p.submit("sync", lambda _: p.sync("a"), [None]))
+    p.subdb.wait("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'pgsub.control'")
+    go_on.touch()
+    with suppress(Fenced):
+        attempts[0].result()
+    attempts[1].result()
     assert p.state("a") == "s"
-    p.submit = partial(submit, p)  # type: ignore[method-assign]
     _ends_well(p)
 
 
