@@ -88,8 +88,8 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
     assignments = build.assignments()
     columns, values = build.completed("old")
     where, same = build.condition(), build.has_identities()
-    # guard: a row is not deleted and inserted again where an update suffices
     kept = _assigning(relation.target, assignments, sql.SQL("{} AND {}").format(where, same))
+    # guard: a row is not deleted and inserted again where an update suffices, without " AND ({same}) IS NOT TRUE"
     text = sql.SQL(
         "WITH kept AS ({kept}), old AS (DELETE FROM {table} WHERE {where} AND ({same}) IS NOT TRUE RETURNING *),"
         " new AS (INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM old)"
