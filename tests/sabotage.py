@@ -274,6 +274,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "subscriptions of a switchover in progress are neither dropped nor renamed": (
         "test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_under_way",
     ),
+    "a target that has lost changes since the right was given does not take it": (
+        "test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it",
+    ),
     "the right to write is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
     "a given right is released only after the taking side has declined it": (
         "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",

@@ -35,6 +35,8 @@ GIVING, TAKING = "giving", "taking"
 OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"
 PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "taken", "promoted", "done", "declined"
 
+#: Phase of a row of the taking side that is gone, because the server was restored. No row has it.
+LOST = "lost"
 #: Phases of the taking side in which clients may write there.
 HAS_TAKEN = (TAKEN, PROMOTED, DONE)
 #: Phases of an unfinished switchover on each side, except one that is being undone.

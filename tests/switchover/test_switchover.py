@@ -12,12 +12,13 @@ from pathlib import Path
 import patience
 import psycopg
 import pytest
-from fix_program import one_error, until
+from fix_program import one_error, until, valid
 from fix_proxy import Proxy
 from fix_switchover import Mover
 from forked import Started
 from psycopg.conninfo import conninfo_to_dict
 from switching_clients import Clients
+from thorough import long
 
 
 def _insert(mover: Mover, side: int, number: int) -> int:
@@ -218,6 +219,29 @@ def test_a_right_that_cannot_be_taken_in_time_is_given_back(mover: Mover, tmp_pa
     assert _insert(mover, 0, 1) == 1
     _refused(mover, 1)
     assert mover("--status")["state"] == "none"
+
+
+#: What a target that was restored, or the standby in its place, has of the switchover: see the phases of the journal.
+_EARLIER = {
+    "prepared": "UPDATE pgsub.switchover SET position = NULL WHERE phase = 'prepared'",
+    "planned": "UPDATE pgsub.switchover SET position = NULL, phase = 'planned' WHERE phase = 'prepared'",
+    "lost": "DELETE FROM pgsub.switchover",
+}
+
+
+@pytest.mark.parametrize("phase", [*long(["prepared", "planned"]), "lost"])
+def test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it(mover: Mover, phase: str) -> None:
+    _insert(mover, 0, 1)
+    mover(kill="given")
+    mover.alone(1, f"BEGIN READ WRITE; {_EARLIER[phase]}; COMMIT")
+    words = ["switchover", mover.name, "--yes"]
+    one_error(mover.cli(*words), 3, "the target has lost changes", "pgsub switchover moved --abort")
+    assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == ([] if phase == "lost" else [(phase,)])
+    status = valid("switchover", mover.cli(*words[:2], "--status", "--json").stdout)
+    assert status["state"] == "under way" and status["giving"] == "given" and status["taking"] == phase
+    assert mover("--abort")["state"] == "as before"
+    _insert(mover, 0, 2)
+    until(lambda: mover.rows(1, "SELECT count(*) FROM writes") == [(2,)])
 
 
 @pytest.mark.long

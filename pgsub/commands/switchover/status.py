@@ -28,6 +28,7 @@ _SAID = {
     journal.PROMOTED: "Clients write on the target. The subscription is to end.",
     journal.DONE: "Clients write on the target. The subscription is to be dropped.",
     journal.DECLINED: "Clients write on the publisher. What was made for the way back is to be removed.",
+    journal.LOST: "The target was restored to a time before the switchover, and does not take the right to write.",
     journal.RELEASING: "Clients write on the publisher. What was made for the way back is to be removed.",
     journal.RELEASED: "Clients write on the publisher.",
 }
@@ -101,7 +102,7 @@ def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None)
                 there = journal.of(giving, here.id)
         except TargetUnavailable:
             away = (journal.GIVING,)
-    if here.phase in (*journal.HAS_TAKEN, journal.DECLINED):
+    if here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
         said = _SAID[here.phase]
     elif away:
         said = _UNKNOWN[journal.GIVING]
@@ -127,7 +128,7 @@ def _choices(
         end = Choice("finish it", go_on)
         lost = Choice("end it without the publisher, to which nothing leads back then", f"{go_on} --gone {PUBLISHER}")
         return [end, lost] if away else [end]
-    undone = (here is not None and here.phase == journal.DECLINED) or (
+    undone = (here is not None and here.phase in (journal.DECLINED, journal.LOST)) or (
         there is not None and there.phase == journal.RELEASING
     )
     if undone:

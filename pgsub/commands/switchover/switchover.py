@@ -28,7 +28,7 @@ from pgsub.commands.switchover.transfer import right_to_write, server_gone, step
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
-from pgsub.commands.switchover.under_way import check_command, check_promote_command, under_way
+from pgsub.commands.switchover.under_way import TargetLagged, check_command, check_promote_command, under_way
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import (
@@ -98,6 +98,11 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
 
 def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:
     """Return the error with a hint on how to continue."""
+    if isinstance(error, TargetLagged):
+        error.hint = (
+            "If clients have not written on the target since, let them write on the publisher again:\n"
+            f"{options.command} --abort"
+        )
     error.hint = (
         error.hint or f"See where it stands, then let it continue:\n{options.command} --status\n{options.command}"
     )
@@ -139,6 +144,8 @@ class _Run:
             return self._end(entry)
         if self._options.gone is not None:
             raise self._cannot_go_on(entry)
+        if entry is not None and entry.phase == journal.LOST:
+            raise TargetLagged()
         if entry is None:
             entry = self._begin()
         elif entry.phase == journal.PLANNED:

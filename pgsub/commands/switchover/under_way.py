@@ -5,11 +5,14 @@ That row could name any subscription as the reverse one, so :meth:`StateStore.wa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.common.errors import UsageError
+from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -18,15 +21,42 @@ from pgsub.switchover.journal import Entry
 PROMOTES = "promotes"
 
 
+class TargetLagged(StateForbids):
+    """A target that lacks the changes with which it was to take the right to write.
+
+    Nothing is undone by itself: clients may have written on the lost server after it had taken the right.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the target has lost changes that it had when the publisher gave the right to write",
+            detail="It was restored, or a standby that lagged took its place. It does not take the right.",
+        )
+
+
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
-    """Return the row of this subscription's unfinished switchover, None if there is none."""
+    """Return the row of this subscription's unfinished switchover, None if there is none.
+
+    If the taking side has lost its row, with changes that it had applied, the row is in phase :data:`journal.LOST`.
+    """
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
     if entry is None:
-        return None
+        return _lost(sub, store.way_back_of(sub.subid))
     # A declined switchover is unfinished only while its own reverse subscription exists.
     if entry.phase == journal.DECLINED and store.way_back_of(sub.subid) is None:
         return None
     return entry
+
+
+def _lost(sub: Subscription, back: Subscription | None) -> Entry | None:
+    """Return the row that the taking side has lost, as the giving side knows it."""
+    if back is None or back.enabled:
+        return None
+    with ledger_session(back) as giving:
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+    if there is None or there.phase == journal.RELEASED:
+        return None
+    return replace(there, side=journal.TAKING, subid=sub.subid, back_subid=back.subid, phase=journal.LOST)
 
 
 def check_command(entry: Entry, options: SwitchoverOptions) -> None:

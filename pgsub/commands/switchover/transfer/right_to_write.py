@@ -12,6 +12,7 @@ import psycopg
 
 from pgsub.catalog import subscriptions as catalog
 from pgsub.commands.switchover.parties import SwitchoverOptions
+from pgsub.commands.switchover.under_way import TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
@@ -61,6 +62,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
     """Take the right that was given, so that clients may write on the taking side.
 
     :raises PgsubError: the right was not given.
+    :raises TargetLagged: the taking side is not the one that had applied everything.
     :raises StateForbids: the taking side has declined it.
     """
     there, read = journal.of(giving, entry.id), time.monotonic()
@@ -68,8 +70,11 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
     # guard: the right to write is taken only after it was given
     if there is None or there.phase != journal.GIVEN:
         raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
-    if here is None or here.phase in (journal.PREPARED, journal.DECLINED):
-        saved = (here and here.saved) or {}
+    # guard: a target that has lost changes since the right was given does not take it
+    if here is None or (here.phase not in journal.HAS_TAKEN and here.position != there.position):
+        raise TargetLagged()
+    if here.phase in (journal.PREPARED, journal.DECLINED):
+        saved = here.saved or {}
         with timing.step("take"), durable(taking):
             journal.move(taking, entry.id, (journal.PREPARED,), journal.TAKEN)
             fence.lift(taking, entry.fence, saved)

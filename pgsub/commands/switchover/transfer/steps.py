@@ -24,7 +24,7 @@ from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOp
 from pgsub.commands.switchover.transfer import pause_checks, right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
-from pgsub.commands.switchover.under_way import PROMOTES
+from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.quoting import word
@@ -132,6 +132,8 @@ class Switchover:
             if self._phase(entry) is None:
                 self._giving = stack.enter_context(ledger_session(self._back))
             phase = self._phase(entry)
+            if isinstance(error, TargetLagged):
+                return False
             if phase == journal.GIVEN:
                 here = journal.of(self._taking, entry.id)
                 if here is not None and here.phase in journal.HAS_TAKEN:
