@@ -106,7 +106,7 @@ soak: $(STAMP)
 
 # All guards, more than an hour; ARGS="--only WORDS" picks some.
 sabotage: $(STAMP)
-	$(PY) tests/sabotage.py $(ARGS)
+	servers=$$($(PY) tests/servers.py) && PGSUB_TEST_BINDIRS="$$servers" $(PY) tests/sabotage.py $(ARGS)
 
 # All tests, with what they ran of pgsub in every process; .coverage/html has it line by line.
 coverage: export PYTHONPATH := $(CURDIR)

@@ -241,6 +241,23 @@ def test_equality_is_the_types_own(pair: MakePair) -> None:
     assert p.subdb.rows("SELECT v::text, w::text, f FROM t") == [("Word", "Word", 1.0)]
 
 
+_CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
+
+
+@pytest.mark.parametrize("target", ["17"], indirect=True)  # built with ICU
+def test_rows_are_found_by_the_collation_of_the_keys_index(pair: MakePair) -> None:
+    key = "CREATE UNIQUE INDEX k ON t (code {}); ALTER TABLE t REPLICA IDENTITY USING INDEX k"
+    p = pair(
+        pub=f"CREATE TABLE t (code text NOT NULL, v int); {key.format('')}",
+        sub=f'{_CI} CREATE TABLE t (code text COLLATE ci NOT NULL, v int); {key.format("""COLLATE "C" """)}',
+    )
+    p.apply("INSERT INTO t VALUES ('Bob', 1), ('bob', 2), ('Al', 3), ('al', 4)")
+    p.apply("DELETE FROM t WHERE code = 'bob'")
+    p.apply("UPDATE t SET v = 5 WHERE code = 'al'")
+    p.apply("UPDATE t SET code = 'BOB' WHERE code = 'Bob'")
+    assert p.subdb.rows("SELECT code, v FROM t ORDER BY v") == [("BOB", 1), ("Al", 3), ("al", 5)]
+
+
 @pytest.mark.long
 def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[bytes] = []

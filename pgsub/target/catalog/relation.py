@@ -101,7 +101,7 @@ class TargetRelation:
     foreign_keys_fire: bool = False  #: triggers of a foreign key from or to the table fire
     several_unique: bool = False  #: has more than one unique index
     foreign_partitions: bool = False  #: has a foreign table as partition
-    key_collated: bool = True  #: the key's index uses the collations of its columns
+    key_collations: tuple[tuple[str, str], ...] = ()  #: key columns whose index has another collation, with that as SQL
     #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
     server_version: int = 180000  #: decides the wording of conflicts
@@ -156,7 +156,7 @@ def describe_many(
     for oid, names_of_type, *column in connection.execute(relation_queries.COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
         named_types[oid].update(map(tuple, names_of_type or ()))
-    keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in columns}
+    keys: dict[int, list[tuple[str, bool, str | None]]] = {oid: [] for oid in columns}
     for oid, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
     return {
@@ -166,7 +166,7 @@ def describe_many(
             identity=tuple(name for name, _, _ in keys[table["oid"]]),
             deferrable=any(not immediate for _, immediate, _ in keys[table["oid"]]),
             named_types=json.dumps(sorted(types), ensure_ascii=False) if (types := named_types[table["oid"]]) else None,
-            key_collated=all(by_column for _, _, by_column in keys[table["oid"]]),
+            key_collations=tuple((name, collation) for name, _, collation in keys[table["oid"]] if collation),
             server_version=version,
         )
         for table in tables

@@ -155,10 +155,13 @@ WITH key AS MATERIALIZED (
         AND ((x.indisreplident AND c.relreplident = 'i') OR x.indisprimary)
       ORDER BY x.indrelid, x.indisreplident AND c.relreplident = 'i' DESC)
 SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
-       (i.indcollation::oid[])[k.position::int - 1] = a.attcollation
+       CASE WHEN l.oid <> a.attcollation
+            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
   FROM key i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+  LEFT JOIN pg_catalog.pg_collation l ON l.oid = (i.indcollation::oid[])[k.position::int - 1]
+  LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
  WHERE k.position <= i.indnkeyatts
  ORDER BY i.indrelid, k.position
 """

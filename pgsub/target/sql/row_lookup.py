@@ -23,7 +23,7 @@ from pgsub.target.catalog.row_constraints import RowConstraints
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints
-from pgsub.target.sql.statement_builder import found_by, only
+from pgsub.target.sql.statement_builder import found_by, key_column, only
 
 #: A row as texts of the target, by column.
 Row = Mapping[str, str | None]
@@ -155,8 +155,10 @@ class TableLookup:
 
         def build() -> sql.Composed:
             parts = [sql.SQL("true").format()]
+            by_key = {c.name for c in columns} == set(self._target.identity)
+            collations = dict(self._target.key_collations) if by_key else {}
             for column in columns:
-                name = sql.Identifier("t", column.name)
+                name = key_column(column.name, collations)
                 if column not in valued:
                     parts.append(sql.SQL("{} IS NULL").format(name))
                     continue

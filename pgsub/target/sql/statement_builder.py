@@ -6,6 +6,7 @@ the server's own apply would call. :mod:`~pgsub.target.catalog.typmod` handles t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import LiteralString
 
@@ -78,6 +79,12 @@ def found_by(column: TargetColumn, name: sql.Composable, value: sql.Composable) 
     return column.equal(name, value)
 
 
+def key_column(name: str, collations: Mapping[str, str]) -> sql.Composed:
+    """Compose a column, with the collation of the key's index if that has another (build_replindex_scan_key)."""
+    collation = sql.SQL(f" COLLATE {collations[name]}") if name in collations else sql.SQL("")
+    return sql.Composed([sql.Identifier(name), collation])
+
+
 class Builder:
     """A builder of a statement about one row of a relation.
 
@@ -145,8 +152,12 @@ class Builder:
         source = _NEW if self._kinds[_OLD] is None else _OLD
         kinds = self._kinds[source] or b""
         parts: list[sql.Composable] = []
+        collations: dict[str, str] = {}
+        # guard: rows are found by the collation of the key's index
+        if relation.by_identity:
+            collations = dict(target.key_collations)
         for i in relation.lookup:
-            name = sql.Identifier(relation.columns[i].name)
+            name = key_column(relation.columns[i].name, collations)
             if kinds[i] in (NULL, UNCHANGED):
                 parts.append(sql.SQL("{} IS NULL").format(name))
             else:
