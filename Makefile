@@ -104,7 +104,7 @@ soak: $(STAMP)
 	PGSUB_SWITCHOVERS=$(SWITCHOVERS) $(PY) -m pytest -q -s --show-capture=no tests/switchover/test_random_switchovers.py
 	$(PY) tests/soak.py $(ARGS)
 
-# All guards, more than an hour; ARGS="--only WORDS" picks some.
+# All guards, three quarters of an hour; ARGS="--only WORDS" picks some.
 sabotage: $(STAMP)
 	servers=$$($(PY) tests/servers.py) && PGSUB_TEST_BINDIRS="$$servers" $(PY) tests/sabotage.py $(ARGS)
 

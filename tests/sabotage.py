@@ -34,7 +34,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the target is not made equal to a standby that lags": (
         "test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it",
     ),
-    "rows are found by the collation of the key's index": ("test_rows_are_found_by_the_collation_of_the_keys_index",),
+    "rows are found as the key's index compares them": ("test_rows_are_found_by_the_operators_of_the_keys_index",),
     "rows are found again whatever the settings of the target make of their keys": (
         "test_rows_whose_key_has_another_text_by_the_settings_of_the_target_are_repaired",
     ),

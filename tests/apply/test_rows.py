@@ -241,6 +241,18 @@ def test_equality_is_the_types_own(pair: MakePair) -> None:
     assert p.subdb.rows("SELECT v::text, w::text, f FROM t") == [("Word", "Word", 1.0)]
 
 
+def test_rows_are_found_by_the_operators_of_the_keys_index(pair: MakePair) -> None:
+    key = "CREATE UNIQUE INDEX k ON t (code text_ops); ALTER TABLE t REPLICA IDENTITY USING INDEX k"
+    p = pair(
+        pub=f"CREATE TABLE t (code text NOT NULL, v int); {key}",
+        sub=f"CREATE EXTENSION citext; CREATE TABLE t (code citext NOT NULL, v int); {key}",
+    )
+    p.apply("INSERT INTO t VALUES ('Bob', 1), ('bob', 2), ('Al', 3), ('al', 4)")
+    p.apply("DELETE FROM t WHERE code = 'bob'")
+    p.apply("UPDATE t SET v = 5 WHERE code = 'al'")
+    assert p.subdb.rows("SELECT code::text, v FROM t ORDER BY v") == [("Bob", 1), ("Al", 3), ("al", 5)]
+
+
 _CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
 
 

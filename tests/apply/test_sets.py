@@ -275,7 +275,7 @@ SERIAL = {
     "equality of key column": "CREATE TABLE public.s (id char(3) PRIMARY KEY, v int)",
     "not deterministic": "CREATE TABLE public.s (id text COLLATE public.folding PRIMARY KEY, v int);"
     " UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'folding'",  # not every server has ICU
-    "a collation of its own": "CREATE TABLE public.s (id text NOT NULL, v int);"
+    "a collation or an operator class of its own": "CREATE TABLE public.s (id text NOT NULL, v int);"
     ' CREATE UNIQUE INDEX one ON public.s (id COLLATE "C"); ALTER TABLE public.s REPLICA IDENTITY USING INDEX one',
     "exclusion": "CREATE TABLE public.s (id int PRIMARY KEY, v int, EXCLUDE USING btree (v WITH =))",
     "deferrable": "CREATE TABLE public.s (id int PRIMARY KEY, v int UNIQUE DEFERRABLE)",

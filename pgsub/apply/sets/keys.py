@@ -25,7 +25,7 @@ def incomparable(relation: RelationMap) -> str | None:
             return f'the modifier of key column "{column.name}" may make one key of two'
         if not column.deterministic:
             return f'the collation of key column "{column.name}" is not deterministic'
-    return "the key's index has a collation of its own" if relation.target.key_collations else None
+    return "the key's index has a collation or an operator class of its own" if relation.target.key_equality else None
 
 
 class Keys:

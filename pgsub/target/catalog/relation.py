@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -63,6 +64,20 @@ def equal(operator: str, operand: str | None, one: sql.Composable, other: sql.Co
     return sql.Composed([one, sql.SQL(f" OPERATOR({operator}) "), other])
 
 
+class KeyEquality(NamedTuple):
+    """The comparison of a key column by the key's index, where it is not that of the column.
+
+    :ivar collation: the index's collation, as SQL; None: the column's.
+    :ivar operator: the equality of its operator class; None: the column's.
+    :ivar operand: the operator's type, as SQL, if it is not the column's.
+    """
+
+    name: str
+    collation: str | None
+    operator: str | None
+    operand: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class TargetRelation:
     """A table of the target.
@@ -101,7 +116,7 @@ class TargetRelation:
     foreign_keys_fire: bool = False  #: triggers of a foreign key from or to the table fire
     several_unique: bool = False  #: has more than one unique index
     foreign_partitions: bool = False  #: has a foreign table as partition
-    key_collations: tuple[tuple[str, str], ...] = ()  #: key columns whose index has another collation, with that as SQL
+    key_equality: tuple[KeyEquality, ...] = ()  #: key columns that the key's index compares in another way
     #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
     server_version: int = 180000  #: decides the wording of conflicts
@@ -156,18 +171,29 @@ def describe_many(
     for oid, names_of_type, *column in connection.execute(relation_queries.COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
         named_types[oid].update(map(tuple, names_of_type or ()))
-    keys: dict[int, list[tuple[str, bool, str | None]]] = {oid: [] for oid in columns}
+    keys: dict[int, list[tuple[str, bool, str | None, str | None, str | None]]] = {oid: [] for oid in columns}
     for oid, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
     return {
         (table["schema"], table["name"]): TargetRelation(
             **table,
             columns=tuple(columns[table["oid"]]),
-            identity=tuple(name for name, _, _ in keys[table["oid"]]),
-            deferrable=any(not immediate for _, immediate, _ in keys[table["oid"]]),
+            identity=tuple(name for name, *_ in keys[table["oid"]]),
+            deferrable=any(not immediate for _, immediate, *_ in keys[table["oid"]]),
             named_types=json.dumps(sorted(types), ensure_ascii=False) if (types := named_types[table["oid"]]) else None,
-            key_collations=tuple((name, collation) for name, _, collation in keys[table["oid"]] if collation),
+            key_equality=_key_equality(columns[table["oid"]], keys[table["oid"]]),
             server_version=version,
         )
         for table in tables
     }
+
+
+def _key_equality(
+    columns: Sequence[TargetColumn], key: Sequence[tuple[str, bool, str | None, str | None, str | None]]
+) -> tuple[KeyEquality, ...]:
+    equality = {column.name: column.equality for column in columns}
+    found = [
+        KeyEquality(name, collation, None if operator == equality[name] else operator, operand)
+        for name, _, collation, operator, operand in key
+    ]
+    return tuple(one for one in found if one.collation or one.operator)

@@ -156,12 +156,18 @@ WITH key AS MATERIALIZED (
       ORDER BY x.indrelid, x.indisreplident AND c.relreplident = 'i' DESC)
 SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
        CASE WHEN l.oid <> a.attcollation
-            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
+            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
+       CASE WHEN e.oprnamespace = 'pg_catalog'::regnamespace THEN 'pg_catalog.' || e.oprname END,
+       CASE WHEN o.opcintype <> a.atttypid THEN pg_catalog.format_type(o.opcintype, NULL) END
   FROM key i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
   LEFT JOIN pg_catalog.pg_collation l ON l.oid = (i.indcollation::oid[])[k.position::int - 1]
   LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+  JOIN pg_catalog.pg_opclass o ON o.oid = (i.indclass::oid[])[k.position::int - 1]
+  LEFT JOIN pg_catalog.pg_amop p ON p.amopfamily = o.opcfamily AND p.amoplefttype = o.opcintype
+   AND p.amoprighttype = o.opcintype AND p.amopstrategy = 3
+  LEFT JOIN pg_catalog.pg_operator e ON e.oid = p.amopopr
  WHERE k.position <= i.indnkeyatts
  ORDER BY i.indrelid, k.position
 """

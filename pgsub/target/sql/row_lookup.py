@@ -23,7 +23,7 @@ from pgsub.target.catalog.row_constraints import RowConstraints
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.row_equality import Fingerprints
-from pgsub.target.sql.statement_builder import found_by, key_column, only
+from pgsub.target.sql.statement_builder import found_by, only
 
 #: A row as texts of the target, by column.
 Row = Mapping[str, str | None]
@@ -155,14 +155,13 @@ class TableLookup:
 
         def build() -> sql.Composed:
             parts = [sql.SQL("true").format()]
-            by_key = {c.name for c in columns} == set(self._target.identity)
-            collations = dict(self._target.key_collations) if by_key else {}
+            by_key = self._target.key_equality if {c.name for c in columns} == set(self._target.identity) else ()
             for column in columns:
-                name = key_column(column.name, collations)
+                name = sql.Identifier("t", column.name)
                 if column not in valued:
                     parts.append(sql.SQL("{} IS NULL").format(name))
                     continue
-                parts.append(found_by(column, name, _value(column, valued.index(column))))
+                parts.append(found_by(column, name, _value(column, valued.index(column)), by_key))
             query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
             return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
 

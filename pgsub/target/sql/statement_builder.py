@@ -6,7 +6,7 @@ the server's own apply would call. :mod:`~pgsub.target.catalog.typmod` handles t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
@@ -15,7 +15,7 @@ from psycopg import sql
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.reader import BINARY, NULL, UNCHANGED
 from pgsub.target.catalog import typmod
-from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.relation import KeyEquality, TargetColumn, TargetRelation, equal
 from pgsub.target.catalog.relation_map import RelationMap
 
 _TEXT = 25
@@ -70,19 +70,23 @@ def check_equality(column: TargetColumn) -> None:
         )
 
 
-def found_by(column: TargetColumn, name: sql.Composable, value: sql.Composable) -> sql.Composed:
+def found_by(
+    column: TargetColumn, name: sql.Composable, value: sql.Composable, key: Sequence[KeyEquality] = ()
+) -> sql.Composed:
     """Compose the condition that finds rows by a value of this column.
 
+    :param key: columns that the key's index compares in another way, if rows are found by that index
+        (build_replindex_scan_key, execReplication.c).
     :raises SchemaFault: see :func:`check_equality`.
     """
     check_equality(column)
+    by_index = next((one for one in key if one.name == column.name), None)
+    # guard: rows are found as the key's index compares them
+    if by_index is not None:
+        collation = sql.SQL(f" COLLATE {by_index.collation}" if by_index.collation else "")
+        name, operator = sql.Composed([name, collation]), by_index.operator
+        return equal(operator or column.equality or "", by_index.operand if operator else column.operand, name, value)
     return column.equal(name, value)
-
-
-def key_column(name: str, collations: Mapping[str, str]) -> sql.Composed:
-    """Compose a column, with the collation of the key's index if that has another (build_replindex_scan_key)."""
-    collation = sql.SQL(f" COLLATE {collations[name]}") if name in collations else sql.SQL("")
-    return sql.Composed([sql.Identifier(name), collation])
 
 
 class Builder:
@@ -152,16 +156,13 @@ class Builder:
         source = _NEW if self._kinds[_OLD] is None else _OLD
         kinds = self._kinds[source] or b""
         parts: list[sql.Composable] = []
-        collations: dict[str, str] = {}
-        # guard: rows are found by the collation of the key's index
-        if relation.by_identity:
-            collations = dict(target.key_collations)
+        key = target.key_equality if relation.by_identity else ()
         for i in relation.lookup:
-            name = key_column(relation.columns[i].name, collations)
+            name = sql.Identifier(relation.columns[i].name)
             if kinds[i] in (NULL, UNCHANGED):
                 parts.append(sql.SQL("{} IS NULL").format(name))
             else:
-                parts.append(found_by(relation.columns[i], name, self._value(source, i, relation.modified)))
+                parts.append(found_by(relation.columns[i], name, self._value(source, i, relation.modified), key))
         parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
         found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
         if relation.by_identity:
