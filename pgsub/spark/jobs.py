@@ -16,6 +16,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -102,6 +103,8 @@ class Job(Generic[Item, Result]):
             # The item is part of the task, because parallelize() would write it to a file, for which there may be no
             # space. It is compressed, because a copy of 1 TB has thousands of similar items.
             task = partial(_run_task, self._function, self._guard, zlib.compress(pickle.dumps(item), 1))
+            # guard: a job is submitted though somebody has removed old files from Spark's local folder
+            Path(context._temp_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None  # PySparkException: a SparkSession converts the others to it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -150,6 +151,11 @@ def test_a_job_cancelled_at_once_starts_nothing_later(submitter, tmp_path):
     job.cancel()
     with pytest.raises(JobCancelled):
         job.result(60)
+
+
+def test_jobs_go_on_though_the_files_of_spark_were_cleaned_up(submitter, context):
+    shutil.rmtree(context._temp_dir)
+    assert submitter.submit("double", tasks.double, [4]).result(60) == [8]
 
 
 def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_umask(submitter):
