@@ -52,6 +52,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "moves": ("pgsub_moves", INT),
     "generation": ("pgsub_generation", INT),
     "unrefreshed": ("pgsub_unrefreshed", BOOL),
+    "recorded": ("pgsub_recorded", INT),
     "apply_workers": ("pgsub_apply_workers", SESSIONS),
     "way_back_of": ("pgsub_way_back_of", optional(INT)),
 }
@@ -59,7 +60,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
 #: or they are read from the target.
 _NOT_COPIED = {
     *("subid", "name", "connection", "target", "slot_name", "two_phase", "skip_lsn", "skips"),
-    *("owner", "dboid", "unavailable", "moves"),
+    *("owner", "dboid", "unavailable", "moves", "recorded"),
 }
 #: Changes of these fields restart no worker, as in maybe_reread_subscription().
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed"}
@@ -156,6 +157,11 @@ class SubscriptionCatalog:
                 values["pgsub_options_changed_at"] = utc_now()
             columns = ", ".join(f"{column} = ?" for column in values)
             self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
+
+    def note_recorded(self, subid: int, number: int) -> None:
+        """Note the number of the ledger's next copy of a definition. Does nothing if the subscription was dropped."""
+        with self._database.transaction():
+            self._database.run("UPDATE pg_subscription SET pgsub_recorded = ? WHERE oid = ?", number, subid)
 
     def require(self, subid: int) -> None:
         """Raise an error if a subscription was dropped. Inside a transaction it then stays until the end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -27,7 +28,7 @@ from pgsub.target.session.connect import SessionName, is_superuser, must_use_pas
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
 #: Fields that launchers write, or commands that change one field without waiting for each other.
-_APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase")
+_APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "recorded")
 
 
 def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:
@@ -41,12 +42,13 @@ def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psyc
 
 @contextlib.contextmanager
 def ledger_session(
-    sub: Subscription, reporter: Reporter | None = None, deadline: float | None = None
+    store: StateStore, sub: Subscription, reporter: Reporter | None = None, deadline: float | None = None
 ) -> Iterator[psycopg.Connection]:
     """Open a session on the target and upgrade its ledger if necessary. Errors of psycopg become pgsub's own.
 
     A ledger is never created, because a target without one is not this subscription's.
 
+    :param store: must have the newest definition.
     :param reporter: told what a statement waits for. With ``deadline`` it is passed to :class:`TargetWait`.
     """
     with connect_target(sub) as session, TargetWait(session, sub, reporter, deadline):
@@ -57,8 +59,8 @@ def ledger_session(
             ledger_privileges.give(session)
             installation.check(session)
             installation.install(session)
+            definitions.check_newest(session, sub, partial(store.subscription_by_id, sub.subid))
             subscriptions.identity(session, sub.subid)
-            definitions.check_not_moved(session, sub)
             yield session
         except psycopg.Error as error:
             doing = "change the subscription on the target"

@@ -64,13 +64,19 @@ class Subscription:
     moves: int = 0  #: number of rebuilds from the ledger, see target/ledger/definitions.py
     generation: int = 0  #: number of changes of its publications, see there
     unrefreshed: bool = False  #: a command changed them and has not confirmed that the tables follow
+    recorded: int = 0  #: number of the newest copy of the definition that the ledger was given, see there
     way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Return whether a running worker need not restart: only options differ that the server rereads without one."""
     fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences", "unrefreshed")
-    return replace(before, **{f: getattr(after, f) for f in fields}) == after
+    return replace(before, **{f: getattr(after, f) for f in (*fields, "recorded")}) == after
+
+
+def same_definition(before: Subscription, after: Subscription | None) -> bool:
+    """Return whether no command has changed the definition."""
+    return after is not None and replace(before, recorded=after.recorded) == after
 
 
 def receiver_timeout(text: str) -> float | None:

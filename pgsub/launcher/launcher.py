@@ -15,7 +15,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.machine.out_of_resources import out_of_resources
 from pgsub.common.plural import counted
-from pgsub.common.subscription import Subscription, same_service
+from pgsub.common.subscription import Subscription, same_definition, same_service
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.housekeeping import Housekeeping
 from pgsub.launcher.recorder import Recorder, Run, failed
@@ -262,7 +262,7 @@ class Launcher:
                 )
             if runner.outcome == "failed" and not self._bounded:
                 served.again_at = served.again_at or clock + AGAIN_SECONDS
-                if clock < served.again_at and self._recorder.current(subid) == runner.sub:
+                if clock < served.again_at and same_definition(runner.sub, self._recorder.current(subid)):
                     continue
             self._let_go(served)
             del self._served[subid]

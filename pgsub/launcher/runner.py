@@ -19,6 +19,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 
 import psycopg
 
@@ -167,8 +168,8 @@ class Runner(SupervisedThread):
         ledger_privileges.check(session)
         # No launcher serves the subscription now, and the locks of orphaned workers would block the installation.
         installation.install(session, lambda: worker_takeover.evict(session, sub.subid))
+        definitions.check_newest(session, sub, partial(self._shared.now, sub.subid))
         known = subscriptions.identity(session, sub.subid)
-        definitions.check_not_moved(session, sub)
         if not self._tables_follow(session):
             return
         backlog = Backlog(sub, self._shared.store, known, must_use_password=must_use_password(session, sub))

@@ -72,9 +72,17 @@ class Shared:
 
         The launcher notices a change a little later. No worker may copy an added table by the old definition.
         """
-        self.recorder.subscriptions()
-        now = self.recorder.current(sub.subid)
+        now = self.now(sub.subid)
         return now is not None and same_service(sub, now)
+
+    def now(self, subid: int) -> Subscription | None:
+        """Read a definition in the state store. If that fails, return it as of the last successful read."""
+        self.recorder.subscriptions()
+        return self.recorder.current(subid)
+
+    def note_recorded(self, subid: int, number: int) -> None:
+        """Note the number of the ledger's next copy of a definition in the state store."""
+        self.recorder.run(lambda: self.store.note_recorded(subid, number))
 
 
 class Service:
@@ -198,11 +206,21 @@ class Service:
         return self._goal.caught_up(self._session, self._mirror, apply, self._sync, self._sequences, unrecorded)
 
     def _copy_definition(self) -> None:
-        """Update the ledger's copy of the definition, from which a new state store can be made."""
-        now = self._shared.recorder.current(self._sub.subid)
-        if now is not None and (wanted := options(now)) != self._options:
-            definitions.record(self._session, self._sub.subid, wanted)
-            self._options = wanted
+        """Update the ledger's copy of the definition, from which a new state store can be made.
+
+        :raises StateForbids: the state store was replaced by an older one.
+        """
+        shared, subid = self._shared, self._sub.subid
+        now = shared.recorder.current(subid)
+        if now is None or options(now) == self._options:
+            return
+        definitions.check_newest(self._session, now, partial(shared.now, subid))
+        now = shared.recorder.current(subid)
+        with contextlib.suppress(StateStoreError):  # tried again
+            if now is not None and definitions.record(
+                self._session, now, options(now), partial(shared.note_recorded, subid)
+            ):
+                self._options = options(now)
 
     def _hurry(self, news: bool) -> None:
         """Look at the ledger at once when apply has advanced, but not too often."""

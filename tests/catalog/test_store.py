@@ -56,6 +56,7 @@ OTHER = Subscription(
     moves=3,
     generation=2,
     unrefreshed=True,
+    recorded=6,
     way_back_of=4,
 )
 

@@ -221,7 +221,7 @@ def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
     right_to_write.check(session, spec.subscription.subid, spec.subscription.name)
-    definitions.check_not_moved(session, spec.subscription)
+    definitions.check_newest(session, spec.subscription)
     if spec.applies:
         # guard: apply does not start while its slot is replaced
         reconciliation.check_not_under_way(subscriptions.identity(session, spec.subscription.subid))

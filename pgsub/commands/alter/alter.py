@@ -96,7 +96,7 @@ def _alter_with_servers(
         connection = conns.secret("publisher", sub.connection)
         if options.target is not None:
             connections.share_ledger(sub, reached.target)
-        session = stack.enter_context(ledger_session(reached, reporter, options.deadline))
+        session = stack.enter_context(ledger_session(store, reached, reporter, options.deadline))
         stack.enter_context(maintenance(session, store, sub))
         if options.refreshes or fields.keys() & {"name", "slot_name"}:
             journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)

@@ -35,7 +35,7 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
     :raises StateForbids: a table is not subscribed, is still being synchronized, or is not held.
     :raises TimeoutExpired: apply was in one transaction all the time. Nothing was changed.
     """
-    opened = ledger_session(sub, reporter, options.deadline)
+    opened = ledger_session(store, sub, reporter, options.deadline)
     with opened as session, subscription_tables.maintenance(session, sub.subid, sub.name):
         relations = subscriptions.relations(session, sub.subid)
         holds = [named(session, text, relations) for text in dict.fromkeys(options.hold)]

@@ -17,15 +17,14 @@ import psycopg
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.subscriptions import options as stored_options
 from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.sessions import check_unchanged
-from pgsub.commands.subscription import definition, passfiles
+from pgsub.commands.subscription import definition, definition_change, passfiles
 from pgsub.common import failpoints
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import definitions, subscriptions
+from pgsub.target.ledger import subscriptions
 
 #: Fields that the journal does not show.
 _NOT_SHOWN = ("connection", "target", "generation", "unrefreshed")
@@ -68,8 +67,8 @@ def redefined(
         failpoints.point("alter.after_ledger")
         write(store, sub, fields)
         present = replace(sub, **fields)
-        with contextlib.suppress(psycopg.Error):  # the launcher does this, too
-            definitions.record(session, sub.subid, stored_options(present))
+        with contextlib.suppress(psycopg.Error, StateStoreError):  # the launcher does this, too
+            definition_change.record(session, store, sub.subid)
         failpoints.point("alter.after_definition")
         yield
     except PgsubError:  # other errors may come after a change, so the new definition stays
@@ -77,7 +76,7 @@ def redefined(
             if present is not sub:
                 store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
                 present = sub
-                definitions.record(session, sub.subid, stored_options(sub))
+                definition_change.record(session, store, sub.subid)
             _follow(session, replace(sub, **fields), sub)
         raise
     finally:

@@ -12,6 +12,7 @@ committed arrive by comparison. The creation of a slot waits for those on the pu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,8 +30,9 @@ from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
+from pgsub.commands.subscription import definition_change
 from pgsub.common import failpoints
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import StateForbids, StateStoreError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import KEEP, Subscription
@@ -114,13 +116,13 @@ def reconcile(
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         if options.dry_run:
-            with ledger_session(sub) as session:
+            with ledger_session(store, sub) as session:
                 found = _survey(session, sub, options)
             _explain(found, options, reporter)
             table_changes.report_dry_run(found.plan, reporter)
             return found
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-            opened = ledger_session(sub, reporter, options.deadline)
+            opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
                 begun = _begun(store, sub)
                 found = _survey(session, sub, options, force=begun is not None)
@@ -130,11 +132,13 @@ def reconcile(
                     _explain(found, options, reporter)
                     confirm(found)
                     _carry_out(session, store, found, options, reporter)
-            _finish(service, found, options, reporter)
+            _finish(service, store, found, options, reporter)
     return found
 
 
-def _finish(service: Service, found: Reconciliation, options: ReconcileOptions, reporter: Reporter) -> None:
+def _finish(
+    service: Service, store: StateStore, found: Reconciliation, options: ReconcileOptions, reporter: Reporter
+) -> None:
     sub = found.plan.sub
     if not sub.enabled:
         reporter.notice(
@@ -145,7 +149,7 @@ def _finish(service: Service, found: Reconciliation, options: ReconcileOptions, 
     service.redefined(sub)
     refresh.finish(service, found.plan, options)
     if options.wait:
-        report_adopted(sub, reporter, found.plan.unsynchronized)
+        report_adopted(store, sub, reporter, found.plan.unsynchronized)
 
 
 def _begun(store: StateStore, sub: Subscription) -> int | None:
@@ -250,4 +254,6 @@ def _record(session: psycopg.Connection, store: StateStore, found: Reconciliatio
         store.put_slot(subid, None)
         refresh.record(session, found.plan, store)
         store.journal_done(attempt)
+    with contextlib.suppress(psycopg.Error, StateStoreError):  # the launcher does this, too
+        definition_change.record(session, store, subid)
     found.plan = replace(found.plan, sub=store.subscription(sub.name))

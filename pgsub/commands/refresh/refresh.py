@@ -53,7 +53,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
         sub = store.subscription(options.name)
         require_enabled(sub, "REFRESH PUBLICATION")
         if options.dry_run:
-            with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
+            with ledger_session(store, sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
                 kept = [one for one in subscriptions.relations(session, sub.subid) if one not in wanted.drop]
                 wanted.found.warnings += revoked_privileges.lacking(source, session, sub, kept, mode="none")
@@ -61,7 +61,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-            opened = ledger_session(sub, reporter, options.deadline)
+            opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
                 journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
                 with verified_publisher(session, sub, sub.connection) as source:
@@ -76,7 +76,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
             table_changes.report_done(wanted, reporter)
             finish(service, wanted, options)
             if options.adopt and options.wait:
-                report_adopted(sub, reporter, wanted.unsynchronized)
+                report_adopted(store, sub, reporter, wanted.unsynchronized)
     return wanted
 
 

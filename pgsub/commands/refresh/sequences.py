@@ -41,7 +41,7 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
         sub = store.subscription(options.name)
         require_enabled(sub, "REFRESH SEQUENCES")
         if options.dry_run:
-            outcomes = _dry_run(sub, reporter)
+            outcomes = _dry_run(store, sub, reporter)
         else:
             outcomes = sequences.synchronize(store, sub, allow_backward=options.allow_backward)
             sequences.report(sub, outcomes, reporter)
@@ -51,9 +51,9 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
     _refuse_busy(sub, outcomes)
 
 
-def _dry_run(sub: Subscription, reporter: Reporter) -> list[Outcome]:
+def _dry_run(store: StateStore, sub: Subscription, reporter: Reporter) -> list[Outcome]:
     """Report what would be set, and return the obstacles of the others."""
-    with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
+    with ledger_session(store, sub) as session, verified_publisher(session, sub, sub.connection) as source:
         prepare(session)
         prepare(source)
         found: Compared = look(session, source, sub)

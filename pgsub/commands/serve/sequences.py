@@ -23,7 +23,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     :return: the outcome for each sequence.
     :raises PgsubError: a server cannot be reached.
     """
-    with ledger_session(sub) as session, maintenance(session, store, sub):
+    with ledger_session(store, sub) as session, maintenance(session, store, sub):
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         with verified_publisher(session, sub, sub.connection) as source:
             prepare(session)

@@ -55,12 +55,14 @@ class ServiceOptions:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
-def report_adopted(sub: Subscription, reporter: Reporter, relids: Collection[int] | None = None) -> None:
+def report_adopted(
+    store: StateStore, sub: Subscription, reporter: Reporter, relids: Collection[int] | None = None
+) -> None:
     """Report the differences that were corrected in adopted tables.
 
     :param relids: the tables to report, None for all.
     """
-    with ledger_session(sub) as session:
+    with ledger_session(store, sub) as session:
         rows = subscriptions.relations(session, sub.subid)
     for row in rows:
         if row.adopted is not None and (relids is None or row.srrelid in relids):

@@ -94,7 +94,7 @@ def origin_advance(
         sub = store.subscription(name)
         if not preview:
             require_disabled(sub, "cannot advance the replication origin of an enabled subscription")
-        with ledger_session(sub, reporter) as session:
+        with ledger_session(store, sub, reporter) as session:
             found = survey(session, sub, lsn)
             _explain(found, reporter)
             if preview:

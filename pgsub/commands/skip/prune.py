@@ -33,7 +33,7 @@ def prune(
     """
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
-        with ledger_session(sub) as session:
+        with ledger_session(store, sub) as session:
             pruning = Pruning(replayed, None if older_than is None else skipped_changes.time_ago(session, older_than))
             found = skipped_changes.usage(session, sub.subid, pruning)
             if dry_run or not (found.waiting or found.replayed):

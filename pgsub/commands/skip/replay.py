@@ -88,7 +88,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Cal
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         conflict = None if options.number is None else require_conflict(store, options.name, options.number)
-        with ledger_session(sub, reporter) as session:
+        with ledger_session(store, sub, reporter) as session:
             found = Replay(sub.name, _request(session, store, sub, options, conflict), options.dry_run)
             if options.dry_run:
                 _look(session, sub, found)

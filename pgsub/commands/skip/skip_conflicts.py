@@ -40,7 +40,7 @@ def skip_conflicts(
     check_type(rule.conflict)
     with StateStore.open(folder, create=False) as store:
         sub = store.subscription(name)
-        with ledger_session(sub, reporter) as session:
+        with ledger_session(store, sub, reporter) as session:
             _check(session, sub, rule)
             confirm(sub.name, rule)
             with subscription_tables.maintenance(session, sub.subid, sub.name):

@@ -55,7 +55,7 @@ def skip_lsn(
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        with ledger_session(sub, reporter) as session:
+        with ledger_session(store, sub, reporter) as session:
             wanted = None
             if options.lsns is not None:
                 recorded = _recorded(store, sub)
@@ -92,23 +92,29 @@ def show(options: SkipOptions) -> Preview:
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         recorded = _recorded(store, sub)
-    with ledger_session(sub) as session:
-        wanted = skip.of(_wanted(options, recorded), options.rows)
-        _check_position(session, sub, wanted)
-        if skip.is_held(session, sub.subid, wanted):
-            raise StateForbids(
-                f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
-                detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
-                hint=f"See the row that is in the way:\npgsub conflicts list {word(sub.name)}",
-                sqlstate="55000",
-            )
-        found = Preview(rows=wanted.rows)
-        if recorded is not None and recorded.finish_lsn == wanted.lsn:
-            found.error = recorded
-        start = subscriptions.apply_position(session, sub.subid)
-        with preview.simulate_skip(session, sub, wanted.lsn) as simulation, read_from(session, sub, start) as stream:
-            TransactionSearch(session, sub, wanted.lsn).find(stream, simulation, found)
-        return found
+        with ledger_session(store, sub) as session:
+            return _preview(session, sub, options, recorded)
+
+
+def _preview(
+    session: psycopg.Connection, sub: Subscription, options: SkipOptions, recorded: ErrorRow | None
+) -> Preview:
+    wanted = skip.of(_wanted(options, recorded), options.rows)
+    _check_position(session, sub, wanted)
+    if skip.is_held(session, sub.subid, wanted):
+        raise StateForbids(
+            f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
+            detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
+            hint=f"See the row that is in the way:\npgsub conflicts list {word(sub.name)}",
+            sqlstate="55000",
+        )
+    found = Preview(rows=wanted.rows)
+    if recorded is not None and recorded.finish_lsn == wanted.lsn:
+        found.error = recorded
+    start = subscriptions.apply_position(session, sub.subid)
+    with preview.simulate_skip(session, sub, wanted.lsn) as simulation, read_from(session, sub, start) as stream:
+        TransactionSearch(session, sub, wanted.lsn).find(stream, simulation, found)
+    return found
 
 
 def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:

@@ -75,7 +75,7 @@ def _serve(service: Service, options: CreateOptions, store: StateStore, reporter
     service.synchronize(options, follow=options.follow)
     service.report_two_phase()
     if options.adopt:
-        report_adopted(sub, reporter)
+        report_adopted(store, sub, reporter)
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pgsub.catalog.locks import subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.subscriptions import options
 from pgsub.commands.reporter import Reporter
-from pgsub.common.errors import PermissionMissing, PgsubError, StateForbids, TargetReplaced
+from pgsub.common.errors import PermissionMissing, PgsubError, StateForbids, StateStoreError, TargetReplaced
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 
@@ -26,18 +27,17 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
     """Change a definition.
 
     :param sub: the definition before the change.
-    :raises StateForbids: the subscription was moved to another state store.
+    :raises StateForbids: the ledger has a newer definition.
     """
     connected = sub.dboid != 0
     if not connected or subscription_lock(store.path.parent, sub.subid).holder() is not None:
         write()
         return
     with contextlib.ExitStack() as stack:
-        session, failed = _session(stack, sub, reporter)
+        session, failed = _session(stack, store, sub, reporter)
         write()
-        now = store.subscription_by_id(sub.subid)
-        if session is not None and now is not None:
-            failed = _record(session, now)
+        if session is not None:
+            failed = _recorded(session, store, sub.subid)
     if failed is not None and not isinstance(failed, PermissionMissing):  # status reports a missing permission
         reporter.warning(
             "the target's ledger has the definition as it was before",
@@ -51,11 +51,11 @@ def change(store: StateStore, sub: Subscription, write: Callable[[], None], *, r
 
 
 def _session(
-    stack: contextlib.ExitStack, sub: Subscription, reporter: Reporter
+    stack: contextlib.ExitStack, store: StateStore, sub: Subscription, reporter: Reporter
 ) -> tuple[psycopg.Connection | None, PgsubError | None]:
     """Open a session on the target. Return it, or the error that prevented it.
 
-    :raises StateForbids: the subscription was moved to another state store.
+    :raises StateForbids: the ledger has a newer definition.
     """
     import psycopg
 
@@ -68,7 +68,7 @@ def _session(
         session = stack.enter_context(connect_target(sub, replica=False))
         stack.enter_context(TargetWait(session, sub, reporter, None))
         ledger_privileges.check(session)
-        definitions.check_not_moved(session, sub)
+        definitions.check_newest(session, sub, partial(store.subscription_by_id, sub.subid))
     except TargetReplaced as error:  # disabling, for example, needs no target
         return None, error
     except StateForbids:
@@ -80,14 +80,23 @@ def _session(
     return session, None
 
 
-def _record(session: psycopg.Connection, sub: Subscription) -> PgsubError | None:
+def record(session: psycopg.Connection, store: StateStore, subid: int) -> None:
+    """Write the definition of the state store to the ledger."""
+    from pgsub.target.ledger import definitions
+
+    now = store.subscription_by_id(subid)
+    if now is not None:
+        definitions.record(session, now, options(now), partial(store.note_recorded, subid))
+
+
+def _recorded(session: psycopg.Connection, store: StateStore, subid: int) -> PgsubError | None:
     """Write the definition to the ledger. Return the error that prevented it, None if it is written."""
     import psycopg
 
-    from pgsub.target.ledger import definitions
-
     try:
-        definitions.record(session, sub.subid, options(sub))
+        record(session, store, subid)
+    except StateStoreError as error:
+        return error
     except psycopg.Error as error:
         return _failed(session, error)
     return None

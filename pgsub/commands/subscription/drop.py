@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -67,7 +68,7 @@ def drop(
     :param keep_target: whether to change nothing on the target because it is gone. If it answers, it is only asked
         whether the subscription was moved.
     :raises SubscriptionNotFound: the subscription does not exist, and ``if_exists`` is not set.
-    :raises StateForbids: with ``keep_target``, the subscription was moved to another state store, which uses the slots.
+    :raises StateForbids: with ``keep_target``, another state store has a newer definition, and uses the slots.
     :raises PublisherUnavailable: the slots cannot be dropped. Nothing was removed.
     :raises PermissionMissing: another role prepared transactions for the subscription. Nothing was removed.
     :raises LockHeld: a launcher does not release the subscription.
@@ -86,7 +87,7 @@ def drop(
                 _forget(store, sub, reporter, keep_slot=keep_slot, lost=lost)
             else:
                 if not keep_slot:
-                    _check_not_moved(sub)
+                    _check_newest(store, sub)
                     drop_slots(sub, None, None, reporter, lost=lost)
                 reporter.notice(
                     f'the target was not changed: if it still exists, subscription {sub.subid} "{sub.name}" stays in'
@@ -124,21 +125,21 @@ def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_sl
     with _target(sub) as session, TargetWait(session, sub, reporter, None):
         try:
             with maintenance(session, store, sub):
-                _remove(session, sub, reporter, keep_slot=keep_slot, lost=lost)
+                _remove(session, store, sub, reporter, keep_slot=keep_slot, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
 
 
-def _check_not_moved(sub: Subscription) -> None:
+def _check_newest(store: StateStore, sub: Subscription) -> None:
     """Refuse to drop slots that another state store uses. A target that cannot be read counts as gone.
 
-    :raises StateForbids: the target answers, and its ledger says that the subscription was moved.
+    :raises StateForbids: the target answers, and its ledger has a newer definition.
     """
     # guard: an outdated state store drops no slot of a target that is declared gone
     unread = (TargetUnavailable, TargetReplaced, PermissionMissing, psycopg.Error)
     with contextlib.suppress(*unread), _target(sub) as session:
         ledger_privileges.check(session)
-        definitions.check_not_moved(session, sub)
+        definitions.check_newest(session, sub, partial(store.subscription_by_id, sub.subid))
 
 
 def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
@@ -152,19 +153,25 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
         raise
 
 
-def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
+def _remove(
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    reporter: Reporter,
+    *,
+    keep_slot: bool,
+    lost: bool,
+) -> None:
     ledger_privileges.check(session)
     known = installation.installed_version(session) > 0
     tables: list[RelationState] | None = None
     skipped = Usage(0, 0, 0)
     if known:
         installation.install(session)  # a ledger of an older pgsub may lack what is read below
-        place = definitions.moved_to(session, sub)
+        outdated = definitions.outdated(session, sub, partial(store.subscription_by_id, sub.subid))
         # guard: an outdated state store drops nothing
-        if place is not None:
-            reporter.notice(
-                f'subscription "{sub.name}" was moved to state store "{place}": only its definition here is dropped'
-            )
+        if outdated is not None:
+            reporter.notice(f"{outdated.message}: only its definition here is dropped")
             return
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         with contextlib.suppress(StateForbids):  # the ledger has no such subscription

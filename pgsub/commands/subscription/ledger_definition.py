@@ -77,10 +77,12 @@ def read(session: psycopg.Connection, given: Subscription, store: StateStore) ->
             hint=f"Serve it by that name:\npgsub run {word(there.name)}",
         )
     pending, rules = skip.pending(session, given.subid), skip.pending_rules(session, given.subid)
+    recorded = definitions.recorded(session, given.subid)
     return replace(
         given,
-        **_options(definitions.recorded(session, given.subid), given),
+        **_options(recorded, given),
         **target_facts(session),
+        recorded=definitions.number_of(recorded),
         two_phase=two_phase_state.state(session, given.subid),
         skip_lsn=pending.lsn if pending is not None else 0,
         skips=skip.shown(pending, rules),

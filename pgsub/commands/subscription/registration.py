@@ -12,6 +12,7 @@ import contextlib
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -98,9 +99,9 @@ def register(
         _undo(session, replication if may_exist else None, sub, store, reporter, creates=creates)
         raise
     note.unlink(missing_ok=True)
-    with contextlib.suppress(psycopg.Error):  # matters only if the state store does not know it
+    with contextlib.suppress(psycopg.Error, StateStoreError):  # matters only if the state store does not know it
         subscriptions.registered(session, sub.subid)
-        definitions.record(session, sub.subid, options(sub))
+        definitions.record(session, sub, options(sub), partial(store.note_recorded, sub.subid))
     if creates:
         reporter.notice(f'created replication slot "{sub.slot_name}" on publisher')
 

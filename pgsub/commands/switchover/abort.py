@@ -40,13 +40,13 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             if options.gone == TARGET:
                 server_gone.check_gone(options, sub, back)
             try:
-                taking = stack.enter_context(taking_session(sub))
+                taking = stack.enter_context(taking_session(store, sub))
             except TargetUnavailable:
                 if back is None and options.gone == TARGET:
                     return Outcome(sub.name, options.names[1], AS_BEFORE)
                 if back is None:
                     raise
-                return _without_taking(options, sub, back, reporter)
+                return _without_taking(options, store, sub, back, reporter)
             entry = under_way(taking, sub, store)
             if entry is None:
                 with (
@@ -66,7 +66,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             if back is None:
                 right_to_write.decline(taking, entry)
             else:
-                with giving_ledger(options, back) as giving:
+                with giving_ledger(options, store, back) as giving:
                     look = PauseComparison(options, store, sub)
                     steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
@@ -81,10 +81,12 @@ def _too_late(options: SwitchoverOptions) -> StateForbids:
     return StateForbids("the switchover can no longer be aborted: clients may write on the target", hint=hint)
 
 
-def _without_taking(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> Outcome:
+def _without_taking(
+    options: SwitchoverOptions, store: StateStore, sub: Subscription, back: Subscription, reporter: Reporter
+) -> Outcome:
     """Let clients write on the giving side again although the taking side cannot be reached."""
     is_gone = options.gone == TARGET
-    with ledger_session(back) as giving:
+    with ledger_session(store, back) as giving:
         entry = journal.of_subscription(giving, journal.GIVING, back.subid)
         if entry is None or back.way_back_of != sub.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')

@@ -109,12 +109,12 @@ class SwitchoverOptions:
 
 
 @contextlib.contextmanager
-def taking_session(sub: Subscription) -> Iterator[psycopg.Connection]:
+def taking_session(store: StateStore, sub: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the taking side that holds the lock of the switchover.
 
     :raises LockHeld: another run of the command is active.
     """
-    with ledger_session(sub) as session:
+    with ledger_session(store, sub) as session:
         if not advisory_locks.take(session, DATABASE_LOCK, seconds=0.5):
             raise advisory_locks.held(session, DATABASE_LOCK, OTHER)
         yield session
@@ -137,14 +137,14 @@ def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateSt
 
 
 @contextlib.contextmanager
-def giving_ledger(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
+def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the giving side, which has the reverse subscription's ledger.
 
     :raises TargetUnavailable: the giving side cannot be reached. The hint covers a permanent loss.
     """
     with contextlib.ExitStack() as stack:
         try:
-            session = stack.enter_context(ledger_session(back))
+            session = stack.enter_context(ledger_session(store, back))
         except TargetUnavailable as error:
             error.hint = (
                 f"{error.hint or ''}\nIf the publisher is gone for good, this leaves the target as it was:\n"

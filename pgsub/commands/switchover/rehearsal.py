@@ -47,7 +47,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     with StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         timing = Timing()
-        with ledger_session(sub) as taking, giving_session(options, sub, store) as giving:
+        with ledger_session(store, sub) as taking, giving_session(options, sub, store) as giving:
             try:
                 seen = way_back_subscription.obstacles(options, sub, taking, store)
                 listed = [asdict(one) for one in seen]

@@ -54,15 +54,15 @@ def status(options: SwitchoverOptions) -> Outcome:
             return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
         sub = store.subscription(active)
         try:
-            with ledger_session(sub) as taking:
+            with ledger_session(store, sub) as taking:
                 here = under_way(taking, sub, store)
                 if here is None:
                     return _of_declined(options, store, sub, taking)
         except TargetUnavailable:
             if back is None:
                 raise
-            return _of_giving(options, back)
-        return _of_both(options, here, store.way_back_of(here.subid))
+            return _of_giving(options, store, back)
+        return _of_both(options, store, here, store.way_back_of(here.subid))
 
 
 def _of_declined(
@@ -78,9 +78,9 @@ def _of_declined(
     return Outcome(*options.names, NONE)
 
 
-def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
+def _of_giving(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Outcome:
     """Return the giving side's knowledge when the taking side cannot be reached."""
-    with ledger_session(back) as giving:
+    with ledger_session(store, back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
     away = (journal.TAKING,)
     if there is None or there.phase == journal.RELEASED:
@@ -93,12 +93,12 @@ def _of_giving(options: SwitchoverOptions, back: Subscription) -> Outcome:
     return found
 
 
-def _of_both(options: SwitchoverOptions, here: Entry, back: Subscription | None) -> Outcome:
+def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: Subscription | None) -> Outcome:
     there: Entry | None = None
     away: tuple[str, ...] = ()
     if back is not None:
         try:
-            with ledger_session(back) as giving:
+            with ledger_session(store, back) as giving:
                 there = journal.of(giving, here.id)
         except TargetUnavailable:
             away = (journal.GIVING,)

@@ -129,7 +129,7 @@ class _Run:
     def begin_or_go_on(self) -> Outcome:
         """Do the rest of the switchover, in new sessions."""
         self._sub = the_one(self._store, self._options)
-        with taking_session(self._sub) as self._taking:
+        with taking_session(self._store, self._sub) as self._taking:
             try:
                 return self._go_on()
             except psycopg.Error as error:
@@ -154,7 +154,7 @@ class _Run:
         check_promote_command(entry, self._options)
         back = self._way_back(entry)
         with (
-            giving_ledger(self._options, back) as giving,
+            giving_ledger(self._options, self._store, back) as giving,
             PauseComparison(self._options, self._store, self._sub) as look,
         ):
             run = self._steps = steps.Switchover(

@@ -41,18 +41,18 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
     """
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
     if entry is None:
-        return _lost(sub, store.way_back_of(sub.subid))
+        return _lost(store, sub, store.way_back_of(sub.subid))
     # A declined switchover is unfinished only while its own reverse subscription exists.
     if entry.phase == journal.DECLINED and store.way_back_of(sub.subid) is None:
         return None
     return entry
 
 
-def _lost(sub: Subscription, back: Subscription | None) -> Entry | None:
+def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> Entry | None:
     """Return the row that the taking side has lost, as the giving side knows it."""
     if back is None or back.enabled:
         return None
-    with ledger_session(back) as giving:
+    with ledger_session(store, back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
     if there is None or there.phase == journal.RELEASED:
         return None

@@ -103,10 +103,10 @@ def _published_here(options: VerifyOptions, tables: Sequence[TableVerdict]) -> l
         return []
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-    if sub.origin != "none":
-        return []
-    with ledger_session(sub) as session:
-        here = [one.name for one in tables if one.result and publication_of(session, one.result.table.target.oid)]
+        if sub.origin != "none":
+            return []
+        with ledger_session(store, sub) as session:
+            here = [one.name for one in tables if one.result and publication_of(session, one.result.table.target.oid)]
     words = ["pgsub", "verify", sub.name, *(part for one in options.tables for part in ("--table", one)), "--repair"]
     return list(
         concerning(
@@ -159,7 +159,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
-        session = stack.enter_context(ledger_session(sub, reporter))
+        session = stack.enter_context(ledger_session(store, sub, reporter))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}

@@ -78,7 +78,7 @@ def verify(options: VerifyOptions, *, reporter: Reporter) -> Verification:
     with told_apart(), contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
-        session = stack.enter_context(ledger_session(sub, reporter))
+        session = stack.enter_context(ledger_session(store, sub, reporter))
         wanted = _wanted(session, subscriptions.relations(session, sub.subid), options.tables)
         if not sub.enabled:
             raise StateForbids(

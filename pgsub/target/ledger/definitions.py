@@ -1,4 +1,4 @@
-"""The ledger's copy of a subscription's definition, and which state store the subscription belongs to.
+"""The ledger's copy of a subscription's definition, and which state store has the newest one.
 
 The state store has the definition. If it is lost, ``run --from-target`` rebuilds it from the copy. The copy holds no
 connection string, so no secret. The launcher that serves the subscription keeps it up to date.
@@ -7,15 +7,18 @@ NOTES
 A worker that streams other publications than those that the tables follow would skip changes for ever. So (1) the
 ledger's copy names the publications that its tables follow. It changes in the commit that changes the tables, or if no
 table has to follow; until then nobody streams the new publications. (2) Each change of the publications has a number,
-the ``generation``. A state store with a lower one comes from an older backup, and is refused. (3) The old state store
-must not serve a subscription that was rebuilt elsewhere. So each rebuild first raises ``moves``, and a state store with
-a lower number is refused.
+the ``generation``. A worker with a lower one is refused. (3) Each change of the copy has a number, too, ``recorded``.
+The state store notes it before the ledger has it. So a state store with a lower one comes from an older backup, or
+another one took its place, and it is refused. Later changes of it do not make it newer. (4) The old state store must
+not serve a subscription that was rebuilt elsewhere. So each rebuild first raises ``moves``, and a state store with a
+lower number is refused. (5) A state store may be older than its whole subscription, which was dropped and created again
+with the same slot.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -26,41 +29,68 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.session.transactions import durable
 
+#: Reads a definition from the state store, None if it was dropped there.
+Read = Callable[[], Subscription | None]
+
 _RECORD = """
 INSERT INTO pgsub.definition AS d (subid, options) VALUES (%s, %s::json) ON CONFLICT (subid)
  DO UPDATE SET options = excluded.options WHERE d.options::text IS DISTINCT FROM excluded.options::text
 """
 _RECORDED = "SELECT options::text FROM pgsub.definition WHERE subid = %s"
-_NEWER = """
-SELECT state_store, moves > %s FROM pgsub.subscription JOIN pgsub.definition USING (subid)
- WHERE subid = %s AND (moves > %s OR (options ->> 'generation')::int > %s)
+_NUMBERS = """
+SELECT s.state_store, coalesce(d.moves, 0), coalesce((d.options ->> 'generation')::int, 0),
+       coalesce((d.options ->> 'recorded')::int, 0)
+  FROM pgsub.subscription AS s LEFT JOIN pgsub.definition AS d USING (subid) WHERE s.subid = %s
 """
+_OF_SLOT = "SELECT subid, subname FROM pgsub.subscription WHERE slot_name = %s ORDER BY subid LIMIT 1"
 _MOVE = """
 INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (subid) DO UPDATE SET moves = d.moves + 1
  RETURNING moves
 """
 
 
-def record(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
+def record(
+    connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any], note: Callable[[int], None]
+) -> bool:
     """Store the options of a definition. Nothing is written if nothing differs.
 
-    The publications remain those that the tables follow. Options older than the copy are not stored.
+    The publications remain those that the tables follow.
+
+    :param note: writes the number of the copy to the state store, before the ledger has it.
+    :return: False if the options are older than the copy, and so were not stored.
     """
     with durable(connection):
-        stored = _options(scalar(connection, f"{_RECORDED} FOR UPDATE", (subid,))) or {}
-        if stored.get("generation", 0) > options["generation"]:
-            return
+        stored = _options(scalar(connection, f"{_RECORDED} FOR UPDATE", (sub.subid,))) or {}
+        number = number_of(stored)
+        # while another command writes newer ones
+        if number > sub.recorded or stored.get("generation", 0) > options["generation"]:
+            return False
         kept = ("publications", "generation") if options["unrefreshed"] else ()
-        _write(connection, subid, {**options, **{name: stored[name] for name in kept if name in stored}})
+        wanted = _copy(sub, {**options, **{name: stored[name] for name in kept if name in stored}})
+        if wanted != {name: value for name, value in stored.items() if name != "recorded"}:
+            note(sub.recorded + 1)
+            _write(connection, sub.subid, wanted, sub.recorded + 1)
+        return True
 
 
-def tables_follow(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
+def tables_follow(connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any]) -> None:
     """Store the options of a definition in the transaction that makes the tables follow its publications."""
-    _write(connection, subid, options)
+    _write(connection, sub.subid, _copy(sub, options), number_of(recorded(connection, sub.subid)))
 
 
-def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any]) -> None:
-    connection.execute(_RECORD.encode(), (subid, json.dumps({**options, "unrefreshed": False})))
+def _copy(sub: Subscription, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the ledger has of a definition. The slot is there only to see that it changed."""
+    return dict(json.loads(json.dumps({**options, "unrefreshed": False, "slot_name": sub.slot_name})))
+
+
+def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any], number: int) -> None:
+    connection.execute(_RECORD.encode(), (subid, json.dumps({**options, "recorded": number})))
+
+
+def number_of(stored: Mapping[str, Any] | None) -> int:
+    """Return the number of the ledger's copy, 0 if there is none."""
+    number = (stored or {}).get("recorded")
+    return number if isinstance(number, int) else 0
 
 
 def tables_are_behind(connection: psycopg.Connection, sub: Subscription) -> bool:
@@ -91,38 +121,67 @@ def move(connection: psycopg.Connection, subid: int, state_store: str) -> int:
         return int(scalar(connection, _MOVE, (subid,)))
 
 
-def moved_to(connection: psycopg.Connection, sub: Subscription) -> str | None:
-    """Return the state store that a subscription was moved to; None if the definition in ``sub`` is up to date."""
-    found = _newer(connection, sub)
-    return None if found is None else found[0]
+def check_newest(connection: psycopg.Connection, sub: Subscription, read: Read | None = None) -> None:
+    """Check that a definition is the newest one.
 
-
-def _newer(connection: psycopg.Connection, sub: Subscription) -> tuple[str, bool] | None:
-    """Return the state store with a newer definition, and whether it was rebuilt from the ledger; None if none is."""
-    found = row(connection, _NEWER, (sub.moves, sub.subid, sub.moves, sub.generation))
-    return None if found is None else (str(found[0]), bool(found[1]))
-
-
-def check_not_moved(connection: psycopg.Connection, sub: Subscription) -> None:
-    """Check that the definition is up to date.
-
-    :raises StateForbids: another state store was rebuilt from the ledger, or the publications were changed.
+    :raises StateForbids: see :func:`outdated`.
     """
-    found = _newer(connection, sub)
+    error = outdated(connection, sub, read)
     # guard: an outdated state store serves nothing
+    if error is not None:
+        raise error
+
+
+def outdated(connection: psycopg.Connection, sub: Subscription, read: Read | None = None) -> StateForbids | None:
+    """Return why the state store does not have the newest definition, None if it has.
+
+    :param read: reads the definition in the state store, which is written before the ledger and so is read after it.
+        None for a worker, because options that restart no worker may have changed since it got its definition.
+    """
+    found = row(connection, _NUMBERS, (sub.subid,))
     if found is None:
-        return
-    place, moved = found
-    remove = f"To remove the definition here, which leaves both servers as they are:\npgsub drop {word(sub.name)} --yes"
-    if moved:
-        raise StateForbids(
+        return _created_again(connection, sub)
+    place, moves, generation, number = found
+    if moves > sub.moves:
+        return StateForbids(
             f'subscription "{sub.name}" was moved to another state store',
             detail=f'It was rebuilt from the ledger in "{place}"; its definition here is out of date.',
-            hint=f"Use that one. {remove}",
+            hint=f"Use that one. {_remove(sub.name)}",
         )
-    raise StateForbids(
-        f'the state store is older than the ledger of subscription "{sub.name}"',
-        detail="Its publications were changed since. The state folder may be a restored backup, or another machine's.",
-        hint=f"Use the newer one, or recreate the definition from the ledger. {remove}\n"
-        f"pgsub run {word(sub.name)} --from-target --connection CONNINFO --target CONNINFO",
+    now = None if read is None else read()
+    # guard: a state store from before a change is refused, without " or (now is not None and number > now.recorded)"
+    if generation > sub.generation or (now is not None and number > now.recorded):
+        return StateForbids(
+            f'the state store is older than the ledger of subscription "{sub.name}"',
+            detail=f"The definition was changed since. {_WHENCE}",
+            hint=_anew(sub.name, sub.name),
+        )
+    return None
+
+
+def _created_again(connection: psycopg.Connection, sub: Subscription) -> StateForbids | None:
+    """Return the error if another subscription of the ledger has the slot of one that the ledger does not know."""
+    found = None if sub.slot_name is None else row(connection, _OF_SLOT, (sub.slot_name,))
+    if found is None:
+        return None
+    subid, name = found
+    # guard: a state store that is older than its subscription does nothing to it
+    return StateForbids(
+        f'the state store is older than the ledger, where slot "{sub.slot_name}" belongs to another subscription',
+        detail=f'The ledger does not know subscription number {sub.subid}, and has "{name}", number {subid}. {_WHENCE}',
+        hint=_anew(sub.name, name),
     )
+
+
+_WHENCE = "The state folder may be a restored backup, or another machine's."
+
+
+def _anew(here: str, there: str) -> str:
+    return (
+        f"Use the newer one, or recreate the definition from the ledger. {_remove(here)}\n"
+        f"pgsub run {word(there)} --from-target --connection CONNINFO --target CONNINFO"
+    )
+
+
+def _remove(name: str) -> str:
+    return f"To remove the definition here, which leaves both servers as they are:\npgsub drop {word(name)} --yes"

@@ -130,7 +130,7 @@ class Switchover:
         """
         with contextlib.ExitStack() as stack:
             if self._phase(entry) is None:
-                self._giving = stack.enter_context(ledger_session(self._back))
+                self._giving = stack.enter_context(ledger_session(self._store, self._back))
             phase = self._phase(entry)
             if isinstance(error, TargetLagged):
                 return False

@@ -47,7 +47,8 @@ CREATE TABLE pgsub.subscription (
     created_at timestamptz NOT NULL DEFAULT now());
 
 -- options: the definition as the state store has it, without connection strings: one that is lost is made anew from
--- it. json and not jsonb, which refuses names that this database's encoding does not have.
+-- it. json and not jsonb, which refuses names that this database's encoding does not have. It also has the slot and the
+-- number of the copy, recorded: a state store that does not know of it is out of date.
 -- moves: how often that was done; a state store of an older number is out of date
 CREATE TABLE pgsub.definition (
     subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
