@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import patience
 import pytest
-from fix_clusters import MakeServer
+from fix_clusters import MakeServer, replayed
 from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
@@ -226,6 +226,7 @@ def test_a_slot_that_was_not_created_in_time_is_nobodys_and_left_to_who_makes_it
         assert ended.returncode == 8, ended.stderr
         writer.execute("COMMIT")
     assert tables[0].rows(_SLOTS) == [] and cli.status("s")["subslotname"] == "s"
+    assert tables[1].value(_NEW_SLOT, "s") is None
     tables[0].execute("SELECT pg_create_logical_replication_slot('reports', 'pgoutput')")
     one_error(cli("reconcile", "s", "--slot-name", "reports", "--yes"), 3, 'slot "reports" already exists')
     assert cli("reconcile", "s", "--yes").returncode == 0
@@ -375,6 +376,31 @@ def test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it(
         cli("reconcile", "s", "--dry-run"), 3, "the publisher is a standby that lacks changes of the subscription"
     )
     assert subdb.value("SELECT count(*) FROM a") == 9
+
+
+@pytest.mark.long
+def test_a_command_that_ends_while_the_primary_restarts_leaves_the_subscription_as_it_was(
+    make_server: MakeServer, make_cli: Callable[..., Cli], subdb: Database
+) -> None:
+    source = Database(make_server(autovacuum=False), "app")
+    standby = Database(make_server(standby_of=source.server), "app", there=True)
+    for one in (source, subdb):
+        one.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    source.execute("CREATE PUBLICATION p FOR TABLE a")
+    hosts = f"host=127.0.0.1,127.0.0.1 port={source.server.port},{standby.server.port} dbname=app user=postgres"
+    cli = make_cli(hosts, subdb.conninfo)
+    assert cli.create("s").returncode == 0
+    replayed(source, standby)
+    source.close()
+    source.server.stop()
+    ended = cli("reconcile", "s", "--yes", "--timeout", "3s")
+    assert ended.returncode == 8, ended.stderr
+    assert standby.rows(_SLOTS) == [] and subdb.value(_NEW_SLOT, "s") is None
+    source.server.start()
+    source.execute("INSERT INTO a VALUES (1)")
+    ended = cli("run", "s", "--until-caught-up", "--timeout", "2m")
+    assert ended.returncode == 0, ended.stderr
+    assert subdb.rows("SELECT id FROM a") == [(1,)]
 
 
 def test_a_launcher_that_applies_meanwhile_is_no_lost_slot(stuck: MakeStuck, monkeypatch: pytest.MonkeyPatch) -> None:

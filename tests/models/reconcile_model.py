@@ -6,6 +6,7 @@ standby that lagged): its last transactions are gone, and others take their posi
 it sends.
 
 Apply, the sync worker and the command may crash at any point (``CRASHES`` times together): what they remember is lost.
+The command may also fail once before it has made the slot, and then puts right what it can.
 The rules under test are the switches of :class:`Rules`.
 """
 
@@ -45,6 +46,9 @@ class Rules:
     #: That commit ends the tasks of sync workers, which write the rows of older snapshots.
     ends_older_tasks: bool = True
 
+    #: A command that fails takes away what it has said only if no slot was dropped or made since it was said first.
+    keeps_saying_so: bool = True
+
     goes_back: bool = False
     #: The table is still to be copied when the slot is lost.
     copying: bool = False
@@ -83,6 +87,8 @@ class State(NamedTuple):
     lost: bool = False
     sync_slot: bool = True  #: whether the sync worker's slot still sends
     making: bool = False  #: the ledger says that a slot is being made
+    changed: bool = False  #: the command knows of a slot that was dropped or made since that was said first
+    failed: bool = False  #: a command has failed
     position: int = 0
     table: Table = Table()
     epoch: int = 0
@@ -231,14 +237,15 @@ class Reconcile:
         if step == 0:
             broken = state.slot is None or state.slot > state.position or state.position > len(state.wal)
             if state.lost and (broken or state.making):
-                begun = state._replace(step=1, saw=state.table.srsubstate)
+                begun = state._replace(step=1, saw=state.table.srsubstate, changed=state.making)
                 yield "command says what it is about to do", begun._replace(making=rules.says_so_before)
             return
         if step == 1:
             ended = state._replace(epoch=state.epoch + 1, apply=None) if rules.fences_apply else state
             yield "command fences apply", ended._replace(step=2)
         elif step == 2:
-            yield "command drops the slot", state._replace(slot=None, step=3)
+            changed = state.changed or state.slot is not None
+            yield "command drops the slot", state._replace(slot=None, step=3, changed=changed)
         elif step == 3:
             yield "command makes the slot", state._replace(slot=len(state.wal), point=len(state.wal), step=4)
         elif step == 4 and rules.moves_in_one_commit:
@@ -248,6 +255,9 @@ class Reconcile:
             yield "command moves the position", self._moved(state)._replace(step=5, making=False)
         elif step == 5:
             yield "command sets the table back", self._set_back(state)._replace(step=0)
+        if step in (1, 2, 3) and not state.failed:
+            says = state.making and state.changed and rules.keeps_saying_so
+            yield "command fails", state._replace(step=0, making=says, failed=True)
         if state.crashes < CRASHES:
             yield "command is killed", state._replace(step=0, crashes=state.crashes + 1)
 

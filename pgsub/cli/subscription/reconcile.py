@@ -42,8 +42,9 @@ another slot. A slot of the same name that another consumer uses, or that has an
 dropped; in that case give the new slot another name with --slot-name. An existing slot of that name is never dropped.
 
 If pgsub run serves the subscription, it does the work, and this command shows the progress. The subscription may be
-disabled. If the command is killed, run it again; apply does not continue before that. To create a slot, the publisher
-waits until all transactions that write have ended, prepared ones included.
+disabled. If the command is killed, run it again; apply does not continue before that. If it fails before it has
+dropped or created a slot, as by --timeout, the subscription stays as it was. To create a slot, the publisher waits
+until all transactions that write have ended, prepared ones included.
 """,
     examples=(
         ("See what is wrong, and what would be done.", "pgsub reconcile sales --dry-run"),

@@ -4,7 +4,8 @@ NOTES
 
 A killed command can be repeated. One commit moves apply's position and all tables. Until then the ledger says that a
 slot is being made (:mod:`pgsub.target.ledger.maintenance.reconciliation`): apply does not start, and the next command
-drops and remakes what this one made. After that commit the launcher has everything that it needs.
+drops and remakes what this one made. After that commit the launcher has everything that it needs. A command that fails
+before it has dropped or made a slot leaves the subscription as it was.
 
 Prepared transactions on the target are rolled back, because the publisher no longer sends their ends. Those that it
 committed arrive by comparison. The creation of a slot waits for those on the publisher, so none is on both sides.
@@ -227,7 +228,10 @@ def _carry_out(
         found.prepared = two_phase_state.prepared(session, sub.subid)
         two_phase_state.roll_back(session, found.prepared)
         failpoints.point("reconcile.rolled_back")
-        who, found.lsn = new_slot.make(session, store, sub, diagnosis, options.deadline, reporter)
+        rolled_back = bool(found.prepared)
+        who, found.lsn = new_slot.make(
+            session, store, sub, diagnosis, options.deadline, reporter, rolled_back=rolled_back
+        )
         moves = partial(reconciliation.move, session, publisher=who, slot_name=diagnosis.slot_name, position=found.lsn)
         table_changes.carry_out(session, found.plan, options.deadline, moves)
     failpoints.point("reconcile.moved")

@@ -34,6 +34,12 @@ def begin(connection: psycopg.Connection, subid: int, slot_name: str) -> None:
             raise subscriptions.unknown(subid)
 
 
+def withdraw(connection: psycopg.Connection, subid: int) -> None:
+    """Remove the record of :func:`begin`. Since then no slot was dropped or made, and nothing was rolled back."""
+    with durable(connection):
+        connection.execute("UPDATE pgsub.subscription SET new_slot = NULL WHERE subid = %s", (subid,))
+
+
 def check_not_under_way(known: Identity) -> None:
     """Refuse to apply from a slot that may not be the one that the position belongs to.
 
