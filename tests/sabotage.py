@@ -455,6 +455,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "nothing is streamed by publications that the tables do not follow yet": (
         "test_an_alter_that_was_killed_between_definition_and_tables_lets_nothing_pass",
     ),
+    "Spark starts for a user without an entry in the user database": (
+        "test_spark_runs_for_a_user_without_an_entry_in_the_user_database",
+    ),
     "a state store from before a change is refused": (
         "test_a_state_store_from_before_a_change_is_refused_and_brings_no_option_back",
     ),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
+import shlex
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,3 +64,25 @@ def training_flags(archive: Archive, draft: Path) -> list[str]:
     """
     base = [f"-XX:SharedArchiveFile={archive.base}"] if archive.base is not None else []
     return [*_LEAN, COLLECTOR, *base, f"-XX:ArchiveClassesAtExit={draft}"]
+
+
+def user_name() -> str | None:
+    """Return a name for a user without an entry in the user database, None if there is an entry.
+
+    Java then has neither name nor home folder of the user, and Hadoop's login, which Spark needs, fails (HADOOP-19401).
+    """
+    user = os.getuid()
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        return os.environ.get("HADOOP_USER_NAME") or f"uid{user}"
+    return None
+
+
+def user_flags() -> list[str]:
+    """Return flags with the name and the home folder of a user without an entry in the user database."""
+    name, home = user_name(), os.environ.get("HOME", "")
+    if name is None:
+        return []
+    folder = home if os.path.isabs(home) else tempfile.gettempdir()
+    return [shlex.quote(f"-Duser.name={name}"), shlex.quote(f"-Duser.home={folder}")]

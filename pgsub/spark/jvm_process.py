@@ -27,7 +27,7 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import SparkUnusable
 from pgsub.common.machine.interpreter import importing_environment
-from pgsub.spark import jvm_start, settings
+from pgsub.spark import jvm_flags, jvm_start, settings
 from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
@@ -232,9 +232,10 @@ def _environment(
 ) -> dict[str, str | None]:
     """Return variables of the JVM and its python workers. Any setting overrides MASTER and SPARK_DRIVER_MEMORY."""
     logging_option = f"-Dlog4j2.configurationFile={(run / 'log4j2.properties').absolute().as_uri()}"
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
     wanted: dict[str, str | None] = {
         "JAVA_HOME": str(java.home) if java.home else None,
-        "SPARK_SUBMIT_OPTS": " ".join([logging_option, *flags, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
+        "SPARK_SUBMIT_OPTS": " ".join([logging_option, *flags, *jvm_flags.user_flags(), given]).strip(),
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", " ".join(launcher_flags)),
         "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", _HEAP),
         "MASTER": os.environ.get("MASTER", master),
@@ -243,6 +244,15 @@ def _environment(
         wanted["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
         wanted.update(importing_environment())
     return wanted
+
+
+def log_in(jvm: Any) -> None:
+    """Log a user without an entry in the user database in to Hadoop, before that asks the system for the name."""
+    name = jvm_flags.user_name()
+    # guard: Spark starts for a user without an entry in the user database
+    if name is not None and jvm.proc is not None:
+        hadoop = jvm.jvm.org.apache.hadoop.security.UserGroupInformation
+        hadoop.setLoginUser(hadoop.createRemoteUser(name))
 
 
 def silence_py4j() -> None:

@@ -136,6 +136,7 @@ def _connect(
     jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
     try:
+        jvm_process.log_in(jvm)
         conf = _configuration(jvm, workers, scratch or state_dir / "run", chosen)
         with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
