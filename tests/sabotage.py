@@ -458,6 +458,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "Spark starts for a user without an entry in the user database": (
         "test_spark_runs_for_a_user_without_an_entry_in_the_user_database",
     ),
+    "a limit of processes that leaves little room is named": (
+        "test_a_limit_of_processes_that_spark_reaches_is_named",
+        "test_a_limit_of_a_control_group_or_of_one_above_it_is_named",
+    ),
     "a state store from before a change is refused": (
         "test_a_state_store_from_before_a_change_is_refused_and_brings_no_option_back",
     ),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pgsub.common.errors import SparkUnusable
+from pgsub.common.machine.out_of_resources import no_thread_in
 
 _IMPORT = re.compile(r"^\s*((?:ModuleNotFoundError|ImportError): (.*))$", re.MULTILINE)
 _VERSION = re.compile(r"Python in worker has different version:? \(?(\S+?)\)? than that in driver:? \(?([\d.]+)")
@@ -36,6 +37,17 @@ _PASSING = (
 )
 
 _ARCHIVE = "pgsub_env.tar.gz"
+
+
+def not_started(message: str, why: str) -> SparkUnusable:
+    """Return the error of something that did not start, with the limits of processes if it reached one.
+
+    :param why: what it said.
+    """
+    lack = no_thread_in(why)
+    if lack is None:
+        return SparkUnusable(message, detail=why)
+    return SparkUnusable(message, detail="\n".join(filter(None, (why, lack.detail))), hint=lack.hint)
 
 
 def failure(text: str, master: str, local: bool) -> SparkUnusable | None:

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.machine.out_of_resources import no_thread_in
 from pgsub.common.machine.path_safety import exchangeable
+from pgsub.spark import deployment
 
 #: The oldest Java version that Spark 4 supports.
 OLDEST = 17
@@ -94,6 +96,7 @@ def find_java(cache: Path) -> Java:
 
     :param cache: from :func:`cache_folder`, for results of ``java -version`` and the JAVA_HOME of a shim.
     :raises StateForbids: no runtime is new enough. The detail lists the attempts.
+    :raises SparkUnusable: none can be run for lack of processes.
     """
     tried = []
     for place, executable in _candidates():
@@ -138,7 +141,10 @@ def _version(executable: Path, cache: Path) -> str | None:
         try:
             command = [str(executable), "-version"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as error:
+            said = f"{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}{error}"
+            if no_thread_in(said):  # then the others cannot be run, either
+                raise deployment.not_started(f'"{executable}" could not be run', said[-1000:].strip()) from None
             return None
         versions[key] = done.stderr
         write_atomically(known, json.dumps(versions))

@@ -24,7 +24,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
-from pgsub.common.machine.out_of_resources import out_of_resources
+from pgsub.common.machine.out_of_resources import no_thread_in, out_of_resources
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import deployment, settings
 from pgsub.spark.contexts import ended, is_guest, present
@@ -123,9 +123,12 @@ class Job(Generic[Item, Result]):
         detail = deployment.telling_lines(text)
         if any(words in text for words in _NO_ROOM):
             return WorkerDied(f'Spark had no room for job "{self.name}"', detail=detail)
+        local = settings.is_local(self._context.master)
+        if local and no_thread_in(text):  # limits of other machines are not known
+            return deployment.not_started(f'job "{self.name}" failed in Spark', detail)
         if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
             return WorkerDied(f'the worker process of job "{self.name}" died', detail=detail)
-        if unusable := deployment.failure(text, self._context.master, settings.is_local(self._context.master)):
+        if unusable := deployment.failure(text, self._context.master, local):
             return unusable
         if deployment.passes(text):
             return WorkerDied(f'job "{self.name}" was ended by Spark', detail=detail)

@@ -27,7 +27,7 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import SparkUnusable
 from pgsub.common.machine.interpreter import importing_environment
-from pgsub.spark import jvm_flags, jvm_start, settings
+from pgsub.spark import deployment, jvm_flags, jvm_start, settings
 from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
@@ -84,7 +84,7 @@ def start_jvm(
                 return launch_gateway(arguments, options)
         except (PySparkException, Py4JError, OSError) as error:
             text = log.read_bytes()[offset:].decode(errors="replace")[-2000:].strip()
-            raise SparkUnusable("the Java process of Spark did not start", detail=text or str(error)) from None
+            raise deployment.not_started("the Java process of Spark did not start", text or str(error)) from None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.common.errors import PgsubError, SparkUnusable, WorkerDied
+from pgsub.common.errors import PgsubError, WorkerDied
 from pgsub.common.machine.interpreter import importing_environment
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
@@ -63,7 +63,7 @@ def open_context(
     except (PySparkException, Py4JError, OSError) as error:
         why = jvm_process.reason(error)  # asks the JVM
         close_context(context)
-        raise SparkUnusable("Spark did not start", detail=why) from None
+        raise deployment.not_started("Spark did not start", why) from None
     except BaseException:
         close_context(context)
         raise
@@ -149,7 +149,7 @@ def _connect(
     except (PySparkException, Py4JError, OSError) as error:
         why = jvm_process.reason(error)
         jvm_process.forget()
-        raise SparkUnusable("Spark did not start", detail=why) from None
+        raise deployment.not_started("Spark did not start", why) from None
     except PgsubError:
         jvm_process.forget()
         raise

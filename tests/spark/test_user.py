@@ -1,8 +1,9 @@
-"""Spark under a user without an entry in the user database."""
+"""Spark under a user without an entry in the user database, and under one who may have few processes."""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from fix_spark import python
+
+from pgsub.common.machine import process_limits
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs as other users")
 
@@ -48,7 +51,11 @@ def run() -> Iterator[Callable[..., str]]:
         "TMPDIR": str(folder),
     }
 
-    def start(script: str) -> str:
+    def start(script: str, processes: int | None = None) -> str:
+        def limit() -> None:
+            if processes is not None:
+                resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+
         ended = subprocess.run(
             [python(), "-c", script, str(folder / "state")],
             env=environment,
@@ -56,6 +63,7 @@ def run() -> Iterator[Callable[..., str]]:
             user=_NOBODY,
             group=_NOBODY,
             extra_groups=[],
+            preexec_fn=limit,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -70,3 +78,28 @@ def run() -> Iterator[Callable[..., str]]:
 @pytest.mark.long
 def test_spark_runs_for_a_user_without_an_entry_in_the_user_database(run: Callable[..., str]) -> None:
     assert run(_JOB) == "[42]\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [12, 60])
+def test_a_limit_of_processes_that_spark_reaches_is_named(run: Callable[..., str], processes: int) -> None:
+    said = run(_JOB, processes)
+    assert said.startswith("SparkUnusable\n"), said
+    assert f"User id {_NOBODY} may have {processes} processes and threads (ulimit -u), and has " in said
+    assert "Raise the limit of processes (ulimit -u, " in said
+
+
+@pytest.mark.parametrize("version", ["0::/a.slice/b.service", "4:memory:/\n8:pids:/a.slice/b.service"])
+def test_a_limit_of_a_control_group_or_of_one_above_it_is_named(tmp_path: Path, version: str) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(f"{version}\n")
+    own = groups / ("pids" if "pids" in version else "") / "a.slice" / "b.service"
+    own.mkdir(parents=True)
+    for folder, most, used in ((own, "max", 30), (own.parent, "100", 98)):
+        (folder / "pids.max").write_text(f"{most}\n")
+        (folder / "pids.current").write_text(f"{used}\n")
+    said = process_limits.near(proc, groups)
+    assert said == 'Control group "/a.slice" may have 100 processes and threads (pids.max), and has 98.'
+    (own.parent / "pids.max").write_text("10000\n")
+    assert process_limits.near(proc, groups) is None

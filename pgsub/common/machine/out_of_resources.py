@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 from pgsub.common.errors import OutOfResources
+from pgsub.common.machine import process_limits
 
 _FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _MEMORY = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_THREAD = "can't start new thread"  #: the interpreter's message, whatever the system's error
+#: Messages of Java and of programs that report EAGAIN of fork() or pthread_create().
+_NO_THREAD = re.compile(
+    "unable to create native thread|pthread_create failed|Cannot create (?:worker )?(?:GC )?thread"
+    f"|{re.escape(os.strerror(errno.EAGAIN))}|{NO_THREAD}"
+)
 
 
 def out_of_resources(error: BaseException) -> OutOfResources | None:
@@ -21,11 +28,7 @@ def out_of_resources(error: BaseException) -> OutOfResources | None:
     if isinstance(error, MemoryError):
         return _memory()
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
-        return OutOfResources(
-            "could not start a thread: too many processes or too little memory",
-            hint="Raise the limit of processes (ulimit -u, TasksMax= of systemd), or end what is not needed.",
-            sqlstate="53000",
-        )
+        return _no_thread()
     if not isinstance(error, OSError):
         return None
     if error.errno in _FILES:
@@ -40,6 +43,21 @@ def out_of_resources(error: BaseException) -> OutOfResources | None:
             f"could not write file{place}: {error.strerror}", hint="Check free disk space.", sqlstate="53100"
         )
     return _memory() if error.errno in _MEMORY else None
+
+
+def no_thread_in(text: str) -> OutOfResources | None:
+    """Return an error if a text of another program says that it could not start a process or thread."""
+    return _no_thread() if _NO_THREAD.search(text) else None
+
+
+def _no_thread() -> OutOfResources:
+    return OutOfResources(
+        "could not start a thread: too many processes or too little memory",
+        detail=process_limits.near(),
+        hint="Raise the limit of processes (ulimit -u, LimitNPROC= and TasksMax= of systemd, --pids-limit of a"
+        " container), or end what is not needed.",
+        sqlstate="53000",
+    )
 
 
 def no_descriptor() -> OutOfResources | None:
