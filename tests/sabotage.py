@@ -33,6 +33,7 @@ Edit = tuple[int, int, str]
 PROMISES: dict[str, tuple[str, ...]] = {
     "the target is not made equal to a standby that lags": (
         "test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it",
+        "test_no_table_is_removed_because_a_standby_has_not_replayed_its_publication",
     ),
     "a job is submitted though somebody has removed old files from Spark's local folder": (
         "test_jobs_go_on_though_the_files_of_spark_were_cleaned_up",

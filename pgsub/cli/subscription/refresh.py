@@ -23,7 +23,8 @@ PAGE = Page(
     description="""
 Adds and copies tables that are published and not subscribed yet. Removes tables that are no longer published, with
 their slots; their rows stay on the target. Tables that are subscribed already are not copied again, and keep
-replicating meanwhile. New tables must exist on the target.
+replicating meanwhile. New tables must exist on the target. A standby that has not replayed what the target has is
+refused, because its publications may be older.
 
 With --resync a table is copied again: it is truncated on the target in the commit that marks it, then copied. This is
 rejected where a foreign key of another table references it, where a trigger on TRUNCATE would fire, and where another

@@ -12,11 +12,12 @@ import psycopg
 from pgsub.apply import verified_publisher
 from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
+from pgsub.common.query import scalar
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slot_names, slots
+from pgsub.publisher.current_wal_lsn import check_replayed
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slots import SlotState
@@ -28,7 +29,6 @@ from pgsub.target.ledger.subscriptions import Identity
 
 #: The first version whose standbys support logical slots.
 _STANDBY_VERSION = 160000
-_STANDBY = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_replay_lsn() < %s::pg_catalog.pg_lsn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +174,9 @@ def _check_standby(replication: publisher.Connection, applied: int) -> None:
 
     :param applied: the position that apply has reached.
     """
+    check_replayed(replication, applied)
     with translating(replication, "ask whether the publisher is a standby"):
-        row = replication.execute(_STANDBY, (format_lsn(applied),)).fetchone() or (False, False)
-    in_recovery, lags = row
-    # guard: the target is not made equal to a standby that lags
-    if in_recovery and lags:
-        raise StateForbids(
-            "the publisher is a standby that lacks changes of the subscription",
-            detail=f"The target has changes up to {format_lsn(applied)}, which it has not replayed.",
-            hint="Connect to the primary; with several hosts, the connection string needs target_session_attrs=primary."
-            "\nIf the primary is gone for good, promote the standby first.",
-            sqlstate="55000",
-        )
+        in_recovery = scalar(replication, "SELECT pg_catalog.pg_is_in_recovery()")
     if in_recovery and replication.info.server_version < _STANDBY_VERSION:
         raise StateForbids(
             "the publisher is a standby",

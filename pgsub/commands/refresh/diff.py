@@ -19,8 +19,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
+from pgsub.publisher.current_wal_lsn import check_replayed
 from pgsub.target.catalog.table_names import find_oids
-from pgsub.target.ledger import subscriptions, two_phase_state
+from pgsub.target.ledger import publisher_record, subscriptions, two_phase_state
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.ledger.tables.subscription_tables import Renamed
@@ -100,9 +101,11 @@ def plan(
     :param keep: with ``adopt``, the maximum number of replaced or deleted rows to keep for each table.
     :param named: the publications that the command names, None for all of the subscription.
     :raises TargetSchemaError: a published table has no target.
-    :raises StateForbids: a table cannot be copied again, or cannot be removed.
+    :raises StateForbids: a table cannot be copied again, or cannot be removed; or the publisher is a standby that lags.
     :raises PermissionMissing: a privilege for the copy is missing.
     """
+    if not everything:  # reconcile checks this by itself
+        check_replayed(source, publisher_record.furthest(session, sub.subid))
     published = publication.published_tables(source, sub.publications)
     names = [(t.schema, t.name) for t in published]
     oids = find_oids(session, names)
