@@ -31,6 +31,15 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
+    "a subscription is not running while a table has lost its slot": (
+        "test_a_subscription_of_which_a_table_has_lost_its_slot_is_not_running",
+    ),
+    "a table whose slot is lost is told while apply goes on": (
+        "test_the_lost_slot_of_a_table_is_told_before_its_worker_needs_it_and_until_it_has_another",
+    ),
+    "the lost slot of a table is not taken for the main one": (
+        "test_the_lost_slot_of_a_table_does_not_make_up_for_a_missing_main_slot",
+    ),
     "the target is not made equal to a standby that lags": (
         "test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it",
         "test_no_table_is_removed_because_a_standby_has_not_replayed_its_publication",

@@ -63,13 +63,16 @@ class FreeSlots(NamedTuple):
     free_walsenders: int
 
 
-def sync_slots(connection: Connection, subid: int) -> list[str]:
-    """List slots of this database that synchronize tables of a subscription, by their names."""
+def sync_slots(connection: Connection, subid: int) -> dict[str, bool]:
+    """List slots of this database that synchronize tables of a subscription, by their names.
+
+    :return: whether each slot can still be used.
+    """
     query = """
-        SELECT slot_name::text FROM pg_catalog.pg_replication_slots
+        SELECT slot_name::text, wal_status IS DISTINCT FROM 'lost' FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
     with translating(connection, "list replication slots of table synchronization"):
-        return [name for (name,) in connection.execute(query, (str(subid),))]
+        return dict(connection.execute(query, (str(subid),)).fetchall())
 
 
 def of_no_table(name: str) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, Directive, Fenced, PgsubError, SlotLost
 from pgsub.common.query import scalar
-from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import slot_names
@@ -163,10 +162,7 @@ def _told(sub: Subscription, table: RelationState) -> Iterator[None]:
     try:
         yield
     except SlotLost as error:
-        error.hint = (
-            "The changes of the table since its copy are no longer available. Compare it, and send only what differs:\n"
-            f"pgsub refresh {word(sub.name)} --resync {word(f'{table.schemaname}.{table.relname}')} --adopt"
-        )
+        error.hint = sync_slots.lost_hint(sub, table)
         raise
 
 

@@ -19,6 +19,7 @@ import psycopg
 from pgsub.apply import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slot_names, slots
 from pgsub.target.ledger import worker_takeover
@@ -51,6 +52,14 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
     """
     for (slot,) in session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall():
         release_slot(session, sub, slot, relids, claims=claims)
+
+
+def lost_hint(sub: Subscription, table: RelationState) -> str:
+    """Return the hint for a table whose slot is lost."""
+    return (
+        "The changes of the table since its copy are no longer available. Compare it, and send only what differs:\n"
+        f"pgsub refresh {word(sub.name)} --resync {word(f'{table.schemaname}.{table.relname}')} --adopt"
+    )
 
 
 def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:

@@ -394,6 +394,14 @@ def test_check_of_a_lost_slot_is_7_by_error_and_by_what_the_publisher_said(pgsub
     assert pgsub("status", "orders", "--check").returncode == 7
 
 
+def test_a_subscription_of_which_a_table_has_lost_its_slot_is_not_running(pgsub, store, orders, served):
+    _fail(store, worker="table synchronization 101")
+    assert orders()["state"] == "running"
+    _fail(store, SlotLost, worker="table synchronization 101")
+    assert orders()["state"] == "error" and pgsub("status", "orders", "--check").returncode == 7
+    assert "pgsub reconcile" not in pgsub("status", "orders", "--runbook").stdout  # apply has its slot
+
+
 def test_check_over_the_threshold_is_8_and_under_it_0(pgsub, store, served):
     store.put_workers(5, [_apply_worker(0x20, 0x10, seconds_ago=60)])
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8

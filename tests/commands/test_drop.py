@@ -10,6 +10,10 @@ from fix_clusters import replayed
 from fix_program import nothing_created, one_error
 from fix_servers import Database
 
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import SlotLost
+
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 
 
@@ -154,6 +158,14 @@ def test_a_slot_that_is_missing_is_the_servers_error_and_the_hint_drops_the_rest
     ended = created(*said.splitlines()[-1].split()[1:])
     assert ended.returncode == 0, ended.stderr
     nothing_created(created, *tables)
+
+
+def test_the_lost_slot_of_a_table_does_not_make_up_for_a_missing_main_slot(created, tables):
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    with StateStore.open(created.state) as store:
+        error = ErrorRow.of(SlotLost("replication slot of a table is gone"), "table synchronization 1")
+        store.record_error(store.subscription("s").subid, error)
+    one_error(created("drop", "s", "--yes"), 7, 'replication slot "s" does not exist')
 
 
 def test_slots_of_unfinished_tables_are_dropped_too(created, tables):

@@ -15,7 +15,7 @@ from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError, Log
-from pgsub.launcher.error_handling import APPLY, SLOT, ErrorReporter
+from pgsub.launcher.error_handling import APPLY, SLOT, ErrorReporter, sync_name
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import slot_watch
 from pgsub.launcher.mirror.backlog import Backlog
@@ -133,6 +133,37 @@ def test_a_slot_that_synchronizes_no_table_is_told_once(
     first, second = log
     assert first.startswith(f'WARNING: replication slot "{unnamed}" on the publisher synchronizes no table of')
     assert f"SELECT pg_drop_replication_slot('{unnamed}');" in first and late in second
+
+
+def test_the_lost_slot_of_a_table_is_told_before_its_worker_needs_it_and_until_it_has_another(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)", state="f")
+    slot, worker, log = f"pgsub_{p.subid}_sync_g1_7", sync_name(p.relid("t")), []
+    p.session.execute("UPDATE pgsub.subscription_rel SET sync_slot = %s", (slot,))
+    p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    with _watch(p, state_dir, lambda level, text: log.append(text)) as (store, _, watch):
+
+        def looked() -> int:
+            """Number of reads that were handled."""
+            watch.tick(subscriptions.relations(p.session, p.subid))
+            return watch._table_slots.looks
+
+        def told() -> list[str]:
+            looks = looked()
+            until(lambda: looked() > looks + 2)
+            return [row.message for row in store.errors(p.subid) if (row.worker, row.class_) == (worker, "SlotLost")]
+
+        assert told() == []
+        p.pubdb.execute("SELECT pg_drop_replication_slot(%s)", slot)
+        message = f'replication slot "{slot}" of table "public.t" does not exist'
+        assert (told(), told()) == ([message], [message])
+        assert [text.splitlines()[0] for text in log] == [message]  # once, as long as it is the same slot
+        assert "--resync public.t --adopt" in log[0]
+        p.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'd'")  # it may be about to be made
+        p.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+        assert told() == []
 
 
 def test_a_publisher_cannot_fill_the_log_with_names_of_slots(

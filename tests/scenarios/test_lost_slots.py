@@ -194,6 +194,8 @@ def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hi
     source.execute("SELECT pg_drop_replication_slot(%s)", own)  # as an administrator may, or a limit of WAL
     source.execute("INSERT INTO b VALUES (2); INSERT INTO a VALUES (5)")
     subdb.wait("SELECT count(*) = 1 FROM a WHERE id = 5")  # apply is ahead, so the table needs its slot
+    assert "does not exist" in shown_error(program)["message"]  # its worker does not know yet
+    assert program.status()["state"] == "error"
     go_on.touch()
     error = shown_error(program)
     assert own in error["message"]

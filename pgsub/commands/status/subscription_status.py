@@ -248,6 +248,9 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
     waits = task is not None and bool(task["waits_for"])
     if failed is not None and not (waits and task is not None and of_spark(failed, task)):
         return "blocked" if blocked_state.blocks(failed) else "error"
+    # guard: a subscription is not running while a table has lost its slot
+    if any(error_class(problem) is SlotLost for problem in problems):
+        return "error"
     if not served:
         return "stopped"
     return "waiting" if waits else "running"

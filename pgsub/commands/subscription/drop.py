@@ -29,6 +29,7 @@ from pgsub.common.plural import counted
 from pgsub.common.query import scalar
 from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_handling import APPLY
 from pgsub.launcher.mirror import held_stats
 from pgsub.switchover import journal
 from pgsub.target.ledger import (
@@ -82,7 +83,8 @@ def drop(
             reporter.notice(f"{error.message}, skipping")
             return
         with _alone(store, folder, sub) as lock:
-            lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
+            # guard: the lost slot of a table is not taken for the main one, without "row.worker == APPLY and "
+            lost = any(row.worker == APPLY and row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
             if not keep_target:
                 _forget(store, sub, reporter, keep_slot=keep_slot, lost=lost)
             else:

@@ -12,13 +12,22 @@ from typing import Literal
 from pgsub.catalog.rows import SLOT_SECONDS, SlotRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import readable, utc_now, utc_text
-from pgsub.common.errors import Log, PgsubError, PublicationMissing, PublisherUnavailable, StateStoreError, log_text
+from pgsub.common.errors import (
+    Log,
+    PgsubError,
+    PublicationMissing,
+    PublisherUnavailable,
+    SlotLost,
+    StateStoreError,
+    log_text,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, ErrorReporter
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
+from pgsub.launcher.mirror.table_slots import SlotsRead, TableSlots
 from pgsub.launcher.recorder import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication, slots
@@ -64,7 +73,8 @@ class SlotWatch:
         self._failure: PgsubError | None = None  #: of the last read
         self._told: str | None = None  #: message of the last report of an unseen slot
         self._excused = 0.0  #: when apply last had an error
-        self._sync_slots: list[str] | None = None  #: of the last read; None once handled
+        self._table_slots = TableSlots(sub, errors)
+        self._slots_read: SlotsRead | None = None  #: of the last read; None once handled
         self._unnamed: set[str] = set()  #: slots of the previous read that belonged to no table
         self._warned: set[str] = set()
         self.lock_waits: dict[str, str] = {}
@@ -74,7 +84,10 @@ class SlotWatch:
 
         :param relations: the tables in the ledger.
         """
-        self._warn_of_unnamed(relations)
+        read, self._slots_read = self._slots_read, None
+        if read is not None:
+            self._warn_of_unnamed(read, relations)
+            self._table_slots.look(read, relations)
         missing, self._missing = self._missing, False
         if missing is None:
             self._errors.clear(PUBLICATIONS)
@@ -88,12 +101,9 @@ class SlotWatch:
         self._thread = SupervisedThread("slot_watch", "slot watch", self._read)
         self._thread.try_start()
 
-    def _warn_of_unnamed(self, relations: Sequence[RelationState]) -> None:
+    def _warn_of_unnamed(self, read: SlotsRead, relations: Sequence[RelationState]) -> None:
         """Warn of slots that belonged to no table in two reads. One read may see a slot that is just made."""
-        found, self._sync_slots = self._sync_slots, None
-        if found is None:
-            return
-        unnamed = set(found).difference(*((one.sync_slot, one.spare_slot) for one in relations))
+        unnamed = set(read.usable).difference(*((one.sync_slot, one.spare_slot) for one in relations))
         unwarned = sorted(unnamed.intersection(self._unnamed) - self._warned)
         for name in unwarned[: _MOST_WARNED - len(self._warned)]:
             self._warned.add(name)
@@ -127,7 +137,7 @@ class SlotWatch:
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
                 waiting = self._backlog.waiting(connection) if state is not None else None
-                sync_slots = slots.sync_slots(connection, self._sub.subid)
+                read = self._read_slots(connection, state)
                 with translating(connection, "look at locks of the publisher"):
                     self.lock_waits = lock_waits.publisher_locks(connection, self._sub.subid)
                 self._missing = _missing(connection, self._sub)
@@ -138,10 +148,15 @@ class SlotWatch:
         except PgsubError as error:
             self._failure, self.lock_waits = error, {}
             return
-        self._unseen_since, self._seen, self._failure, self._sync_slots = began, True, None, sync_slots
+        self._unseen_since, self._seen, self._failure, self._slots_read = began, True, None, read
         row = self._row(state, waiting) if state is not None else None
         with contextlib.suppress(StateStoreError):
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
+
+    def _read_slots(self, connection: publisher.Connection, main: slots.SlotState | None) -> SlotsRead:
+        usable = slots.sync_slots(connection, self._sub.subid)
+        told = {row.worker for row in self._store.errors(self._sub.subid) if row.class_ == SlotLost.__name__}
+        return SlotsRead(usable, main is not None and not main.in_recovery, told)
 
     def close(self) -> None:
         """Wait for a running read."""
