@@ -40,6 +40,13 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the lost slot of a table is not taken for the main one": (
         "test_the_lost_slot_of_a_table_does_not_make_up_for_a_missing_main_slot",
     ),
+    "no slot of a table is made or taken for dropped on a standby that answers for its primary": (
+        "test_no_slot_of_a_table_is_made_or_taken_for_dropped_on_a_standby_that_answers_for_its_primary",
+    ),
+    "a standby without the slot is no lost slot": ("test_a_standby_that_lacks_the_slot_does_not_show_that_it_is_lost",),
+    "a standby that lags is no publisher that went back in time": (
+        "test_a_standby_that_lags_is_waited_for_and_no_publisher_that_went_back_in_time",
+    ),
     "the target is not made equal to a standby that lags": (
         "test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it",
         "test_no_table_is_removed_because_a_standby_has_not_replayed_its_publication",

@@ -28,7 +28,7 @@ from pgsub.common.quoting import named
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.wal_records import Unreadable
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import current_wal_lsn, database, identity, wal_reader
+from pgsub.publisher import current_wal_lsn, database, identity, slots, wal_reader
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.database import Database
 from pgsub.publisher.identity import PublisherIdentity
@@ -94,9 +94,9 @@ def committed_position(session: psycopg.Connection, sub: Subscription) -> int:
     # read first: who applies meanwhile gets to what the publisher has flushed by then
     furthest = publisher_record.furthest(session, sub.subid)
     with contextlib.closing(connect(session, sub)) as connection:
-        reached = current_wal_lsn.committed_position(connection)
+        reached, standby = current_wal_lsn.committed_position(connection), slots.in_recovery(connection)
     with _naming(sub.name):
-        identity.check_not_behind(reached, furthest)
+        identity.check_not_behind(reached, furthest, in_recovery=standby)
     return reached
 
 

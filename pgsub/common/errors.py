@@ -155,11 +155,16 @@ class TargetReplaced(StateForbids):
 
 
 class PublisherUnavailable(PgsubError):
-    """The publisher cannot be reached, refuses, or is shutting down."""
+    """The publisher cannot be reached, refuses, or is shutting down.
+
+    ``standby``: a standby that has not been promoted answers in its place, and cannot be used.
+    """
 
     exit_code = 4
     meaning = "publisher unreachable"
     directive = Directive.RETRY
+
+    standby: bool = False
 
 
 class TargetUnavailable(PgsubError):

@@ -13,7 +13,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.query import scalar
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.server_errors import translating
+from pgsub.publisher.server_errors import PRIMARY_HINT, translating
 
 _INSERTED = """
 SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn()::pg_catalog.text END
@@ -55,8 +55,7 @@ def check_replayed(connection: Connection, position: int) -> None:
         raise StateForbids(
             "the publisher is a standby that lacks changes of the subscription",
             detail=f"The target has changes up to {format_lsn(position)}, which it has not replayed.",
-            hint="Connect to the primary; with several hosts, the connection string needs target_session_attrs=primary."
-            "\nIf the primary is gone for good, promote the standby first.",
+            hint=f"{PRIMARY_HINT}\nIf the primary is gone for good, promote the standby first.",
             sqlstate="55000",
         )
 

@@ -14,9 +14,16 @@ from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.common.query import number, scalar
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
+from pgsub.publisher import slots
 from pgsub.publisher.connect import Connection, answer
 from pgsub.publisher.database import OID, Database, check_database
-from pgsub.publisher.server_errors import PROMOTE_HINT, RECREATE_HINT, translating
+from pgsub.publisher.server_errors import (
+    PROMOTE_HINT,
+    RECREATE_HINT,
+    standby_lacks_slot,
+    standby_lags,
+    translating,
+)
 from pgsub.publisher.slots import SlotState
 
 
@@ -30,6 +37,7 @@ class PublisherIdentity:
     timeline: int
     server_version: int
     flush_lsn: int
+    in_recovery: bool = False  #: a standby that has not been promoted
 
     @property
     def database(self) -> Database:
@@ -46,15 +54,16 @@ class TimelineSwitch(NamedTuple):
 
 
 def identify(connection: Connection) -> PublisherIdentity:
-    """Query the publisher's identity.
+    """Query the publisher's identity, and whether it is a standby.
 
     :param connection: a replication connection.
     """
     with translating(connection, "receive database system identifier and timeline ID from the publisher"):
         identifier, timeline, flush_lsn, dbname, *_ = answer(connection, "IDENTIFY_SYSTEM", 4)
         oid = number(scalar(connection, OID), "OID of the database")
-    version = connection.info.server_version
-    return PublisherIdentity(identifier, dbname, oid, number(timeline, "timeline"), version, parse_lsn(flush_lsn))
+    version, standby = connection.info.server_version, slots.in_recovery(connection)
+    known = identifier, dbname, oid, number(timeline, "timeline")
+    return PublisherIdentity(*known, version, parse_lsn(flush_lsn), standby)
 
 
 def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwitch]:
@@ -99,23 +108,29 @@ def check_identity(
     :param remote_lsn: the furthest position that the target contains or has reported.
     :param history: history of ``actual.timeline``, needed if the timelines differ.
     :raises WrongSystem: they do not match; ``diverged`` is set if only the history differs.
+    :raises PublisherUnavailable: it is a standby that lags.
     """
     check_database(expected.database, actual.database)
     _check_timeline(expected, actual, remote_lsn, history)
-    check_not_behind(actual.flush_lsn, remote_lsn)
+    check_not_behind(actual.flush_lsn, remote_lsn, in_recovery=actual.in_recovery)
 
 
-def check_not_behind(flush_lsn: int, remote_lsn: int) -> None:
+def check_not_behind(flush_lsn: int, remote_lsn: int, *, in_recovery: bool) -> None:
     """Compare where the publisher's WAL ends with the furthest position that the target contains or has reported.
 
+    :param in_recovery: it is a standby, which may still receive what it lacks.
     :raises WrongSystem: the publisher went back in time.
+    :raises PublisherUnavailable: the standby lags.
     """
+    known = f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
     # guard: a restored publisher is rejected
     if flush_lsn < remote_lsn:
+        # guard: a standby that lags is no publisher that went back in time
+        if in_recovery:
+            detail = f"{known}the standby's WAL ends at {format_lsn(flush_lsn)}."
+            raise standby_lags("the publisher is a standby that lacks changes of the subscription", detail)
         raise _diverged(
-            "the publisher is behind the subscription",
-            f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
-            f"the publisher's WAL ends at {format_lsn(flush_lsn)}.",
+            "the publisher is behind the subscription", f"{known}the publisher's WAL ends at {format_lsn(flush_lsn)}."
         )
 
 
@@ -202,7 +217,7 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
             f"subscription follows the one with OID {database_oid}.",
             hint="Check dbname in the subscription's connection. " + _ANEW,
         )
-    check_slot(slot, MAX_LSN, name, actual.dbname)
+    check_slot(slot, MAX_LSN, name, actual.dbname, in_recovery=actual.in_recovery)
     position = (slot.confirmed_flush_lsn if slot is not None else None) or 0
     if position < done:
         raise WrongSystem(
@@ -214,16 +229,18 @@ def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_o
     return position
 
 
-def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: str) -> None:
+def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: str, *, in_recovery: bool) -> None:
     """Check that the slot still has everything after the last reported position.
 
     :param slot: from :func:`~pgsub.publisher.slots.slot_state`.
     :param reported_lsn: flush position that the ledger recorded before it was sent.
     :param name: name of the slot, used if it does not exist.
+    :param in_recovery: the server is a standby that has not been promoted.
     :raises SlotLost: missing or invalidated.
     :raises ReplicationBroken: not a slot of pgoutput, of another database, or advanced by another client.
-    :raises PublisherUnavailable: a standby's copy of its primary's slot, as long as the standby is not promoted.
+    :raises PublisherUnavailable: a standby that lacks the slot or has a copy of it, as long as it is not promoted.
     """
+    check_not_standby(slot, name, in_recovery=in_recovery)
     if slot is None:
         raise SlotLost(
             f'replication slot "{name}" does not exist',
@@ -247,14 +264,26 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
             f'replication slot "{name}" was not created in this database',
             detail=f'It belongs to database "{slot.database}", the subscription to "{database}".',
         )
-    if slot.synced and slot.in_recovery:
+    _check_gap(slot, reported_lsn)
+
+
+def check_not_standby(slot: SlotState | None, name: str, *, in_recovery: bool) -> None:
+    """Refuse a standby that answers for the primary that has the slot. A slot may have been made on a standby, too.
+
+    :raises PublisherUnavailable: the standby lacks the slot, or has a copy of it.
+    """
+    if not in_recovery:
+        return
+    # guard: a standby without the slot is no lost slot
+    if slot is None:
+        raise standby_lacks_slot(name)
+    if slot.synced:
         raise PublisherUnavailable(
             f'replication slot "{name}" is still synchronized from the primary',
             detail="The publisher is a standby that has not been promoted.",
             hint=PROMOTE_HINT,
             sqlstate="55000",
         )
-    _check_gap(slot, reported_lsn)
 
 
 def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = False) -> None:

@@ -159,6 +159,30 @@ PROMOTE_HINT = (
     "Promote the standby, and the subscription continues by itself; or give the primary's address in --connection."
 )
 
+PRIMARY_HINT = "Connect to the primary; with several hosts, the connection string needs target_session_attrs=primary."
+
+
+def standby_lacks_slot(name: str) -> PublisherUnavailable:
+    """Make the error for a standby that lacks a slot. This does not show that the slot is lost."""
+    error = PublisherUnavailable(
+        f'replication slot "{name}" does not exist on the standby that answers as the publisher',
+        detail="The standby has not been promoted, and has not synchronized the slot. The slot may be on its primary.",
+        hint=f"{PRIMARY_HINT} If the slot was made on this standby, or the primary is gone for good and the standby is "
+        "promoted, create another slot:\npgsub reconcile NAME",
+        sqlstate="42704",
+    )
+    error.standby = True
+    return error
+
+
+def standby_lags(message: str, detail: str) -> PublisherUnavailable:
+    """Make the error for a standby that lacks WAL of its primary, which it may still receive."""
+    hint = f"{PRIMARY_HINT}\nIf the primary is gone for good, promote the standby first."
+    error = PublisherUnavailable(message, detail=detail, hint=hint, sqlstate="55000")
+    error.standby = True
+    return error
+
+
 _FULL_HINT = "Drop a slot that nobody needs, or raise max_replication_slots on the publisher."
 
 WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wal_level = logical;"

@@ -18,9 +18,10 @@ from psycopg.rows import dict_row
 
 from pgsub.common import quoting
 from pgsub.common.errors import PgsubError, SlotLost, StateForbids
+from pgsub.common.query import scalar
 from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, answer, is_replication
-from pgsub.publisher.server_errors import translate, translating
+from pgsub.publisher.server_errors import standby_lacks_slot, translate, translating
 from pgsub.publisher.slot_names import is_sync_slot, valid_slot_name
 from pgsub.publisher.stream.walsender import quote_identifier
 
@@ -73,6 +74,12 @@ def sync_slots(connection: Connection, subid: int) -> dict[str, bool]:
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
     with translating(connection, "list replication slots of table synchronization"):
         return dict(connection.execute(query, (str(subid),)).fetchall())
+
+
+def in_recovery(connection: Connection) -> bool:
+    """Return whether the server is a standby that has not been promoted."""
+    with translating(connection, "ask whether the publisher is a standby"):
+        return bool(scalar(connection, "SELECT pg_catalog.pg_is_in_recovery()"))
 
 
 def of_no_table(name: str) -> tuple[str, str]:
@@ -170,7 +177,7 @@ def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = 
     :param connection: not a replication connection, unless ``temporary``.
     :param temporary: the slot is dropped with the connection. The other slot may be streamed meanwhile; a reader loses
         nothing if it confirms a position in the meantime.
-    :raises PgsubError: translated; SlotLost if the other slot is gone or lost.
+    :raises PgsubError: translated; SlotLost if the other slot is gone or lost, unless a standby lacks it.
     """
     words = (name, valid_slot_name(new), temporary)
     doing = f'copy replication slot "{name}"'
@@ -178,6 +185,8 @@ def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = 
         try:
             connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, %s)", words)
         except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+            if isinstance(error, psycopg.errors.UndefinedObject) and in_recovery(connection):
+                raise standby_lacks_slot(name) from None
             raise SlotLost(translate(error, doing).message, sqlstate=error.sqlstate) from None
 
 

@@ -16,6 +16,7 @@ from pgsub.apply import verified_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, log_text
 from pgsub.publisher import slot_names
+from pgsub.publisher.connect import Connection
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import catch_up, sync_slots
 from pgsub.tablesync.context import SyncContext
@@ -169,10 +170,7 @@ class TableSync:
             slot,
             slot,
             self._sub.failover,
-            # a timeline that the publisher moved to is recorded before the slot is created
-            verify=lambda replication: verified_publisher.verify(
-                session, replication, self._sub.subid, list(self._claims.values())
-            ),
+            verify=lambda replication: self._verify(session, replication),
             must_use_password=must_use_password(session, self._sub),
             report=lambda message, detail, hint: self._context.log("LOG", log_text(message, detail=detail, hint=hint)),
             stop=self._context.stopping,
@@ -196,6 +194,11 @@ class TableSync:
             if prepared.resumed is not None:
                 self._run(session, snapshot, preparation.rest(session, self._sub, prepared.resumed), width)
         self._finish_chunked(session, prepared, attempts)
+
+    def _verify(self, session: psycopg.Connection, replication: Connection) -> None:
+        """Verify the publisher. A timeline that it moved to is recorded before the slot is created."""
+        verified_publisher.verify(session, replication, self._sub.subid, list(self._claims.values()))
+        sync_slots.check_not_standby(replication, self._sub)
 
     def _run(self, session: psycopg.Connection, snapshot: SlotSnapshot, pieces: Sequence[Piece], width: int) -> None:
         pool = CopyPool(self._context, session, snapshot, pieces, width)

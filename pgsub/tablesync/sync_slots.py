@@ -21,7 +21,8 @@ from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import slot_names, slots
+from pgsub.publisher import identity, slot_names, slots
+from pgsub.publisher.connect import Connection
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import chunks, states
@@ -80,9 +81,21 @@ def _naming(session: psycopg.Connection, sub: Subscription, slot: str, more: str
     return {relid for (relid,) in session.execute(f"{query} {more}".encode(), (sub.subid, slot))}
 
 
+def check_not_standby(source: Connection, sub: Subscription) -> None:
+    """Refuse a standby that answers for its primary: the slots of tables are where the main slot is.
+
+    :raises PublisherUnavailable: it lacks the main slot, or has a copy of it.
+    """
+    main = sub.slot_name
+    # guard: no slot of a table is made or taken for dropped on a standby that answers for its primary
+    if main is not None and slots.in_recovery(source):
+        identity.check_not_standby(slots.slot_state(source, main), main, in_recovery=True)
+
+
 def _drop(session: psycopg.Connection, sub: Subscription, slot: str) -> None:
     """Drop a slot on the verified publisher. On another server it is missing, and the real slot would keep WAL."""
     with contextlib.closing(verified_publisher.connect(session, sub, slot)) as source:
+        check_not_standby(source, sub)
         slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
 
 
@@ -152,6 +165,7 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
 
 def _copy(session: psycopg.Connection, sub: Subscription, shared: str, own: str) -> None:
     with contextlib.closing(verified_publisher.connect(session, sub, own)) as source:
+        check_not_standby(source, sub)
         slots.drop_slot(source, own, timeout=_PATIENCE)
         slots.copy_slot(source, shared, own)
         version = source.info.server_version

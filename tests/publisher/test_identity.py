@@ -59,7 +59,7 @@ def test_the_same_publisher_passes_every_check(pubdb):
         identity = identify(connection)
         state = slot_state(connection, pubdb.name)
         assert verify_publisher(connection, identity, remote_lsn=identity.flush_lsn).timeline == identity.timeline
-        check_slot(state, state.confirmed_flush_lsn, pubdb.name, pubdb.name)
+        check_slot(state, state.confirmed_flush_lsn, pubdb.name, pubdb.name, in_recovery=identity.in_recovery)
 
 
 def test_a_database_that_was_only_renamed_passes():
@@ -133,22 +133,25 @@ def test_a_history_file_of_another_form_is_refused(line):
 )
 def test_a_slot_that_cannot_continue_is_diagnosed(changes, kind, words):
     with pytest.raises(kind) as raised:
-        check_slot(dataclasses.replace(SLOT, **changes), 100, "s", "app")
+        check_slot(dataclasses.replace(SLOT, **changes), 100, "s", "app", in_recovery=False)
     assert words in raised.value.detail and raised.value.exit_code == 7
 
 
 def test_the_gap_left_by_a_restored_target_is_told_with_both_positions():
     with pytest.raises(ReplicationBroken, match="past the subscription's position") as raised:
-        check_slot(dataclasses.replace(SLOT, confirmed_flush_lsn=0x200), 0x100, "s", "app")
+        check_slot(dataclasses.replace(SLOT, confirmed_flush_lsn=0x200), 0x100, "s", "app", in_recovery=False)
     assert "0/200" in raised.value.detail and "0/100" in raised.value.detail and "backup" in raised.value.hint
 
 
 def test_a_slot_that_a_standby_only_copies_is_waited_for_and_not_lost():
     copied = dataclasses.replace(SLOT, synced=True, in_recovery=True)
     with pytest.raises(PublisherUnavailable, match='slot "s" is still synchronized from the primary') as raised:
-        check_slot(copied, 100, "s", "app")
+        check_slot(copied, 100, "s", "app", in_recovery=True)
     assert "Promote the standby" in raised.value.hint and raised.value.exit_code == 4
-    check_slot(dataclasses.replace(copied, in_recovery=False), 100, "s", "app")  # promoted
+    lost = dataclasses.replace(copied, wal_status="lost")
+    with pytest.raises(PublisherUnavailable):  # it is made again while the primary has it
+        check_slot(lost, 100, "s", "app", in_recovery=True)
+    check_slot(dataclasses.replace(copied, in_recovery=False), 100, "s", "app", in_recovery=False)  # promoted
 
 
 def test_a_cluster_that_pg_upgrade_made_goes_on_from_the_slot_that_came_along():
@@ -172,15 +175,31 @@ def test_a_cluster_that_cannot_be_the_publisher_upgraded_is_refused(slot, done, 
     assert raised.value.hint
 
 
-def test_a_missing_slot_is_never_anything_but_lost():
+def test_a_standby_that_lacks_the_slot_does_not_show_that_it_is_lost():
+    with pytest.raises(PublisherUnavailable, match='"s" does not exist on the standby') as raised:
+        check_slot(None, 0, "s", "app", in_recovery=True)
+    assert raised.value.standby and raised.value.exit_code == 4
+    assert "target_session_attrs=primary" in raised.value.hint and "may be on its primary" in raised.value.detail
+
+
+def test_a_standby_that_lags_is_waited_for_and_no_publisher_that_went_back_in_time():
+    lags = actual(flush_lsn=0x2000000)
+    with pytest.raises(WrongSystem, match="the publisher is behind"):
+        check_identity(KNOWN, lags, remote_lsn=0x3000000)
+    with pytest.raises(PublisherUnavailable, match="a standby that lacks changes") as raised:
+        check_identity(KNOWN, dataclasses.replace(lags, in_recovery=True), remote_lsn=0x3000000)
+    assert raised.value.standby and "0/2000000" in raised.value.detail and "0/3000000" in raised.value.detail
+
+
+def test_a_missing_slot_of_a_primary_is_never_anything_but_lost():
     with pytest.raises(SlotLost, match='replication slot "s" does not exist') as raised:
-        check_slot(None, 0, "s", "app")
+        check_slot(None, 0, "s", "app", in_recovery=False)
     assert raised.value.hint.endswith("\npgsub reconcile NAME")
 
 
 def test_a_slot_that_lags_behind_what_was_reported_passes():
-    check_slot(SLOT, 100, "s", "app")
-    check_slot(SLOT, 10_000, "s", "app")
+    check_slot(SLOT, 100, "s", "app", in_recovery=False)
+    check_slot(SLOT, 10_000, "s", "app", in_recovery=False)
 
 
 @needs_wal_level_logical()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from fix_clusters import copied, replayed
 from fix_program import one_error, until
 from fix_servers import Database
+
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.publisher import slots
 
 #: Removes rows that a slot of the standby may need, if nobody tells the primary so.
 LOST = ("CREATE TABLE passing ()", "DROP TABLE passing", "VACUUM FULL pg_class", "CREATE TABLE flushed ()")
@@ -77,12 +80,12 @@ def snapshots(primary):
         thread.join()
 
 
-def failure(cli, name, kind):
-    """The error that status shows, once it is one of this class."""
+def failure(cli, name, kind, word=""):
+    """The error that status shows, once it is one of this class with this word."""
 
     def shown():
         found = cli.status(name)["last_error"]
-        return found if found and found["class"] == kind else None
+        return found if found and found["class"] == kind and word in found["message"] else None
 
     return until(shown)
 
@@ -168,6 +171,64 @@ def test_a_standby_is_compared_with_at_one_point_and_apply_goes_on_until_it_has_
         ended = launcher("verify", published)
         assert ended.returncode == 6 and f"public.{published}: missing" in ended.stdout, ended.stdout + ended.stderr
     assert launcher("drop", published, "--yes").returncode == 0
+
+
+@pytest.mark.long
+def test_a_standby_that_answers_while_its_primary_is_away_is_waited_for_and_the_slot_is_not_called_lost(
+    primary, published, launcher, make_server, subdb
+):
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    replayed(primary, standby)
+    hosts = f"host=127.0.0.1,127.0.0.1 port={primary.server.port},{standby.server.port} user=postgres dbname=app"
+    create(launcher, published, hosts)
+    primary.close()
+    primary.server.stop()
+    found = failure(launcher, published, "PublisherUnavailable", "standby")
+    assert "does not exist on the standby that answers as the publisher" in found["message"]
+    until(lambda: launcher.status(published)["slot"] is None)  # and the watch of the slot says nothing else
+    assert launcher.status(published)["last_error"]["class"] == "PublisherUnavailable"
+    assert launcher("status", published, "--check").returncode == 4
+    with closing(standby.connect()) as session, pytest.raises(PublisherUnavailable):
+        slots.copy_slot(session, "absent", "of_absent")  # as for a table that leaves a shared slot
+    primary.server.start()
+    written(primary, published, "second")
+    arrived(subdb, published, "first", "second")
+    until(lambda: launcher.status(published)["state"] == "running")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("point", "states"), [("sync.before_slot", "id"), ("sync.before_slot_drop", "sr")])
+def test_no_slot_of_a_table_is_made_or_taken_for_dropped_on_a_standby_that_answers_for_its_primary(
+    primary, subdb, make_server, make_cli, tmp_path, point, states
+):
+    for database in (primary, subdb):
+        database.execute("DROP TABLE IF EXISTS a, b")
+    primary.execute("DROP PUBLICATION IF EXISTS p")
+    for database in (primary, subdb):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    primary.execute("INSERT INTO b VALUES (1); CREATE PUBLICATION p FOR TABLE a")
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    ports = f"{primary.server.port},{standby.server.port}"
+    cli = make_cli(f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=app", subdb.conninfo)
+    go_on = tmp_path / "go on"
+    assert cli.create("s").returncode == 0
+    running = cli.launcher(env={"PGSUB_FAILPOINTS": f"{point}=pause:{go_on}"})
+    primary.execute("ALTER PUBLICATION p ADD TABLE b")
+    assert cli("refresh", "s", "--no-wait").returncode == 0
+    paused = f"SELECT count(*) FROM pgsub.subscription_rel WHERE relname = 'b' AND srsubstate::text ~ '[{states}]'"
+    subdb.wait(f"{paused} AND sync_slot IS NOT NULL", value=1)
+    replayed(primary, standby)
+    primary.close()
+    primary.server.stop()
+    go_on.touch()
+    said = "SELECT count(*) FROM pgsub_error WHERE worker LIKE 'table %' AND message LIKE '%on the standby%'"
+    until(lambda: cli.sql(said) == [(1,)])
+    assert standby.value("SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'") == 0
+    primary.server.start()
+    subdb.wait("SELECT count(*) FROM b", value=1)
+    primary.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'", value=1)
+    assert cli.stop(running) == 0
+    assert cli("drop", "s", "--yes").returncode == 0
 
 
 @pytest.mark.long

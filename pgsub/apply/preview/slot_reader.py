@@ -147,7 +147,7 @@ def reading(
         expected = recorded(known)
         actual = identity.verify_publisher(replication, expected, remote_lsn=start)
         state = slots.slot_state(replication, sub.slot_name)
-        identity.check_slot(state, MAX_LSN, sub.slot_name, expected.dbname)
+        identity.check_slot(state, MAX_LSN, sub.slot_name, expected.dbname, in_recovery=actual.in_recovery)
         assert state is not None
         copy = f"pgsub_{sub.subid}_preview_{replication.info.backend_pid}"
         slots.copy_slot(replication, sub.slot_name, copy, temporary=True)

@@ -25,6 +25,7 @@ from pgsub.common.subscription import AUTO, Subscription, receiver_timeout
 from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
+from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.server_errors import translate
 from pgsub.publisher.stream import walsender
 from pgsub.target.ledger import definitions, events, right_to_write, subscriptions, two_phase_state, worker_takeover
@@ -230,19 +231,20 @@ def _check(
     actual = verified_publisher.verify(session, replication, spec.subscription.subid, claims)
     state = _slot(replication, spec.slot_name)
     if not max(progress.remote_lsn, progress.reported_lsn) and spec.applies and state is not None:
-        _adopt_slot(session, spec, progress, state, actual.dbname)
-    identity.check_slot(state, progress.reported_lsn, spec.slot_name, actual.dbname)
+        _adopt_slot(session, spec, progress, state, actual)
+    reported, standby = progress.reported_lsn, actual.in_recovery
+    identity.check_slot(state, reported, spec.slot_name, actual.dbname, in_recovery=standby)
     at = progress.remote_lsn, spec.claim.worker
     verified_publisher.check_last_transaction(session, replication, spec.subscription, state, *at)
     return state
 
 
 def _adopt_slot(
-    session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, dbname: str
+    session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, who: PublisherIdentity
 ) -> None:
     """Start at the position of a slot that was created by hand after ``create``; nothing was received yet."""
     position = state.confirmed_flush_lsn or 0
-    identity.check_slot(state, position, spec.slot_name, dbname)
+    identity.check_slot(state, position, spec.slot_name, who.dbname, in_recovery=who.in_recovery)
     subscriptions.adopt_slot(session, spec.claim, position)
     progress.read()
 

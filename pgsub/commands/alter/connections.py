@@ -27,10 +27,10 @@ from pgsub.commands.subscription import definition, password_required
 from pgsub.common import conflict_rules
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import PgsubError, PublisherUnavailable, StateForbids, WrongSystem
-from pgsub.common.quoting import word
+from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
-from pgsub.publisher.server_errors import PROMOTE_HINT
+from pgsub.publisher.server_errors import PROMOTE_HINT, standby_lacks_slot
 from pgsub.publisher.tables import describe_tables
 from pgsub.target.ledger import subscriptions, two_phase_state
 from pgsub.target.session import ledger_privileges
@@ -167,22 +167,30 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
         if error.elsewhere or not error.diverged:
             raise
         reporter.warning(error.message, error.detail, error.hint)  # it can only continue at the new address
+    except PublisherUnavailable as error:
+        if not error.standby:
+            raise
+        reporter.warning(error.message, error.detail, error.hint)  # it is waited for
     if sub.slot_name is None:
         return
     with connect_publisher(sub, connection) as source:
         databases.check_other_database(source, session)
-        state = slots.slot_state(source, sub.slot_name)
-    if state is None or state.wal_status == "lost":
-        reporter.warning(
-            f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
-            "Workers will end with an error.",
-            f"To make another one, and compare every table:\npgsub reconcile {word(sub.name)}",
-        )
-    elif state.synced and state.in_recovery:
+        state, standby = slots.slot_state(source, sub.slot_name), slots.in_recovery(source)
+    copied = state is not None and state.synced and state.in_recovery
+    if state is None and standby:
+        lacks = standby_lacks_slot(sub.slot_name)
+        reporter.warning(lacks.message, lacks.detail, named(lacks.hint, sub.name))
+    elif copied:
         reporter.warning(
             f'replication slot "{sub.slot_name}" is still synchronized from the primary',
             "The new publisher is a standby that has not been promoted.",
             PROMOTE_HINT,
+        )
+    elif state is None or state.wal_status == "lost":
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
+            "Workers will end with an error.",
+            f"To make another one, and compare every table:\npgsub reconcile {word(sub.name)}",
         )
 
 

@@ -11,15 +11,13 @@ import psycopg
 
 from pgsub.apply import verified_publisher
 from pgsub.commands.subscription import slot_owner
-from pgsub.common.errors import PgsubError, ReplicationBroken, StateForbids, WrongSystem
-from pgsub.common.query import scalar
+from pgsub.common.errors import PgsubError, PublisherUnavailable, ReplicationBroken, StateForbids, WrongSystem
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slot_names, slots
 from pgsub.publisher.current_wal_lsn import check_replayed
 from pgsub.publisher.identity import PublisherIdentity
-from pgsub.publisher.server_errors import translating
 from pgsub.publisher.slots import SlotState
 from pgsub.switchover import journal
 from pgsub.target.ledger import subscriptions
@@ -97,7 +95,7 @@ def diagnose(
         )
     slot_names.valid_slot_name(wanted)
     if sub.slot_name is not None and trouble is None:
-        trouble = _slot(session, replication, sub, slot, position, actual.dbname)
+        trouble = _slot(session, replication, sub, slot, position, actual)
     if trouble is not None:
         trouble.hint = named(trouble.hint, sub.name)
     found = Diagnosis(known, actual, wanted, False, position, trouble)
@@ -147,14 +145,19 @@ def _slot(
     sub: Subscription,
     slot: SlotState | None,
     position: Position,
-    dbname: str,
+    who: PublisherIdentity,
 ) -> PgsubError | None:
     """Return the problem of the subscription's slot, or of the WAL that it decodes, None if there is none."""
     try:
-        identity.check_slot(slot, position.reported_lsn, sub.slot_name or "", dbname)
+        reported, name = position.reported_lsn, sub.slot_name or ""
+        identity.check_slot(slot, reported, name, who.dbname, in_recovery=who.in_recovery)
         verified_publisher.check_last_transaction(session, replication, sub, slot, position.remote_lsn)
     except ReplicationBroken as error:
         return error
+    except PublisherUnavailable as error:
+        if slot is not None or not error.standby:
+            raise
+        return error  # the slot may have been made on this standby
     return None
 
 
@@ -175,9 +178,7 @@ def _check_standby(replication: publisher.Connection, applied: int) -> None:
     :param applied: the position that apply has reached.
     """
     check_replayed(replication, applied)
-    with translating(replication, "ask whether the publisher is a standby"):
-        in_recovery = scalar(replication, "SELECT pg_catalog.pg_is_in_recovery()")
-    if in_recovery and replication.info.server_version < _STANDBY_VERSION:
+    if slots.in_recovery(replication) and replication.info.server_version < _STANDBY_VERSION:
         raise StateForbids(
             "the publisher is a standby",
             detail="Standbys can have logical replication slots from PostgreSQL 16 on.",

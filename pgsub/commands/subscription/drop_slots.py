@@ -11,12 +11,12 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
-from pgsub.common.query import scalar
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.database import Database
+from pgsub.publisher.server_errors import standby_lacks_slot
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
@@ -35,6 +35,7 @@ def drop_slots(
     :param session: a session on the target, None if no ledger knows the subscription.
     :param lost: whether the main slot is known to be lost.
     :raises SlotLost: the main slot is missing, but is not known to be lost, nor was dropped by an earlier command.
+    :raises PublisherUnavailable: a standby that lacks the main slot answers.
     :raises WrongSystem: the server is not the one on which the slots were made.
     """
     leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
@@ -91,15 +92,14 @@ def _drop_main(
         slots.drop_slot(connection, name, missing_ok=False)
         reporter.notice(f'dropped replication slot "{name}" on publisher')
     except SlotLost as error:
-        elsewhere = not dropped and bool(scalar(connection, "SELECT pg_catalog.pg_is_in_recovery()"))
+        elsewhere = not dropped and slots.in_recovery(connection)
         # guard: a standby without the slot does not show that the slot is gone, without "elsewhere or "
         if elsewhere or not (begun or lost):
             if session is not None:
                 subscriptions.registered(session, sub.subid)  # otherwise the next drop would accept the missing slot
-            if elsewhere:
-                error.detail = "The server is a standby. The slot may be on its primary."
-            error.hint = hint
-            raise
+            refused = standby_lacks_slot(name) if elsewhere else error
+            refused.hint = hint
+            raise refused from None
         reporter.warning(f'replication slot "{name}" does not exist on the publisher')
     if session is not None:
         subscriptions.end_slot_drop(session, sub.subid)

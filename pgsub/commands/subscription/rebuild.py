@@ -26,9 +26,9 @@ from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
 from pgsub.common import failpoints, quoting
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import SlotLost, StateForbids, UsageError
+from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids, UsageError
 from pgsub.common.plural import counted
-from pgsub.common.quoting import word
+from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.publisher import connect as publisher
@@ -217,9 +217,12 @@ def _check_slot(
     slot = slots.slot_state(source, name)
     reported = origin_advance.position(session, sub.subid).reported_lsn
     try:
-        identity.check_slot(slot, reported, name, source.info.dbname)
-    except SlotLost as error:
-        yield findings.Caution(error.message, error.detail, error.hint)
+        standby = slots.in_recovery(source)
+        identity.check_slot(slot, reported, name, source.info.dbname, in_recovery=standby)
+    except (SlotLost, PublisherUnavailable) as error:
+        if isinstance(error, PublisherUnavailable) and not error.standby:
+            raise
+        yield findings.Caution(error.message, error.detail, named(error.hint, sub.name))
 
 
 def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:

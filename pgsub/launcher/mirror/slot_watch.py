@@ -175,6 +175,7 @@ class SlotWatch:
         return int((current_lsn - growth[0][1]) / seconds) if seconds >= SHORTEST else None
 
     def _row(self, state: slots.SlotState, waiting: Waiting | None) -> SlotRow:
+        copied = state.synced and state.in_recovery
         return SlotRow(
             state.name,
             slot_type="logical" if state.plugin else "physical",
@@ -183,7 +184,8 @@ class SlotWatch:
             wal_bytes_per_second=self._rate(state.current_lsn),
             waiting_transactions=None if waiting is None else waiting.transactions,
             waiting_at_least=None if waiting is None else not waiting.complete,
-            **{name: getattr(state, name) for name in _SHARED},
+            # a standby's copy is made again while the primary has the slot
+            **{name: getattr(state, name) for name in _SHARED} | ({"wal_status": None} if copied else {}),
         )
 
 
