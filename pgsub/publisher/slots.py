@@ -29,6 +29,8 @@ from pgsub.publisher.stream.walsender import quote_identifier
 FAILOVER_VERSION = 170000
 #: The first version that sends PREPARE TRANSACTION as such, and the first that can disable it for a slot.
 TWO_PHASE_VERSION, ALTER_TWO_PHASE_VERSION = 150000, 180000
+#: The first version whose standbys synchronize since when a slot is two-phase (two_phase_at).
+SYNCED_TWO_PHASE_VERSION = 180000
 _WAL_STATUSES = frozenset(("reserved", "extended", "unreserved", "lost"))
 
 

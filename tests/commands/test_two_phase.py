@@ -136,6 +136,34 @@ def test_a_publisher_that_is_too_old_is_refused_and_any_other_is_taken(cli, tabl
         assert tables[0].value(_SLOT, "s") is True
 
 
+@pytest.mark.long
+@pytest.mark.publishers("17")
+@pytest.mark.since(17)
+@pytest.mark.parametrize("before", [(), ("--failover",), ("--two-phase",)], ids=["none", "failover", "two_phase"])
+def test_what_a_failover_of_17_may_lose_is_said_before_anything_is_made(cli, tables, before):
+    pubdb, subdb = tables
+    old, said = pubdb.connection.info.server_version < 180000, "a failover of the publisher may lose transactions"
+    both = ("--two-phase", "--failover")
+    if before:
+        ended = cli.create("s", *before, "--no-copy-data", "--no-wait")
+        assert (ended.returncode, said in ended.stderr) == (0, False), ended.stderr
+        assert cli("disable", "s").returncode == 0
+        words = ("alter", "s", *(set(both) - set(before)))
+    else:
+        words = cli.words("s", *both, "--no-copy-data", "--no-wait")
+    there = f"{_SLOT.replace('two_phase', 'two_phase, failover')}"
+    was = pubdb.rows(there, "s")
+    if old:
+        ended = cli(*words, "--strict")
+        assert ended.returncode == 3 and said in ended.stderr, ended.stderr
+        assert pubdb.rows(there, "s") == was
+    ended = cli(*words)
+    assert (ended.returncode, said in ended.stderr) == (0, old), ended.stderr
+    assert pubdb.value(_SLOT.replace("two_phase", "failover"), "s") is True
+    assert subdb.value(_LEDGER) in "ep"
+    assert said not in cli("alter", "s", "--binary").stderr  # nothing that comes together
+
+
 def test_a_given_slot_must_fit(cli, tables):
     pubdb = tables[0]
     pubdb.execute("SELECT pg_create_logical_replication_slot('mine', 'pgoutput', false, true)")

@@ -111,8 +111,22 @@ def check(
     )
     if options.connection is not None:
         _new_publisher(session, replace(sub, **fields), connection, reporter)
+    _warn_of_prepared(options, sub, replace(sub, **fields), connection, reporter)
     if "failover" in fields:
         _alter_slot(session, connection, sub, fields["failover"])
+
+
+def _warn_of_prepared(
+    options: AlterOptions, before: Subscription, after: Subscription, connection: str, reporter: Reporter
+) -> None:
+    """Warn if the options failover and two_phase come together, before anything is changed."""
+    had = before.two_phase != two_phase.DISABLED
+    prepares = had if options.two_phase is None else options.two_phase
+    if not (prepares and after.failover) or (had and before.failover):
+        return
+    with connect_publisher(after, connection) as source:
+        warnings = servers.prepared_at_failover(source)
+    findings.report(warnings, reporter, strict=options.strict)
 
 
 def values_left_out(

@@ -157,6 +157,24 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     return []
 
 
+def prepared_at_failover(source: publisher.Connection) -> list[Caution]:
+    """Warn of transactions that a publisher may lose in a failover if its slot is two-phase.
+
+    A standby of 17 does not know since when the slot is two-phase (two_phase_at). The server warns of nothing. What was
+    prepared before counts as sent there, so of its COMMIT PREPARED only the end is sent (ReorderBufferFinishPrepared).
+    """
+    if not slots.FAILOVER_VERSION <= source.info.server_version < slots.SYNCED_TWO_PHASE_VERSION:
+        return []
+    return [
+        Caution(
+            "a failover of the publisher may lose transactions that were prepared before two_phase is enabled",
+            "A standby before PostgreSQL 18 does not know since when the slot is two-phase. Until those transactions"
+            " have ended and are applied, the promoted standby would not send them.",
+            "See which there are, on the publisher:\nSELECT gid, prepared FROM pg_prepared_xacts ORDER BY prepared;",
+        )
+    ]
+
+
 def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -> None:
     """Check that two_phase of an existing slot, which determines what is sent, fits the subscription.
 

@@ -155,6 +155,7 @@ class _Checks:
         if made.sub.two_phase != two_phase_state.DISABLED:
             warnings += servers.check_two_phase(session, source)
             warnings += servers.times_of_prepared(made.sub.on_conflict, enabled=True)
+            warnings += servers.prepared_at_failover(source) if source is not None and made.sub.failover else []
         found.two_phase = _first_state(made, found)
         found.warnings[:0] = warnings
         if made.connect:
