@@ -71,6 +71,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that was not deleted, though it was there, is searched again": (
         "test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited",
     ),
+    "a row that changes after its conflict was decided is searched and decided again": (
+        "test_a_row_that_a_local_transaction_changes_after_its_conflict_was_decided_is_decided_again",
+    ),
     "a row that another session inserts while its change waits is a conflict": (
         "test_a_row_that_a_local_transaction_writes_while_its_change_waits_stays_if_the_rule_says_so",
     ),

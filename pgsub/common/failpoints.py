@@ -24,7 +24,7 @@ _POINTS = {
     "apply": (
         "after_two_phase before_target_commit after_target_commit after_reported_lsn after_feedback batch_open "
         "commit_reply_lost stream_open before_prepare after_prepare before_finish_prepared after_finish_prepared "
-        "skipped released before_barrier_reached unit_executed unit_reply_lost"
+        "skipped released before_barrier_reached unit_executed unit_reply_lost conflict_decided"
     ),
     "mirror": "before_state_db before_events",
     "copy": "middle before_commit after_commit",

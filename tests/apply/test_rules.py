@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from fix_pair import Pair
+from fix_program import until
 from fix_transaction_kinds import KINDS, TABLE
 
+from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError
 
 HOWS = ("skip", "keep_local", "apply_remote", "last_update_wins")
 ACTIONS = {"skip": "skipped", "keep_local": "kept", "apply_remote": "applied", "last_update_wins": "applied", "": ""}
+_WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 _LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
 
 
@@ -441,6 +444,32 @@ def test_a_row_that_others_change_between_the_look_and_the_lock_is_looked_at_aga
     assert rows(p) == [(1, 11, "theirs")]
     [record] = p.events()
     assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "20", "v": "newer"}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["committed", "waited for"])
+def test_a_row_that_a_local_transaction_changes_after_its_conflict_was_decided_is_decided_again(
+    make, at, tmp_path, waits
+):
+    p, gate = make("multiple_unique_conflicts=last_update_wins"), tmp_path / "gate"
+    p.apply("INSERT INTO t VALUES (5, 5, 'both')")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine'), (2, 11, 'mine')")
+    at(f"apply.conflict_decided=pause:{gate}")
+    p.pubdb.execute("UPDATE t SET id = 1, u = 11")  # later than the rows, and earlier than the update of one of them
+    with p.subdb.connect() as other:
+        task = p.start()
+        until(lambda: failpoints._counts.get("apply.conflict_decided"))
+        other.execute("BEGIN; UPDATE t SET v = 'newer' WHERE id = 2")
+        if waits:
+            gate.touch()
+            p.until(_WAITS, value=1, task=task)
+        other.execute("COMMIT")
+    gate.touch()
+    p.pubdb.execute("INSERT INTO t VALUES (99, 99, 'later')")
+    p.until("SELECT count(*) FROM t WHERE id = 99", value=1, task=task)
+    p.stop(task)
+    assert rows(p) == [(1, 10, "mine"), (2, 11, "newer"), (5, 5, "both"), (99, 99, "later")]
+    [record] = p.events()
+    assert (record["action"], {one["row"]["v"] for one in record["local_conflicts"]}) == ("kept", {"mine", "newer"})
 
 
 def test_the_rules_of_a_row_hold_whatever_surrounds_it_in_its_transaction(make):

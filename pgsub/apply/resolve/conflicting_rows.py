@@ -90,6 +90,7 @@ class ConflictingRows:
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             # all before the first one is deleted: the action of a foreign key may delete or change others
             for ctid, hit in rows.items():
+                # guard: a row that changes after its conflict was decided is searched and decided again
                 if not one.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
             for ctid in rows:

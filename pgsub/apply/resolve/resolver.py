@@ -21,6 +21,7 @@ from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import TRIES, RowWriter, changed_again
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
+from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
@@ -226,6 +227,8 @@ class Resolver:
             if action in (Action.KEEP, Action.SKIP):
                 return
             try:
+                if found is not None and found.hits:
+                    failpoints.point("apply.conflict_decided")
                 with self._rows.undoing():
                     self._make(change, found if action is Action.APPLY else None, where)
                 return
