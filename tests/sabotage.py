@@ -71,6 +71,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that was not deleted, though it was there, is searched again": (
         "test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited",
     ),
+    "rows that others change again and again stop no subscription": (
+        "test_rows_that_others_change_again_and_again_are_a_reason_to_try_again_and_no_conflict",
+    ),
     "a row that changes after its conflict was decided is searched and decided again": (
         "test_a_row_that_a_local_transaction_changes_after_its_conflict_was_decided_is_decided_again",
     ),

@@ -11,7 +11,7 @@ from fix_program import until
 from fix_transaction_kinds import KINDS, TABLE
 
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError
+from pgsub.common.errors import ApplyError, TargetUnavailable
 
 HOWS = ("skip", "keep_local", "apply_remote", "last_update_wins")
 ACTIONS = {"skip": "skipped", "keep_local": "kept", "apply_remote": "applied", "last_update_wins": "applied", "": ""}
@@ -444,6 +444,28 @@ def test_a_row_that_others_change_between_the_look_and_the_lock_is_looked_at_aga
     assert rows(p) == [(1, 11, "theirs")]
     [record] = p.events()
     assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "20", "v": "newer"}
+
+
+def test_rows_that_others_change_again_and_again_are_a_reason_to_try_again_and_no_conflict(make, monkeypatch):
+    from pgsub.apply.resolve.conflicting_rows import ConflictingRows
+
+    parts = (
+        "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE t1 PARTITION OF t DEFAULT"
+    )
+    p = make("insert_exists=apply_remote", ddl="", pub="CREATE TABLE t (id int PRIMARY KEY, v text)", sub=parts)
+    p.subdb.execute("INSERT INTO t VALUES (1, 'mine')")
+    cleared = ConflictingRows.cleared
+
+    def interrupted(self: ConflictingRows, *arguments: Any) -> bool:
+        p.subdb.execute("UPDATE t SET v = v || '.'")
+        return cleared(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ConflictingRows, "cleared", interrupted)
+        with pytest.raises(TargetUnavailable, match="changed by others again and again"):
+            p.apply("INSERT INTO t VALUES (1, 'theirs')")
+    p.apply()
+    p.same("t")
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["committed", "waited for"])

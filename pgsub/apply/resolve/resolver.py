@@ -233,6 +233,8 @@ class Resolver:
                     self._make(change, found if action is Action.APPLY else None, where)
                 return
             except RowChanged:
+                # guard: rows that others change again and again stop no subscription
+                failure = None  # it was about an earlier version of the rows
                 continue
             except StatementFailed as error:
                 failure = error
