@@ -251,6 +251,43 @@ def test_a_foreign_key_that_acts_while_rows_are_deleted_takes_nothing_of_the_rem
     assert [one["action"] for one in p.events() if one["kind"] == "conflict"] == ["applied"]
 
 
+@pytest.mark.parametrize("change", ["INSERT INTO t VALUES (3, 10, 20, NULL)", "UPDATE t SET u = 10, w = 20"])
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_of_several_rows_in_the_way_a_foreign_key_may_change_one_while_another_is_deleted(
+    pair: MakePair, action: str, change: str
+) -> None:
+    p = pair(
+        "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, w int UNIQUE, parent int)",
+        sub=f"ALTER TABLE t ADD FOREIGN KEY (parent) REFERENCES t ON DELETE {action}",
+        on_conflict=("multiple_unique_conflicts=apply_remote",),
+    )
+    foreign_keys_fire(p.subdb)
+    row = "INSERT INTO t VALUES (3, 3, 3, NULL)"
+    if change.startswith("UPDATE"):
+        p.apply(row)
+    else:
+        p.subdb.execute(row)
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 1, NULL), (2, 2, 20, 1)")
+    p.apply(change)
+    p.same("t")
+    assert [one["action"] for one in p.events() if one["kind"] == "conflict"] == ["applied"]
+
+
+def test_a_row_in_the_way_that_a_trigger_keeps_stops_apply(pair: MakePair) -> None:
+    p = pair(
+        "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, w int UNIQUE)",
+        sub="CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TRIGGER k BEFORE DELETE ON t FOR EACH ROW WHEN (OLD.id = 2) EXECUTE FUNCTION keep();"
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER k",
+        on_conflict=("multiple_unique_conflicts=apply_remote", "insert_exists=apply_remote"),
+    )
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 1), (2, 2, 20), (3, 3, 3)")
+    with pytest.raises(ApplyError) as met:
+        p.apply("INSERT INTO t VALUES (3, 10, 20)")
+    assert met.value.sqlstate == "23505"
+    assert p.subdb.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,)]
+
+
 @pytest.mark.parametrize("rows", [10, 60])
 def test_what_a_rule_or_a_trigger_does_depends_on_no_number_of_rows(pair: MakePair, rows: int) -> None:
     p = pair(

@@ -93,19 +93,22 @@ class ConflictingRows:
                 # guard: a row that changes after its conflict was decided is searched and decided again
                 if not one.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
-            for ctid in rows:
-                if same is None or ctid != same.ctid:
-                    one.execute(statements.delete_at(table), (ctid,))
-            if same is None:
-                return False
-            if one.execute(row_queries.lock_at(table), (same.ctid, str(same.xid))).rowcount:
-                self._become(place, table.oid, str(same.ctid))
-                return True
+            others = [ctid for ctid in rows if same is None or ctid != same.ctid]
+            deleted = [one.execute(statements.delete_at(table), (ctid,)).rowcount for ctid in others]
+            # guard: a row in the way is deleted though a foreign key changes it meanwhile, always
+            if all(deleted):
+                if same is None:
+                    return False
+                if one.execute(row_queries.lock_at(table), (same.ctid, str(same.xid))).rowcount:
+                    self._become(place, table.oid, str(same.ctid))
+                    return True
         left = self.search(place, where)
         if left is None:
             raise RowChanged
+        # of rows that a trigger keeps or makes again there are not fewer
+        fewer = 0 < len({hit.ctid for hit in left.hits}) < len(rows)
         # guard: a row that a foreign key changes while others are deleted becomes the remote one
-        return bool(left.hits) and self.cleared(place, left, where)
+        return fewer and self.cleared(place, left, where)
 
     def _become(self, place: Place, table: int, ctid: str) -> None:
         statement = statements.update_at(place.mapped, place.row.kinds)
