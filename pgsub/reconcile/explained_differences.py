@@ -34,7 +34,9 @@ _BATCH = 1000
 MOST = 200_000
 
 _Texts = Sequence[str | None]
-_BYTEA, _BPCHAR = 17, 1042
+_BPCHAR = 1042
+#: Types whose record is the text itself, even if it begins like bytes: bytea, name, text, char, varchar.
+_SELF = (17, 19, 25, _BPCHAR, 1043)
 
 
 class _Described(NamedTuple):
@@ -130,15 +132,17 @@ def _last(skipped: dict[int, _Described], conflicts: dict[int, _Described]) -> d
     return found
 
 
-def _known(value: Any, *, other_text: bool, bytea: bool) -> int | None:
+def _known(value: Any, *, other_text: bool, itself: bool) -> int | None:
     """Return how many characters of the publisher's text a recorded value has; None: all.
 
     :param other_text: the text by which the column is compared is not the one that the publisher sends.
+    :param itself: a record of this type is the text itself. Others may be bytes that were sent in binary form.
     """
     if value is None:
         return None
     # what was not sent, and binary values and bytes for which the record has a text of its own
-    if not isinstance(value, str) or "\ufffd" in value or (value.startswith("\\x") and not bytea):
+    # guard: a text that begins like bytes is compared, without " and not itself"
+    if not isinstance(value, str) or "\ufffd" in value or (value.startswith("\\x") and not itself):
         return 0
     if len(value) <= KEPT:
         return None
@@ -233,7 +237,7 @@ class _Reader:
         values = [row.values.get(column.name) for column, _ in self._columns]
         for column, other_text in self._columns:
             value = row.values.get(column.name, ...) if self._updated else ...
-            known.append(_known(value, other_text=other_text, bytea=column.type_oid == _BYTEA))
+            known.append(_known(value, other_text=other_text, itself=column.type_oid in _SELF))
         for position, text in zip(self._cast, texts, strict=True):
             values[position] = values[position] if text is None else text
         return _Described(row, tuple(known), _digest(values, known))

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
+from pgsub.apply.conflicts import conflict_text
 from pgsub.common.errors import ApplyError
+from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import BINARY
 
 if TYPE_CHECKING:
     from embedded import Server
@@ -199,6 +203,12 @@ def test_missing_rows_are_told_as_the_server_tells_them(both: Callable[..., Both
     assert (delete["remote_tuple"], delete["replica_identity"]) == (None, {"id": "2"})
     assert rest[0]["replica_identity"] == {"a": "1", "b": "a"}
     assert [e["relname"] for e in rest[-3:]] == ["parts_low", "parts_high", "parts_low"]
+
+
+def test_a_long_text_in_binary_form_is_shown_as_text_wherever_it_is_cut() -> None:
+    text = "a" + "\u65e5" * (conflict_text.KEPT + 2000)  # a cut after so many bytes goes through a character
+    sent, column = Tuple(bytes([BINARY]), (text.encode(),)), SimpleNamespace(type_oid=25)
+    assert conflict_text.kept(conflict_text.value(sent, 0, column)) == text[: conflict_text.KEPT] + "..."
 
 
 def test_rows_of_a_partition_are_told_in_the_order_of_its_own_columns(both: Callable[..., Both]) -> None:

@@ -25,7 +25,8 @@ Row = Mapping[str, str | None]
 SHOWN, KEPT = 64, 4096
 _REWORDED = 190000  #: the first version with rows after the description, and LSNs with eight digits after the slash
 _LOADERS = Transformer()
-_LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: a prefix of the sent value is a prefix of its text
+_TEXTS = (25, 1042, 1043)  #: text, char, varchar: both forms are the text
+_LONG = (17, *_TEXTS)  #: with bytea: a prefix of the sent value is a prefix of its text
 _CHAR = 18  #: "char", a byte that need not be a character
 _JSON = {114: 0, 3802: 1}  #: json and jsonb, with the number of leading bytes that are not text
 
@@ -193,7 +194,10 @@ def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
     binary = values.kinds[position] == BINARY
     if not binary or column.type_oid in _LONG:
         raw = raw[: 4 * (KEPT + 1)]  # no more is ever shown, and a value may have a gigabyte
-    return _text_of(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")
+    # guard: a long text in binary form is no row of bytes, without "and column.type_oid not in _TEXTS "
+    return (
+        _text_of(raw, column.type_oid) if binary and column.type_oid not in _TEXTS else raw.decode("utf-8", "replace")
+    )
 
 
 def _text_of(raw: bytes, oid: int) -> str:
