@@ -446,6 +446,17 @@ def test_a_row_that_others_change_between_the_look_and_the_lock_is_looked_at_aga
     assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "20", "v": "newer"}
 
 
+def test_a_row_that_stays_may_be_deleted_by_a_local_transaction_which_counts_as_the_later_one(make):
+    p = make("insert_exists=keep_local")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine'), (2, 20, 'mine')")
+    with p.subdb.connect() as other:
+        other.execute("BEGIN; DELETE FROM t WHERE id = 2")
+        p.apply("INSERT INTO t VALUES (1, 11, 'theirs'), (2, 21, 'theirs'), (3, 3, 'theirs')")
+        other.execute("COMMIT")
+    assert rows(p) == [(1, 10, "mine"), (3, 3, "theirs")]
+    assert conflicts(p) == [("insert_exists", "kept")] * 2
+
+
 def test_rows_that_others_change_again_and_again_are_a_reason_to_try_again_and_no_conflict(make, monkeypatch):
     from pgsub.apply.resolve.conflicting_rows import ConflictingRows
 

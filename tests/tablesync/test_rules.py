@@ -99,6 +99,19 @@ def test_a_large_table_with_rules_is_copied_as_a_whole_and_anew_where_that_fails
     assert conflicts(p) == [("insert_exists", "applied")] * 1000
 
 
+def test_a_copied_row_is_older_than_every_change_that_follows_whenever_its_copy_committed(pair, at):
+    newest = ("insert_exists", "update_exists", "update_origin_differs", "delete_origin_differs")
+    p = both(pair, *(f"{kind}=last_update_wins" for kind in newest))
+    p.pubdb.execute("INSERT INTO t VALUES (1, 1, 'theirs'), (2, 2, 'theirs'), (3, 3, 'theirs')")
+    at("sync.before_slot=error")
+    with pytest.raises(PgsubError):
+        p.sync("t")
+    p.sync("t")
+    p.apply("UPDATE t SET v = 'later' WHERE id = 1", "DELETE FROM t WHERE id = 2", "UPDATE t SET id = 4 WHERE id = 3")
+    p.same("t")
+    assert conflicts(p) == []
+
+
 def test_a_publisher_without_times_does_not_win_against_a_row_with_one(pair):
     p = both(pair, "insert_exists=last_update_wins")
     p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
