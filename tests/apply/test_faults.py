@@ -12,7 +12,7 @@ import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub.apply.conflicts import conflict_text
-from pgsub.apply.worker import batch_limits
+from pgsub.apply.worker import batch_size
 from pgsub.common.errors import ApplyError, Directive, PermissionMissing, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import parse_lsn
@@ -372,6 +372,6 @@ def test_a_lost_target_session_is_transient_and_nothing_is_lost(
     with pytest.raises(PgsubError) as caught:
         task.result()
     assert caught.value.directive is Directive.RETRY
-    monkeypatch.setattr(batch_limits, "BATCH_BYTES", 1)
+    monkeypatch.setattr(batch_size, "BATCH_BYTES", 1)
     p.apply()
     p.same("t")

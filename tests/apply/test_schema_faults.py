@@ -12,7 +12,7 @@ from fix_pair import MakePair, Pair
 from thorough import long
 
 from pgsub.apply.conflicts.schema_fault import read_numeric
-from pgsub.apply.worker import batch_limits
+from pgsub.apply.worker import batch_size
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
@@ -282,7 +282,7 @@ def test_a_table_that_is_missing_after_a_long_run_keeps_nothing_back_that_came_b
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """psycopg deallocates every prepared statement of a session in which it sees a ROLLBACK for the first time."""
-    monkeypatch.setattr(batch_limits, "BATCH_BYTES", 100)
+    monkeypatch.setattr(batch_size, "BATCH_BYTES", 100)
     p = pair("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int)")
     for number in range(21):
         p.pubdb.execute(f"INSERT INTO t VALUES ({number})")

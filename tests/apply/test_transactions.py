@@ -22,7 +22,7 @@ from fix_pair import MakePair, Pair
 from pgsub.apply.stream import assembler, spool_space
 from pgsub.apply.stream.spool import Spool, SpooledTransaction, SpoolFailed
 from pgsub.apply.stream.spool_space import limit
-from pgsub.apply.worker import batch_limits
+from pgsub.apply.worker import batch_size
 from pgsub.common.errors import ApplyError, Directive, SparkUnusable, UsageError
 from pgsub.launcher.retry import Retry
 from pgsub.protocol.frames import Frames
@@ -243,7 +243,7 @@ def test_batched_shares_target_commits_and_transactional_has_one_each(pair: Make
 
 
 def test_a_batch_never_cuts_a_transaction(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_limits, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(batch_size, "BATCH_BYTES", 2000)
     p = pair(TABLES)
     for start in range(0, 3000, 100):
         p.pubdb.execute(f"INSERT INTO t SELECT g, 'x' FROM generate_series({start}, {start + 99}) g")

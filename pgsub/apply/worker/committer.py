@@ -20,7 +20,7 @@ from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.transaction_batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
-from pgsub.apply.worker.batch_faults import can_be_located, good_before
+from pgsub.apply.worker.batch_size import can_be_located, good_before
 from pgsub.apply.worker.parallel_commit import ParallelCommit
 from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.writers.pool import Writers

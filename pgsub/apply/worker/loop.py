@@ -20,7 +20,7 @@ from pgsub.apply.rows.worker_sessions import WorkerStreams
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.apply.stream.transaction_batch import Batch, TransactionRun
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
-from pgsub.apply.worker import batch_limits
+from pgsub.apply.worker import batch_size
 from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.feedback import Feedback
 from pgsub.apply.worker.policy import WorkerPolicy
@@ -164,7 +164,7 @@ class ApplyLoop:
     def _patience(self) -> float:
         """Return for how many seconds to wait for the next message."""
         if self._batch or self._policy.hurries():
-            return batch_limits.CLOSE_SECONDS
+            return batch_size.CLOSE_SECONDS
         if self._feedback.waits:
             return ANSWER_SECONDS
         return HURRY_SECONDS if self._hurries else 0.1
@@ -240,11 +240,11 @@ class ApplyLoop:
 
     def _full(self) -> bool:
         single = self._transactional and not self._writers.several
-        return single or batch_limits.full(self._batch, self._batch_since)
+        return single or batch_size.full(self._batch, self._batch_since)
 
     def _gathered(self, quiet: bool) -> bool:
         receiver = self._receiver
-        return receiver.idle() and batch_limits.gathered(self._batch, self._batch_since, receiver, quiet)
+        return receiver.idle() and batch_size.gathered(self._batch, self._batch_since, receiver, quiet)
 
     # applying
 
