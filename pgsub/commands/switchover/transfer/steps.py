@@ -21,7 +21,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
-from pgsub.commands.switchover.transfer import pause_checks, right_to_write, way_back_subscription
+from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
 from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
@@ -231,12 +231,12 @@ class Switchover:
             self._quiet_at = drain.quiet(
                 self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
             )
-            pause_checks.check_way_there(self._taking, self._sub, self._back, sessions.slots)
-            pause_checks.check_way_back(self._giving, self._back, sessions.slots, self._options.command)
+            sessions.check_way_there()
+            sessions.check_way_back(self._options.command)
             self.pause_comparison.hold()
         failpoints.point("switchover.drained")
         with self.timing.step("sequences"):
-            sessions.sequences(self._sub, entry, deadline)
+            sessions.sequences(entry, deadline)
             if entry.fence == fence.COMMAND:  # sessions would return values from their cache of a sequence
                 fence.end_sessions(self._taking, self._kept_there, deadline)
         failpoints.point("switchover.sequences")
