@@ -6,21 +6,19 @@ commands create, serve and show the subscription.
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.status.status import status
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.create import create
@@ -60,7 +58,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
     :param rows: rows of the largest table.
     :raises PgsubError: both sides are not equal, or a step failed.
     """
-    with _stopped_by_sigterm(), Stage() as stage:
+    with undone_by_signals(), Stage() as stage:
         show = _Show(stage, schema.sizes(rows), reporter, say, show_table)
         try:
             show.servers()
@@ -68,7 +66,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
                 show.synchronize(writers)
                 show.live(writers)
             found = show.verify()
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             show.step(_END)
             raise
         except psycopg.Error as error:
@@ -78,20 +76,6 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
         else:
             show.step(_END)
     _judge(found)
-
-
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind the stack, like SIGINT."""
-
-    def handler(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Show:
