@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psycopg
+
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter import (
-    apply_workers,
     connections,
     option_checks,
     publications,
@@ -23,12 +24,13 @@ from pgsub.commands.alter import (
 )
 from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.preflight import findings, servers
+from pgsub.commands.preflight import findings, server_limits, servers
+from pgsub.commands.preflight.findings import Caution
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session, maintenance
+from pgsub.commands.sessions import connect_target, ledger_session, maintenance
 from pgsub.commands.subscription import definition_change
-from pgsub.common import conflict_rules
-from pgsub.common.errors import LockHeld, SubscriptionExists
+from pgsub.common import conflict_rules, server_words
+from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.switchover import journal
@@ -60,7 +62,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             fields |= {"generation": sub.generation + 1, "unrefreshed": options.refreshes}
         _check_rules(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
-            apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict)
+            _check_free_sessions(options, sub, fields, reporter)
             write = partial(redefinition.write, store, sub, fields)
             definition_change.change(store, sub, write, reporter=reporter)
             return
@@ -87,6 +89,30 @@ def _check_rules(
     findings.report(warnings, reporter, strict=options.strict)
 
 
+def _check_free_sessions(
+    options: AlterOptions,
+    sub: Subscription,
+    fields: Mapping[str, Any],
+    reporter: Reporter,
+    session: psycopg.Connection | None = None,
+) -> None:
+    """Warn if the target has too few free sessions for ``--apply-workers``, or if it cannot be asked.
+
+    :param session: a session on the target, None to open one. A subscription that was never connected is not checked.
+    """
+    new = replace(sub, **fields)
+    if new.apply_workers <= max(sub.apply_workers, 1) or not sub.dboid:
+        return
+    try:
+        with connect_target(new, replica=False) if session is None else contextlib.nullcontext(session) as opened:
+            found = list(server_limits.check_apply_workers(opened, new))
+    except (PgsubError, psycopg.Error) as error:
+        why = error.message if isinstance(error, PgsubError) else server_words.said(error).message
+        hint = "What finds no session is tried again, and fewer apply meanwhile."
+        found = [Caution("could not check whether the target has room for more sessions", f"{why}.", hint)]
+    findings.report(found, reporter, strict=options.strict)
+
+
 def _alter_with_servers(
     options: AlterOptions, store: StateStore, sub: Subscription, fields: dict[str, Any], reporter: Reporter
 ) -> None:
@@ -102,7 +128,7 @@ def _alter_with_servers(
             journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
-        apply_workers.check_free_sessions(sub, fields, reporter, strict=options.strict, session=session)
+        _check_free_sessions(options, sub, fields, reporter, session)
         connections.check(options, session, sub, fields, conns, reporter)
         new_rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict]
         findings.report(
