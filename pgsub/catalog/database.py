@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.catalog import store_file
-from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.state_folder import create_private
 from pgsub.common.errors import InternalError, PgsubError, StateStoreError
@@ -51,7 +50,7 @@ class Database:
         self._file = (0, 0)
         if not create and not os.path.lexists(path):
             self._connection = store_file.in_memory()
-            migrate(self._connection, path)
+            store_file.migrate(self._connection, path)
             return
         try:
             self._connection = self._opened()
@@ -194,13 +193,13 @@ class Database:
                 if self._check_version() < _NEWEST:
                     self.rows("PRAGMA journal_mode = WAL")
                     with self._errors():
-                        migrate(self._connection, self.path)
+                        store_file.migrate(self._connection, self.path)
         self.check(_CHECK_STATE)
 
     def _check_version(self) -> int:
         version = int(self.rows("PRAGMA user_version")[0][0])
         application = int(self.rows("PRAGMA application_id")[0][0])
-        if application != APPLICATION_ID and self.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
+        if application != store_file.APPLICATION_ID and self.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
             raise StateStoreError(
                 f'file "{self.path}" is not a pgsub state store',
                 detail="It is an SQLite database of another application.",

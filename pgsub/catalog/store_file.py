@@ -6,14 +6,16 @@ import contextlib
 import os
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pgsub.catalog.locks import Lock
-from pgsub.catalog.migrations import migrate
+from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.state_folder import create_private
 from pgsub.common.errors import StateStoreError
 
+#: ``pgsb``: distinguishes a state store from other SQLite files.
+APPLICATION_ID = 0x70677362
 #: Seconds for which two writers wait for each other.
 BUSY_SECONDS = 5.0
 
@@ -78,3 +80,33 @@ def create(path: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             migrate(connection, draft)
         draft.rename(path)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[int, str]] = MIGRATIONS) -> None:
+    """Upgrade to the newest schema, like ``pg_upgrade``: missing steps in one transaction, after a backup of the file.
+
+    :param connection: in autocommit mode. Nobody else may migrate meanwhile.
+    :param path: the file. The backup is ``<name>.v<version>.bak`` beside it.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    missing = [(number, sql) for number, sql in steps if number > version]
+    if not missing:
+        return
+    if version:
+        _back_up(connection, path.with_name(f"{path.name}.v{version}.bak"))
+    body = "".join(sql for _, sql in missing)
+    pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {missing[-1][0]};"
+    try:
+        # executescript first commits an open transaction, so the script contains the transaction.
+        connection.executescript(f"BEGIN IMMEDIATE; {body} {pragmas} COMMIT;")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _back_up(connection: sqlite3.Connection, backup: Path) -> None:
+    backup.unlink(missing_ok=True)
+    create_private(backup)
+    with contextlib.closing(sqlite3.connect(backup)) as copy:
+        connection.backup(copy)

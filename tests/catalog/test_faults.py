@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from pgsub.catalog import database, store_file
-from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.rows import OriginRow, RelationRow
 from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.store_file import APPLICATION_ID, migrate
 from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.recorder import Recorder
@@ -243,7 +243,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
     number = MIGRATIONS[-1][0] + 1
     steps = (*MIGRATIONS, (number, "CREATE TABLE newer (a);"))
     monkeypatch.setattr(database, "_NEWEST", number)
-    monkeypatch.setattr(database, "migrate", partial(migrate, steps=steps))
+    monkeypatch.setattr(store_file, "migrate", partial(migrate, steps=steps))
     return number
 
 
