@@ -11,8 +11,7 @@ from pathlib import Path
 from pgsub.cli.app import program
 from pgsub.cli.command_tree.shells import script
 from pgsub.cli.command_tree.tree import describe
-from pgsub.cli.manual.man_pages import pages
-from pgsub.cli.manual.topics import topics
+from pgsub.cli.man_pages import pages, topics
 
 SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
 

@@ -1,15 +1,22 @@
-"""Manual pages, made from the command tree and the exception classes, in the order of the server's reference pages.
+"""Manual pages: of commands, from the command tree and the exception classes, and of topics, from texts in ``docs/``.
 
-They contain no date and no data of the machine, so the same sources always give the same bytes.
+They have the order of the server's reference pages, and neither a date nor data of the machine, so the same sources
+always give the same bytes. Only ``pgsub.cli.docs`` uses this.
+
+The text of a topic begins with ``name section: summary``. ``# NAME`` begins a section, ``: text`` below a line
+describes it, and indented lines are kept unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from pgsub import __version__
 from pgsub.cli.app import DESCRIPTION, SUMMARY
 from pgsub.cli.command_tree.tree import Command, Option, Tree
+from pgsub.cli.configuration import SETTINGS
 from pgsub.cli.pages import Page
 from pgsub.common.errors import exit_code_table
 
@@ -42,10 +49,14 @@ _FILES = (
     ("launcher.lock, subscription-*.lock", "Locks in the state folder; each names the process that holds it."),
 )
 _SIGNALS = (130, "ended by a second SIGINT"), (143, "ended by a second SIGTERM")
+TOPICS = ("conflicts", "states", "pgsub.toml")
+_FOLDER = Path(__file__).parents[2] / "docs"
+_HEAD = re.compile(r"(\S+) (\d): (.*)")
+_PAGE = re.compile(r"(pgsub[\w.-]*)\((\d)\)")
 
 
 def pages(tree: Tree) -> dict[str, str]:
-    """Make all pages.
+    """Make the pages of all commands.
 
     :return: text by file name.
     """
@@ -151,3 +162,46 @@ def escaped(text: str) -> str:
     shown = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
     shown = shown.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
     return r"\&" + shown if shown.startswith(".") else shown
+
+
+def topics() -> dict[str, str]:
+    """Make the pages of all topics, text by file name."""
+    texts = ((_FOLDER / f"{name}.txt").read_text(encoding="utf-8") for name in TOPICS)
+    return dict(_topic(text.replace("@SETTINGS@", _settings())) for text in texts)
+
+
+def _settings() -> str:
+    """Return the blocks of all settings."""
+    return "\n\n".join(
+        f"{one.name}\n: {one.help} Stands in for {one.variable}."
+        + (f" The default is {one.default}." if one.default else "")
+        for one in SETTINGS
+    )
+
+
+def _topic(text: str) -> tuple[str, str]:
+    first, _, rest = text.partition("\n")
+    found = _HEAD.fullmatch(first)
+    assert found is not None, first
+    name, section, summary = found.groups()
+    lines = head(name, section, summary, f"docs/{name.removeprefix('pgsub-')}.txt")
+    for block in rest.strip("\n").split("\n\n"):
+        lines += _block(block)
+    page = "\n".join([*lines, ""])
+    # Successive unchanged blocks are joined, with an empty line between them.
+    return f"{name}.{section}", page.replace(".RE\n.fi\n.PP\n.nf\n.RS 4\n", "\\&\n")
+
+
+def _block(block: str) -> Iterator[str]:
+    first, _, rest = block.partition("\n")
+    if block.startswith("# "):
+        yield f".SH {escaped(block[2:])}"
+    elif block.startswith("    "):
+        yield from (".PP", ".nf", ".RS 4")
+        # A line that begins with a control character would be a request.
+        yield from (rf"\&{escaped(line[4:])}" for line in block.split("\n"))
+        yield from (".RE", ".fi")
+    elif rest.startswith(": "):
+        yield from (".TP", rf"\fB{escaped(first)}\fR", escaped(rest[2:]))
+    else:
+        yield from (".PP", _PAGE.sub(r"\\fB\1\\fR(\2)", escaped(block).replace(r"\-", "-")).replace("-", r"\-"))

@@ -1,1 +1,0 @@
-"""Manual pages, made from the command tree and from texts in ``docs/``: see :mod:`pgsub.cli.docs`."""
