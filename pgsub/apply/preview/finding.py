@@ -1,10 +1,12 @@
-"""The prediction for one change of a transaction."""
+"""The prediction for one change of a transaction, and the values of its row as the publisher sent them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
+from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.sql.row_lookup import Row
 
 
@@ -74,3 +76,25 @@ class Finding:
 def differences(new: Row, present: Row) -> tuple[str, ...]:
     """Return the columns of a new row whose values differ in another row that has them."""
     return tuple(name for name, value in new.items() if name in present and present[name] != value)
+
+
+def with_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
+    """Add the row as the publisher sent it, which is all that is known if the target's table does not match."""
+    if not isinstance(message, Insert | Update | Delete):
+        return finding
+    new = None if isinstance(message, Delete) else message.new
+    searched = new if isinstance(message, Insert) else message.old or new
+    assert searched is not None
+    sent = [
+        {c.name: text(one, i) for i, c in enumerate(remote.columns) if one.kinds[i] != UNCHANGED}
+        for one in (searched, new)
+        if one is not None
+    ]
+    key = {c.name: sent[0][c.name] for c in remote.columns if c.is_key and c.name in sent[0]}
+    return replace(finding, key=key, remote=None if new is None else sent[-1])
+
+
+def text(values: Tuple, position: int) -> str | None:
+    """Return one value as the publisher sent it; None for NULL."""
+    raw = values.values[position]
+    return None if raw is None else raw.decode("utf-8", "replace")

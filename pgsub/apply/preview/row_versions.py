@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pgsub.apply.preview.finding import text
+from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql.row_equality import Fingerprint
 from pgsub.target.sql.row_lookup import Row, TableLookup
@@ -68,6 +71,12 @@ class Table:
     def key(self, row: Row) -> Fingerprint:
         """Return a fingerprint of a row's key; it is equal for keys that the target considers equal."""
         return self.lookup.fingerprints.of(row, self.key_columns)
+
+    def sent(self, values: Tuple, *, nulls: bool = False) -> Row:
+        """Return sent values as the target reads them; unchanged TOAST values are left out, or NULL in a whole row."""
+        columns = self.relation.columns
+        wanted = [i for i in range(len(columns)) if nulls or values.kinds[i] != UNCHANGED]
+        return self.lookup.read({columns[i].name: text(values, i) for i in wanted})
 
     def gone(self, key: Fingerprint, found: Version) -> None:
         """Delete the row that was found."""

@@ -15,8 +15,7 @@ import psycopg
 
 from pgsub.apply.commit.skipped_writer import changed
 from pgsub.apply.conflicts import schema_fault
-from pgsub.apply.preview import remote_row
-from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences
+from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences, text, with_sent
 from pgsub.apply.preview.row_versions import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
@@ -73,7 +72,7 @@ class Simulation:
     def _one(self, message: Message, relid: int) -> Finding:
         remote = self._relations.remote(relid)
         finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), Outcome.ERROR)
-        finding = remote_row.with_sent(finding, remote, message)
+        finding = with_sent(finding, remote, message)
         try:
             table = self._table(relid, remote)
             if isinstance(table, str):
@@ -109,7 +108,7 @@ class Simulation:
         return made
 
     def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
-        row = table.lookup.read(remote_row.by_column(table.relation, new, nulls=True))
+        row = table.sent(new, nulls=True)
         finding = replace(finding, remote=row, key={name: row.get(name) for name in table.key_columns})
         return self._written(table, finding, new, row, None, None)
 
@@ -117,14 +116,14 @@ class Simulation:
         check_updatable(table.relation)
         new = message.new
         key = self._key(table, message.old or new)
-        sent = table.lookup.read(remote_row.by_column(table.relation, new))
+        sent = table.sent(new)
         finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
             table.done.tainted.add(table.key({**key, **sent}))
             return replace(finding, outcome=Outcome.DEPENDENT)
         found = self._find(table, key)
         if found is None:
-            sent = table.lookup.read(remote_row.by_column(table.relation, whole))
+            sent = table.sent(whole)
             return self._update_missing(table, replace(finding, remote=sent), whole, key)
         finding = replace(finding, local=found.row)
         assert found.row is not None
@@ -132,7 +131,7 @@ class Simulation:
         if action is not Action.APPLY:
             return self._ruled(table, finding, action, {**found.row, **sent}, key)
         if finding.rule is not None:  # a rule decides about the whole row
-            new, sent = whole, table.lookup.read(remote_row.by_column(table.relation, whole))
+            new, sent = whole, table.sent(whole)
         if not differences(sent, found.row):
             return replace(finding, outcome=Outcome.IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
@@ -236,7 +235,7 @@ class Simulation:
 
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
-        sent = {relation.columns[i].name: remote_row.text(values, i) for i in relation.lookup}
+        sent = {relation.columns[i].name: text(values, i) for i in relation.lookup}
         for i in relation.lookup:
             if values.values[i] is not None:
                 # also for a row that this transaction wrote: apply would search for it in the same way
