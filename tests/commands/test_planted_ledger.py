@@ -13,7 +13,6 @@ import pytest
 from fix_program import Cli, one_error
 from psycopg import sql
 
-from pgsub.catalog.store import StateStore
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
@@ -78,15 +77,14 @@ def test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read(
 ) -> None:
     options = SwitchoverOptions("s", state_dir, back_target=pubdb.conninfo)
     sub = Subscription(1, "s", pubdb.conninfo, subdb.conninfo, ("p",), None)
-    with StateStore.open(state_dir) as store:
-        with planted(pubdb):
-            with pytest.raises(PermissionMissing, match="the ledger on the publisher belongs to role") as caught:
-                with giving_session(options, sub, store):
-                    pass
-            assert caught.value.detail is not None and "the user of --target" in caught.value.detail
-        with giving_session(options, sub, store) as giving:
-            with planted(pubdb), pytest.raises(psycopg.Error, match="access to non-system view"):
-                giving.execute("SELECT FROM pgsub.switchover")  # made behind the check
+    with planted(pubdb):
+        with pytest.raises(PermissionMissing, match="the ledger on the publisher belongs to role") as caught:
+            with giving_session(options, sub):
+                pass
+        assert caught.value.detail is not None and "the user of --target" in caught.value.detail
+    with giving_session(options, sub) as giving:
+        with planted(pubdb), pytest.raises(psycopg.Error, match="access to non-system view"):
+            giving.execute("SELECT FROM pgsub.switchover")  # made behind the check
 
 
 def test_create_reads_no_ledger_that_somebody_planted_on_the_publisher_and_says_so(

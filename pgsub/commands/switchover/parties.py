@@ -107,6 +107,14 @@ class SwitchoverOptions:
         accepted = " --accept-explained" if self.accept_explained else ""
         return f"pgsub switchover {word(self.name)}{' --back' if self.back else ''}{accepted}{given}"
 
+    def to_taking(self, sub: Subscription) -> str:
+        """Return the reverse subscription's connection string to the taking side, with its password."""
+        return self.back_connection or passfiles.revealed(sub.target, "target", self.state_dir)
+
+    def to_giving(self, sub: Subscription) -> str:
+        """Return the reverse subscription's connection string to the giving side, with its password."""
+        return self.back_target or passfiles.revealed(sub.connection, "publisher", self.state_dir)
+
 
 @contextlib.contextmanager
 def taking_session(store: StateStore, sub: Subscription) -> Iterator[psycopg.Connection]:
@@ -121,15 +129,15 @@ def taking_session(store: StateStore, sub: Subscription) -> Iterator[psycopg.Con
 
 
 @contextlib.contextmanager
-def giving_session(options: SwitchoverOptions, sub: Subscription, store: StateStore) -> Iterator[psycopg.Connection]:
+def giving_session(options: SwitchoverOptions, sub: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the giving side with the reverse subscription's connection, before that is created.
 
     It only reads, and refuses views, because a role with CREATE on the database could make a ledger meanwhile.
 
     :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
     """
-    conninfo = options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent)
-    with contextlib.closing(target.connect(conninfo, "pgsub switchover", replica=False, views=False)) as session:
+    opened = target.connect(options.to_giving(sub), "pgsub switchover", replica=False, views=False)
+    with contextlib.closing(opened) as session:
         # guard: a ledger of an untrusted owner is not read
         with seen_backward():
             ledger_privileges.check(session)

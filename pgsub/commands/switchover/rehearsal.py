@@ -14,7 +14,6 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.commands.subscription import passfiles
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
 from pgsub.commands.switchover.outcome import REHEARSED, Outcome
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session, the_one
@@ -47,9 +46,9 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     with StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         timing = Timing()
-        with ledger_session(store, sub) as taking, giving_session(options, sub, store) as giving:
+        with ledger_session(store, sub) as taking, giving_session(options, sub) as giving:
             try:
-                seen = way_back_subscription.obstacles(options, sub, taking, store)
+                seen = way_back_subscription.obstacles(options, sub, taking)
                 listed = [asdict(one) for one in seen]
                 if any(one.severity == ERROR for one in seen):
                     return Outcome(sub.name, options.names[1], REHEARSED, obstacles=listed)
@@ -57,7 +56,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 with served(store, options.state_dir, sub, reporter):
                     _apply(options, sub, taking, timing)
                 _sequences(sub, taking, timing)
-                _slot(options, sub, store, timing)
+                _slot(options, sub, timing)
             except psycopg.Error as error:
                 raise target.translate(error, "rehearse the switchover", user=taking.info.user) from None
     pause = sum(timing.steps[name] for name in _PAUSE)
@@ -89,13 +88,11 @@ def _sequences(sub: Subscription, taking: psycopg.Connection, timing: Timing) ->
             synchronization.look(session, source, sub)
 
 
-def _slot(options: SwitchoverOptions, sub: Subscription, store: StateStore, timing: Timing) -> None:
+def _slot(options: SwitchoverOptions, sub: Subscription, timing: Timing) -> None:
     """Create a temporary slot on the taking side and advance it."""
-    conninfo = options.back_connection or passfiles.revealed(sub.target, "target", store.path.parent)
     name = f"pgsub_{sub.subid}_rehearsal_{secrets.token_hex(4)}"
-    with contextlib.closing(
-        publisher.connect(conninfo, application_name=options.names[1], replication=True)
-    ) as connection:
+    opened = publisher.connect(options.to_taking(sub), application_name=options.names[1], replication=True)
+    with contextlib.closing(opened) as connection:
         slots.create_slot(connection, name, temporary=True)
         with timing.step("way back"), translating(connection, "advance a replication slot"):
             connection.execute(

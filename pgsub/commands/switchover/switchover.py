@@ -158,7 +158,7 @@ class _Run:
             PauseComparison(self._options, self._store, self._sub) as look,
         ):
             run = self._steps = steps.Switchover(
-                self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
+                self._options, self._sub, back, self._taking, giving, self._reporter, look
             )
             there = journal.of(giving, entry.id)
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
@@ -227,10 +227,8 @@ class _Run:
             self._check_name()
             subid = new_subid()
             right_to_write.name_way_back(self._taking, entry, subid)
-            with giving_session(self._options, self._sub, self._store) as giving:
-                made = way_back_subscription.way_back(
-                    self._options, self._sub, giving, self._taking, self._store, subid
-                )
+            with giving_session(self._options, self._sub) as giving:
+                made = way_back_subscription.way_back(self._options, self._sub, giving, self._taking, subid)
             reporter = InnerReporter(self._reporter, backward=True, said=self._warned)
             with seen_backward():
                 return way_back_subscription.created(made, self._store, reporter)
@@ -269,7 +267,7 @@ class _Run:
 
     def _look_around(self) -> None:
         """Warn of differences after the switchover, and refuse if there are obstacles."""
-        seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store)
+        seen = way_back_subscription.obstacles(self._options, self._sub, self._taking)
         way_back_subscription.check(seen, self._options)
         for one in seen:
             self._warned.add(one.message)

@@ -98,7 +98,7 @@ def returned(
     if entry is None or entry.phase != journal.DECLINED:
         yield None
         return
-    with giving_session(options, sub, store) as giving:
+    with giving_session(options, sub) as giving:
         installed = installation.installed_version(giving) >= installation.VERSION
         there = journal.of(giving, entry.id) if installed else None
         if there is not None and not _is_left(there, sub, store):

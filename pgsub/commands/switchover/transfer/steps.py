@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
-from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.drop import drop
@@ -58,7 +57,6 @@ class Switchover:
     def __init__(
         self,
         options: SwitchoverOptions,
-        store: StateStore,
         sub: Subscription,
         back: Subscription,
         taking: psycopg.Connection,
@@ -68,7 +66,6 @@ class Switchover:
     ) -> None:
         self.pause_comparison = pause_comparison
         self._options = options
-        self._store = store
         self._sub = sub
         self._back = back
         self._taking = taking
@@ -100,7 +97,7 @@ class Switchover:
             if self._phase(entry) == journal.OPEN:
                 self._approach(entry, sessions.source, sessions.slots, check)
                 # The first search may be hours old after comparing large tables, or belong to an earlier run.
-                seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._store, self._back)
+                seen = way_back_subscription.obstacles(self._options, self._sub, self._taking, self._back)
                 # guard: the pause does not begin while an obstacle remains
                 way_back_subscription.check(seen, self._options)
             self._pause(entry, sessions, check)

@@ -12,7 +12,6 @@ import psycopg
 from pgsub.catalog import subscriptions as catalog
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.create import create
 from pgsub.commands.subscription.definition import CreateOptions
 from pgsub.commands.switchover.obstacles import search
@@ -37,7 +36,6 @@ def way_back(
     sub: Subscription,
     giving: psycopg.Connection,
     taking: psycopg.Connection,
-    store: StateStore,
     subid: int | None = None,
 ) -> CreateOptions:
     """Return the options of the reverse subscription.
@@ -56,8 +54,8 @@ def way_back(
         chosen["origin"] = "none" if taking.info.server_version >= _ORIGIN_VERSION else "any"
     return CreateOptions(
         name=back,
-        connection=options.back_connection or passfiles.revealed(sub.target, "target", store.path.parent),
-        target=options.back_target or passfiles.revealed(sub.connection, "publisher", store.path.parent),
+        connection=options.to_taking(sub),
+        target=options.to_giving(sub),
         publications=options.back_publications or chosen["publications"],
         state_dir=options.state_dir,
         connect=True,
@@ -68,7 +66,7 @@ def way_back(
         two_phase=sub.two_phase != two_phase_state.DISABLED,
         password_required=_password_required(chosen),
         on_conflict=chosen.get("on_conflict", ()),
-        settings={**_settings(chosen), "way_back_of": sub.subid},
+        settings={**{name: value for name, value in chosen.items() if name in _SETTINGS}, "way_back_of": sub.subid},
         subid=subid,
     )
 
@@ -80,10 +78,6 @@ def _password_required(chosen: dict[str, Any]) -> bool | None:
     return None if chosen.get("password_required", True) else False
 
 
-def _settings(chosen: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in chosen.items() if name in _SETTINGS}
-
-
 def _before(giving: psycopg.Connection, name: str) -> Any:
     """Return the definition of a subscription that ended with a switchover on this server, None if there is none."""
     if installation.installed_version(giving) < installation.VERSION:
@@ -93,22 +87,18 @@ def _before(giving: psycopg.Connection, name: str) -> Any:
 
 
 def obstacles(
-    options: SwitchoverOptions,
-    sub: Subscription,
-    taking: psycopg.Connection,
-    store: StateStore,
-    back: Subscription | None = None,
+    options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, back: Subscription | None = None
 ) -> list[Obstacle]:
     """Search for obstacles on both servers, errors first.
 
     :param back: the reverse subscription if it exists. Then only obstacles that may be new are searched for. Its own
         publications are used, because the giving side's answers may have changed since.
     """
-    with giving_session(options, sub, store) as giving:
+    with giving_session(options, sub) as giving:
         if back is not None:
             way = Way(back.name, back.publications, back.connection, options.way, back.run_as_owner, back.origin)
             return search.find(giving, taking, sub, way, again=True)
-        made = way_back(options, sub, giving, taking, store)
+        made = way_back(options, sub, giving, taking)
         origin, as_owner = made.settings.get("origin", "any"), made.settings.get("run_as_owner", False)
         way = Way(made.name, made.publications, made.connection or "", options.way, as_owner, origin)
         return search.find(giving, taking, sub, way)
