@@ -9,9 +9,10 @@ import pytest
 from fix_engine import Task
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.writers import auto_session_count, session_reserve
+from pgsub.apply.writers import auto_session_count
 from pgsub.apply.writers.auto_session_count import AutoSessionCount
 from pgsub.common.subscription import AUTO
+from pgsub.target.session import free_sessions
 
 #: Each row takes the target 20 ms, in which others of its sessions can go on.
 SLOW = "ALTER TABLE t ADD CHECK (pg_sleep(0.02) IS NOT NULL)"
@@ -80,7 +81,7 @@ def test_a_slow_target_gets_more_sessions_and_one_is_left_when_there_is_nothing_
 def test_a_target_without_room_keeps_one_session(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_reserve, "LEFT_TO_OTHERS", 10_000)
+    monkeypatch.setattr(free_sessions, "LEFT_TO_OTHERS", 10_000)
     p = slow(pair)
     task = p.start()
     while not refusals:
@@ -95,7 +96,7 @@ def test_a_target_without_room_keeps_one_session(
 def test_a_session_that_cannot_be_opened_after_all_fails_nothing(
     pair: MakePair, refusals: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_reserve, "further_sessions", lambda own, present: (8, ""))  # others were faster
+    monkeypatch.setattr(free_sessions, "further_sessions", lambda *own, tagged: (8, ""))  # others were faster
     p = slow(pair)
     query = (
         "SELECT setting::int FROM pg_settings WHERE name IN ('max_active_replication_origins', 'max_replication_slots')"

@@ -14,7 +14,6 @@ from psycopg.pq import TransactionStatus
 from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.rows.worker_sessions import TargetSession
 from pgsub.apply.stream.transaction_batch import Batch
-from pgsub.apply.writers import session_reserve
 from pgsub.apply.writers.auto_session_count import AutoSessionCount
 from pgsub.apply.writers.dependencies import Dependencies, Together
 from pgsub.apply.writers.parallel_gain import ParallelGain
@@ -24,6 +23,7 @@ from pgsub.apply.writers.writer import CLOSE_SECONDS, Writer
 from pgsub.common.errors import StreamsMustRestart
 from pgsub.common.server_words import DEADLOCK
 from pgsub.common.subscription import AUTO
+from pgsub.target.session import free_sessions
 from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
@@ -271,7 +271,8 @@ class Writers:
     def _settle(self, session_count: AutoSessionCount, now: float) -> None:
         count = session_count.look(now)
         if count:
-            free, why = session_reserve.further_sessions(self._own, len(self._writers))
+            own, present, tagged = self._own, len(self._writers), self._own.progress.tagged
+            free, why = free_sessions.further_sessions(own.connection, own.relations.subid, present, tagged=tagged)
             if free < 1:
                 session_count.refused(now, why)
             else:

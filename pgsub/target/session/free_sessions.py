@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 import psycopg
 
+from pgsub.target.session import origins
+
+#: Sessions of the target that ``--apply-workers auto`` leaves to others: the larger of this number and this part of
+#: max_connections.
+LEFT_TO_OTHERS, PART_OF_OTHERS = 4, 0.1
 # Reserved connections are not available to everyone. Roles and databases have limits of their own. A session whose
 # backend_type the role may not see counts as a client's. "present" are the subscription's own sessions.
 _SESSIONS = """
@@ -49,3 +54,22 @@ def free_sessions(connection: psycopg.Connection, subid: int = 0) -> SessionCoun
     """
     row = connection.execute(_SESSIONS.encode(), (f"pgsub {subid} %",)).fetchone()
     return None if row is None else SessionCounts(*(int(one) for one in row))
+
+
+def further_sessions(connection: psycopg.Connection, subid: int, present: int, *, tagged: bool) -> tuple[int, str]:
+    """Return how many more sessions ``--apply-workers auto`` may take from the target, and why not more.
+
+    :param connection: the worker's own session, besides which ``present`` others are open.
+    :param tagged: each of them needs a replication origin.
+    """
+    found = free_sessions(connection, subid)
+    if found is None:
+        return 0, "The target does not say how many sessions are free."
+    free = found.free - max(LEFT_TO_OTHERS, round(PART_OF_OTHERS * found.most))
+    if free < 1:
+        return 0, f"Only {max(found.free, 0)} sessions are free on the target, which are left to others."
+    left = origins.spare(connection, subid) if tagged else None
+    if left is None:
+        return free, ""
+    left -= 1 + present
+    return min(free, left), "Replication origins of the target are left to others." if left < 1 else ""
