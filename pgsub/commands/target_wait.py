@@ -19,8 +19,8 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.mirror import lock_waits
-from pgsub.target.session import cancellation
 from pgsub.target.session import connect as target
+from pgsub.target.session import transactions
 
 #: Seconds that a statement may take before the first look, and seconds between looks.
 AFTER, EVERY = 5.0, 1.0
@@ -80,7 +80,7 @@ class TargetWait:
                 if self._session.pgconn.transaction_status != TransactionStatus.ACTIVE:
                     busy_since = clock
                 elif clock >= max(busy_since + (_LATE if late else AFTER), look):
-                    look = clock + (cancellation.AGAIN_SECONDS if late else EVERY)
+                    look = clock + (transactions.AGAIN_SECONDS if late else EVERY)
                     with contextlib.suppress(PgsubError, psycopg.Error):
                         self._look(stack)
                         # Cancel only waiting statements. A slow command continues to a point where it can end properly.
@@ -99,4 +99,4 @@ class TargetWait:
 
     def _cancel(self) -> None:
         self._canceled = True
-        cancellation.cancel(self._session)
+        transactions.cancel(self._session)

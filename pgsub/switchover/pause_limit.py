@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.common.errors import TimeoutExpired
 from pgsub.common.threads import SupervisedThread
-from pgsub.target.session import cancellation
+from pgsub.target.session import transactions
 
 
 class PauseLimit:
@@ -62,5 +62,5 @@ class PauseLimit:
         # Statements that begin after the deadline are canceled, too.
         while not self._over.is_set():
             for session in self._sessions:
-                cancellation.cancel(session)
-            self._over.wait(cancellation.AGAIN_SECONDS)
+                transactions.cancel(session)
+            self._over.wait(transactions.AGAIN_SECONDS)
