@@ -15,10 +15,9 @@ from pathlib import Path
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
-from pgsub.commands.status import blocked_state, ledger_confirmation, wait_conditions, wait_session
-from pgsub.commands.status.ledger_confirmation import Reading
+from pgsub.commands.status import blocked_state, wait_conditions
 from pgsub.commands.status.subscription_status import error_class, read_status, serving
-from pgsub.commands.status.wait_conditions import Condition
+from pgsub.commands.status.wait_conditions import Condition, Reading
 from pgsub.common.errors import (
     ApplyError,
     Directive,
@@ -110,7 +109,7 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
         every.append(wait_conditions.reached(position))
     if options.condition == "caught-up":
         every += [wait_conditions.released, *([wait_conditions.followed] if options.everything else [])]
-    every.append(ledger_confirmation.in_ledger(position, tables, known))
+    every.append(wait_conditions.in_ledger(position, tables, known))
     return lambda *now: next((missing for one in every if (missing := one(*now))), None)
 
 
@@ -144,9 +143,9 @@ def _committed(sub: Subscription) -> tuple[int, Reading | None]:
     from pgsub.publisher.current_wal_lsn import committed_position
 
     try:
-        with wait_session.ledger(sub) as session:
+        with wait_conditions.ledger(sub) as session:
             position = verified_publisher.committed_position(session, sub)
-            return position, ledger_confirmation.read(session, sub.subid)
+            return position, wait_conditions.read_ledger(session, sub.subid)
     except TargetUnavailable:
         with closing(connect(sub.connection, application_name=sub.name)) as connection:
             return committed_position(connection), None

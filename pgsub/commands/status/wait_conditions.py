@@ -1,23 +1,62 @@
-"""The conditions of ``pgsub wait``: each says what is still missing according to the state store."""
+"""The conditions of ``pgsub wait``: each says what is still missing according to the state store.
+
+What it says is confirmed in the ledger, because the target may have been restored meanwhile. A launcher that serves the
+subscription corrects the state store. Nothing does where none runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
 
+from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.status import wait_session
 from pgsub.commands.status.subscription_status import serving
-from pgsub.common.errors import PgsubError
-from pgsub.common.plural import counted
+from pgsub.common.errors import PgsubError, TargetUnavailable
+from pgsub.common.plural import counted, some
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_handling import SEQUENCES
 from pgsub.protocol.lsn import format_lsn
 
+if TYPE_CHECKING:
+    import psycopg
+
 _NAMED = 10
+_PAUSE = 1.0  #: seconds until the ledger is read again
 
 #: Returns what is still missing, None if the condition holds.
 Condition = Callable[[StateStore, Subscription], str | None]
+
+
+class Reading(NamedTuple):
+    """The subscription's position and its synchronized tables, as the ledger had them."""
+
+    position: int
+    ready: frozenset[int]  #: tables by OID
+    at: float  #: in time of ``time.monotonic()``
+
+
+@contextmanager
+def ledger(sub: Subscription) -> Iterator[psycopg.Connection]:
+    """Open a session for the block, which should be short: commands may wait for hours.
+
+    :raises TargetUnavailable: the target cannot be asked.
+    :raises PermissionMissing: the ledger's owner is not trusted.
+    """
+    # Imported late: most waits need no server.
+    from psycopg import Error
+
+    from pgsub.target.session import ledger_privileges
+    from pgsub.target.session.connect import SessionName, open_session, translate
+
+    try:
+        with closing(open_session(sub, SessionName(sub.subid, "wait", 0), replica=False)) as session:
+            ledger_privileges.check(session)
+            yield session
+    except Error as error:
+        raise translate(error, "read the ledger") from None
 
 
 def synced(awaited: frozenset[int]) -> Condition:
@@ -56,8 +95,51 @@ def _ask_to_record(subscription: Subscription, position: int) -> None:
     """Ask apply to record a position at once. If the target cannot be asked, it is recorded a little later."""
     from pgsub.target.ledger import worker_takeover
 
-    with suppress(PgsubError), wait_session.ledger(subscription) as session:
+    with suppress(PgsubError), ledger(subscription) as session:
         worker_takeover.ask_to_record(session, subscription.subid, position)
+
+
+def read_ledger(session: psycopg.Connection, subid: int) -> Reading:
+    """Read the ledger in a session of :func:`ledger`."""
+    from pgsub.target.ledger import subscriptions
+
+    at, done = time.monotonic(), subscriptions.recorded_position(session, subid)
+    ready = (row.srrelid for row in subscriptions.relations(session, subid) if row.srsubstate == "r")
+    return Reading(done, frozenset(ready), at)
+
+
+def in_ledger(position: int, awaited: frozenset[int], known: Reading | None = None) -> Condition:
+    """Wait until the ledger, too, has this position and these tables. It comes last, because it connects to the target.
+
+    :param awaited: tables by OID.
+    :param known: a reading that may already have them, so that the condition need not connect.
+    """
+    confirms = known is not None and known.position >= position and awaited <= known.ready
+    again = known.at + _PAUSE if known is not None and confirms else 0.0
+
+    def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        nonlocal known, again
+        if time.monotonic() >= again:
+            # guard: what a restored target has lost is not reported as reached
+            with suppress(TargetUnavailable):  # then the state store is all that is known
+                with ledger(subscription) as session:
+                    known = read_ledger(session, subscription.subid)
+            again = time.monotonic() + _PAUSE
+        shown = [row for row in store.relations(subscription.subid) if row.srrelid in awaited]
+        return None if known is None else _not_in_ledger(known, position, shown)
+
+    return unmet
+
+
+def _not_in_ledger(known: Reading, position: int, shown: Sequence[RelationRow]) -> str | None:
+    missing = [f"{row.schemaname}.{row.relname}" for row in shown if row.srrelid not in known.ready]
+    if known.position < position:
+        what = f"is at {format_lsn(known.position)}, awaited is {format_lsn(position)}"
+    elif missing:
+        what = f"does not show as synchronized: {some(missing)}"
+    else:
+        return None
+    return f"The target's ledger {what}. It is behind the state store: the target may have been restored."
 
 
 def released(store: StateStore, subscription: Subscription) -> str | None:
