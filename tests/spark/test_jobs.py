@@ -20,6 +20,7 @@ import pytest
 from fix_faults import until
 from spark import task_functions as tasks
 
+from pgsub.apply.worker import executor_requirements
 from pgsub.common.errors import ApplyError, Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.spark import driver_watch, executor_check
@@ -203,12 +204,15 @@ def test_an_executor_that_is_lost_during_the_look_at_it_is_followed_by_a_look_at
 ):
     said: list[str] = []
     check = ExecutorCheck(lambda level, text: said.append(f"{level}: {text}"), lambda: False)
-    assert check._ask(submitter, tasks.die_until, (str(tmp_path), 2)) == 2
+    monkeypatch.setattr(executor_requirements, "run", tasks.die_until)
+    assert check._ask(submitter, (str(tmp_path), 2)) == 2
+    monkeypatch.setattr(executor_requirements, "run", tasks.die)
     with pytest.raises(SparkUnusable) as failure:
-        check._ask(submitter, tasks.die, 0)
+        check._ask(submitter, 0)
     assert not isinstance(failure.value, WorkerDied)  # a bounded run does not try for ever
     monkeypatch.setattr(executor_check, "_CHECK_SECONDS", 0.2)
-    assert check._ask(submitter, tasks.interval, 600.0) is None
+    monkeypatch.setattr(executor_requirements, "run", tasks.interval)
+    assert check._ask(submitter, 600.0) is None
     assert [text.partition(",")[0] for text in said] == ["WARNING: the check of an executor was skipped"]
 
 

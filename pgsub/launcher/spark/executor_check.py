@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from pgsub.apply.worker import executor_requirements
+from pgsub.apply.worker.executor_requirements import Checked, CheckSpec
 from pgsub.common.errors import Log, LogText, SparkUnusable, WorkerDied, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.spark import jobs
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 #: Seconds for each task that checks an executor. Each of its connections may take ten.
 _CHECK_SECONDS = 90.0
@@ -48,8 +45,8 @@ class ExecutorCheck:
         """
         self._checks += 1
         address = None if self.heartbeats is None else self.heartbeats.address
-        spec = executor_requirements.CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
-        found = self._ask(submitter, executor_requirements.run, spec)
+        spec = CheckSpec(self._checks, tuple(subscriptions), address, spool_dir)
+        found = self._ask(submitter, spec)
         if found is None:
             return
         unusable = {name: error for name, error in reversed(found.errors) if isinstance(error, SparkUnusable)}
@@ -60,14 +57,14 @@ class ExecutorCheck:
             self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
         self._check_heartbeat(found.host)
 
-    def _ask(self, submitter: jobs.Submitter, function: Callable[[Item], Result], item: Item) -> Result | None:
+    def _ask(self, submitter: jobs.Submitter, spec: CheckSpec) -> Checked | None:
         """Run a task that checks an executor. Repeat it if the executor is lost.
 
         :return: its result, None if it did not start or end in time, which is logged.
         """
         end = time.monotonic() + _CHECK_SECONDS
         for left in reversed(range(_EXECUTORS)):
-            job = submitter.submit("check executor", function, [item])
+            job = submitter.submit("check executor", executor_requirements.run, [spec])
             while not job.wait(_POLL) and not self._given_up() and time.monotonic() < end:
                 pass
             if not job.done():
