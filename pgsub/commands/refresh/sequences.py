@@ -15,7 +15,6 @@ from pgsub.common.errors import TargetSchemaError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.tablesync.sequences.comparison import Compared
-from pgsub.tablesync.sequences.reading import prepare
 from pgsub.tablesync.sequences.synchronization import Outcome, failure, look
 
 
@@ -54,8 +53,6 @@ def refresh_sequences(options: SequenceOptions, *, reporter: Reporter) -> None:
 def _dry_run(store: StateStore, sub: Subscription, reporter: Reporter) -> list[Outcome]:
     """Report what would be set, and return the obstacles of the others."""
     with ledger_session(store, sub) as session, verified_publisher(session, sub, sub.connection) as source:
-        prepare(session)
-        prepare(source)
         found: Compared = look(session, source, sub)
     for one in found.wanted:
         reporter.notice(f'sequence "{one.local.shown}" would be set to {one.position.last_value} if it is behind')

@@ -11,7 +11,6 @@ from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.switchover import journal
-from pgsub.tablesync.sequences.reading import prepare
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, look
 
 
@@ -26,8 +25,6 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     with ledger_session(store, sub) as session, maintenance(session, store, sub):
         journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
         with verified_publisher(session, sub, sub.connection) as source:
-            prepare(session)
-            prepare(source)
             found = look(session, source, sub)
         outcomes = bring(session, found, run_as_owner=sub.run_as_owner, allow_backward=allow_backward)
         with store.batch():

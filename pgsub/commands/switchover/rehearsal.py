@@ -29,7 +29,7 @@ from pgsub.publisher import slots
 from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.publisher.server_errors import translating
 from pgsub.switchover import drain, fence
-from pgsub.tablesync.sequences import reading, synchronization
+from pgsub.tablesync.sequences import synchronization
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 
@@ -82,8 +82,6 @@ def _sequences(sub: Subscription, taking: psycopg.Connection, timing: Timing) ->
         verified_publisher(taking, sub, sub.connection) as source,
         contextlib.closing(target.open_session(sub, name, replica=False)) as session,
     ):
-        reading.prepare(session)
-        reading.prepare(source)
         with timing.step("sequences"):
             synchronization.look(session, source, sub)
 

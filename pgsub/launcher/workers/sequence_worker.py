@@ -31,7 +31,6 @@ from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.launcher.recorder import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
-from pgsub.publisher.server_errors import translating
 from pgsub.tablesync.sequences import reading
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.session import connect as target
@@ -168,7 +167,7 @@ class SequenceWorker:
         name = SessionName(sub.subid, "sequences", 0)
         with contextlib.closing(target.open_session(sub, name, replica=False)) as session:
             try:
-                reading.prepare(session)
+                reading.prepare(session)  # what is read before the sequences does not wait for locks either
                 must = must_use_password(session, sub)
                 with contextlib.closing(
                     publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
@@ -190,8 +189,6 @@ class SequenceWorker:
         :raises PublisherUnavailable: another server answers, which apply reports in detail, or none is known yet.
         """
         known = verified_publisher.recorded_database(session, self._sub.subid)
-        with translating(source, "identify the publisher"):
-            reading.prepare(source)
         if known is None or database.database(source)[:2] != known[:2]:
             raise PublisherUnavailable(
                 "sequences were not synchronized: the server that answers is not known as the publisher"

@@ -58,13 +58,15 @@ class Outcome:
 
 
 def look(session: psycopg.Connection[Any], source: publisher.Connection, sub: Subscription) -> Compared:
-    """Compare the sequences of a subscription without changing anything.
+    """Compare the sequences of a subscription without changing anything. Both sessions are prepared for it first.
 
-    :param session: prepared session on the target; ``source`` is prepared too.
+    :param session: session on the target, which :func:`bring` may use afterwards.
     """
+    reading.prepare(session)
     known = subscriptions.relations(session, sub.subid)
     tables = {one.recorded or (one.schemaname, one.relname): (one.schemaname, one.relname) for one in known}
     with translating(source, "fetch sequence info from publisher"):
+        reading.prepare(source)
         # guard: the target names no sequence of an unpublished table to be read
         tables = {name: tables[name] for name in only_published(source, tables, sub.publications)}
         return compare(source, session, tables, sub.publications, run_as_owner=sub.run_as_owner)
@@ -81,7 +83,7 @@ def bring(
 ) -> list[Outcome]:
     """Set the target's values that are behind, or, with ``allow_backward``, that differ.
 
-    :param session: prepared session on the target, in autocommit mode.
+    :param session: the target's session of :func:`look`, in autocommit mode.
     :param stop: if it returns True, the remaining sequences are left out.
     :return: the outcomes, sorted by name.
     :raises psycopg.Error: the session is lost.

@@ -15,7 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import publication
 from pgsub.switchover import journal, way_back
 from pgsub.switchover.journal import Entry
-from pgsub.tablesync.sequences import reading, synchronization
+from pgsub.tablesync.sequences import synchronization
 from pgsub.target.ledger import skipped_changes, subscriptions
 from pgsub.target.ledger.tables import held_tables
 from pgsub.target.session import connect as target
@@ -104,8 +104,6 @@ class PauseSessions:
         :raises PgsubError: a sequence cannot be set.
         """
         sub = self._sub
-        reading.prepare(self._target)
-        reading.prepare(self.source)
         while True:
             compared = synchronization.look(self._target, self.source, sub)
             with durable(self._target):
