@@ -9,7 +9,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
 from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.mirror.sequence_rows import rows
+from pgsub.launcher.workers.sequence_worker import rows
 from pgsub.switchover import journal
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, look
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import psycopg
 
 from pgsub.apply import verified_publisher
+from pgsub.catalog.rows import SequenceRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import utc_now
 from pgsub.common.errors import (
     Directive,
     PgsubError,
@@ -27,11 +29,11 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher import error_rows, retry
 from pgsub.launcher.error_handling import SEQUENCES, ErrorReporter
-from pgsub.launcher.mirror.sequence_rows import rows
 from pgsub.launcher.recorder import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
 from pgsub.tablesync.sequences import reading
+from pgsub.tablesync.sequences.definition import Position
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
@@ -44,6 +46,7 @@ FACTOR = 10
 LASTING_ATTEMPTS, LASTING_SECONDS = 5, 60.0
 #: Limit for locks, because sessions of the target that draw values must not wait long for a repeated attempt.
 _LOCK_TIMEOUT = "100ms"
+_MOST = 2**63 - 1  #: the largest value of a column
 
 
 class SequenceWorker:
@@ -198,3 +201,25 @@ class SequenceWorker:
 def _may_pass(error: PgsubError | None) -> bool:
     """Return whether there is an error that the next attempt may not meet."""
     return error is not None and (error.directive is Directive.RETRY or isinstance(error, StateStoreError))
+
+
+def rows(outcomes: Iterable[Outcome]) -> list[SequenceRow]:
+    """Make the rows of the state store for sequences after an attempt to synchronize them, also by a command."""
+    now = utc_now()
+    return [
+        SequenceRow(
+            one.oid,
+            "r" if one.problem is None else "i",
+            *one.key,
+            *_position(one.publisher),
+            *_position(one.target),
+            None if one.ahead is None else max(-_MOST, min(one.ahead, _MOST)),
+            one.problem,
+            now,
+        )
+        for one in outcomes
+    ]
+
+
+def _position(position: Position | None) -> tuple[int | None, bool | None]:
+    return (None, None) if position is None else (position.last_value, position.is_called)
