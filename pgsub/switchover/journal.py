@@ -29,6 +29,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import row, scalar
 from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 
 GIVING, TAKING = "giving", "taking"
@@ -208,12 +209,12 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
     return entry if entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled) else None
 
 
-def check_not_needed(connection: psycopg.Connection, subid: int, name: str, *, enabled: bool) -> None:
+def check_not_needed(connection: psycopg.Connection, sub: Subscription) -> None:
     """Check that no running switchover needs a subscription unchanged."""
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
-    if needing(connection, subid, enabled=enabled) is not None:
+    if needing(connection, sub.subid, enabled=sub.enabled) is not None:
         raise StateForbids(
-            f'subscription "{name}" takes part in a switchover that is under way',
+            f'subscription "{sub.name}" takes part in a switchover that is under way',
             hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",
         )
 

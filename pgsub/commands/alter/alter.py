@@ -125,7 +125,7 @@ def _alter_with_servers(
         session = stack.enter_context(ledger_session(store, reached, reporter, options.deadline))
         stack.enter_context(maintenance(session, store, sub))
         if options.refreshes or fields.keys() & {"name", "slot_name"}:
-            journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
+            journal.check_not_needed(session, sub)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         _check_free_sessions(options, sub, fields, reporter, session)

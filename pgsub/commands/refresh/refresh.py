@@ -63,7 +63,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
-                journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
+                journal.check_not_needed(session, sub)
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)

@@ -23,7 +23,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     :raises PgsubError: a server cannot be reached.
     """
     with ledger_session(store, sub) as session, maintenance(session, store, sub):
-        journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
+        journal.check_not_needed(session, sub)
         with verified_publisher(session, sub, sub.connection) as source:
             found = look(session, source, sub)
         outcomes = bring(session, found, run_as_owner=sub.run_as_owner, allow_backward=allow_backward)

@@ -95,7 +95,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Cal
                 return found
             confirm(found)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
-                journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
+                journal.check_not_needed(session, sub)
                 for other in _replay(store, sub, found, options):
                     body = other.body(sub.subid)
                     reporter.warning(str(body["message"]), detail=str(body["detail"]))

@@ -161,7 +161,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(store, sub, reporter))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
-        journal.check_not_needed(session, sub.subid, sub.name, enabled=sub.enabled)
+        journal.check_not_needed(session, sub)
         detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")
