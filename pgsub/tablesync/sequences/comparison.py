@@ -66,32 +66,24 @@ def compare(
     """
     uses, published = reading.of_tables(source, tables), reading.published(source, publications)
     names = sorted({*uses, *published})
-    remote = {name: one for name, one in reading.describe(source, names).items() if one.definition is not None}
+    remote = reading.describe(source, names)
+    definitions = {name: one.definition for name, one in remote.items() if one.definition is not None}
     local = reading.describe(target, names)
     free = {*published, *reading.of_tables(target, tables.values())}
     apart = {name: use.again(name, tables.get(use.table, use.table)) for name, use in uses.items() if name not in free}
-    checked = {
-        name: _obstacle(one, local.get(name), target, run_as_owner, apart.get(name)) for name, one in remote.items()
-    }
-    clear = [name for name, obstacle in checked.items() if obstacle is None]
+    clear: list[Name] = []
+    obstacles: list[Obstacle] = []
+    for name, wanted in definitions.items():
+        there, here = remote[name], local.get(name)
+        found = _hindrance(there, wanted, here, target, run_as_owner, apart.get(name))
+        if found is None:
+            clear.append(name)
+        else:
+            obstacles.append(Obstacle(there.key, *found, None if here is None else here.oid))
     seen = _seen(target, [local[name].key for name in clear if local[name].usable and local[name].readable])
     values = reading.positions(source, clear)
-    return Compared(
-        tuple(_wanted(name, remote, local, values, seen) for name in clear),
-        tuple(obstacle for obstacle in checked.values() if obstacle is not None),
-    )
-
-
-def _wanted(
-    name: Name,
-    remote: Mapping[Name, LocalSequence],
-    local: Mapping[Name, LocalSequence],
-    values: Mapping[Name, Position],
-    seen: Mapping[Name, Position],
-) -> Wanted:
-    definition = remote[name].definition
-    assert definition is not None
-    return Wanted(local[name], definition, values[name], seen.get(name))
+    matching = (Wanted(local[name], definitions[name], values[name], seen.get(name)) for name in clear)
+    return Compared(tuple(matching), tuple(obstacles))
 
 
 def _seen(target: psycopg.Connection[Any], names: Sequence[Name]) -> dict[Name, Position]:
@@ -99,18 +91,6 @@ def _seen(target: psycopg.Connection[Any], names: Sequence[Name]) -> dict[Name, 
         return reading.positions(target, names)
     except psycopg.errors.LockNotAvailable:  # one is being truncated
         return {}
-
-
-def _obstacle(
-    remote: LocalSequence,
-    local: LocalSequence | None,
-    target: psycopg.Connection[Any],
-    run_as_owner: bool,
-    use: str | None,
-) -> Obstacle | None:
-    assert remote.definition is not None
-    found = _hindrance(remote, remote.definition, local, target, run_as_owner, use)
-    return None if found is None else Obstacle(remote.key, *found, None if local is None else local.oid)
 
 
 def _hindrance(
