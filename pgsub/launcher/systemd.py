@@ -18,7 +18,8 @@ class ServiceManager:
         # Removed from the environment, because only the launcher speaks for the service.
         self._path = os.environ.pop("NOTIFY_SOCKET", "")
         # Twice per timeout of systemd's watchdog.
-        self._every = _microseconds(os.environ.pop("WATCHDOG_USEC", "")) / 2e6
+        every = os.environ.pop("WATCHDOG_USEC", "")
+        self._every = int(every) / 2e6 if every.isascii() and every.isdigit() else 0.0
         self._next = 0.0
 
     def ready(self) -> None:
@@ -42,7 +43,3 @@ class ServiceManager:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
             channel.setblocking(False)
             channel.sendto(text.encode(), address)
-
-
-def _microseconds(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0

@@ -64,7 +64,7 @@ def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
     elif found := _IMPORT.search(text):
         module = _MODULE.search(found[2])
         message = f'the executors cannot import "{module[1] if module else found[2]}"'
-        detail = f"{_imports(text)}."
+        detail = f"{_IMPORT.findall(text)[-1][0].strip()}."  # the last line of the traceback
     elif found := _ATTRIBUTE.search(text):
         message, detail = "the executors have another pgsub than this launcher", f"{found[0]}."
     elif found := _DAEMON.search(text):
@@ -74,11 +74,6 @@ def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
     where = None if local else _EXECUTOR.search(text)
     context = f'executor on "{where[1]}"' if where else None
     return SparkUnusable(message, detail=detail, context=context, hint=_hint(master, local))
-
-
-def _imports(text: str) -> str:
-    """Return the last line of a traceback that ends with an import error."""
-    return [found[0] for found in _IMPORT.findall(text)][-1].strip()
 
 
 def _hint(master: str, local: bool) -> str:

@@ -56,7 +56,7 @@ def _make(java: Java, wanted: Archive, cache: Path) -> int:
     try:
         class_archive.dump_base(java, wanted)
         context = session.open_trained(folder, jvm_flags.training_flags(wanted, draft))
-        Submitter(context).submit("training", _nothing, [0, 1]).result(_PATIENCE)
+        Submitter(context).submit("training", abs, [0, 1]).result(_PATIENCE)
         session.close_context(context, patience=_PATIENCE, train=False)
         os.replace(draft, wanted.file)
     except (OSError, PgsubError) as error:
@@ -66,10 +66,6 @@ def _make(java: Java, wanted: Archive, cache: Path) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
-
-
-def _nothing(item: int) -> int:
-    return item
 
 
 if __name__ == "__main__":

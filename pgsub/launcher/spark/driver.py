@@ -110,14 +110,11 @@ class Engine:
 
     def _open_or_fail(self) -> None:
         try:
-            if not self._is_open():
+            if self._submitter is None or not contexts.alive(self._context):
                 self._open()
         except PgsubError:
             self._failed_at = time.monotonic()
             raise
-
-    def _is_open(self) -> bool:
-        return self._submitter is not None and contexts.alive(self._context)
 
     def _open(self) -> None:
         """Start Spark in a thread. This takes seconds, so it does not hold the lock that :meth:`close` takes."""
