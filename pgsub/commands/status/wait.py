@@ -85,7 +85,9 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
             if _served(store, options, subscription):
                 served_at = time.monotonic()
             unserved = time.monotonic() - served_at
-            if problem and (expired or _of_now(problem, before) or not _retried(subscription, unserved)):
+            # a failed attempt is repeated: the user may have fixed the cause and just started a run
+            retried = subscription.enabled and unserved < _STARTING
+            if problem and (expired or _of_now(problem, before) or not retried):
                 raise _recorded(problem)
             if not options.even_if_stopped and options.condition != "disabled":
                 _refuse_stopped(subscription, missing, unserved)
@@ -177,14 +179,6 @@ def _of_now(row: ErrorRow, before: dict[tuple[str, Time | None], int]) -> bool:
     """Return whether an attempt that began during the wait ended with the error."""
     known = before.get(_identity(row))
     return known is None or row.attempts >= known + _REPEATS
-
-
-def _retried(subscription: Subscription, unserved: float) -> bool:
-    """Return whether a failed attempt will be repeated. The user may have fixed the cause and just started a run.
-
-    :param unserved: seconds for which nothing has served the subscription.
-    """
-    return subscription.enabled and unserved < _STARTING
 
 
 def _served(store: StateStore, options: WaitOptions, subscription: Subscription) -> bool:

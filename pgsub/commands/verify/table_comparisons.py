@@ -82,16 +82,13 @@ class TableComparisons:
             Side("target", target, point.target, translate, order),
         )
         self._in_utf8 = self._encoding(self.sides[0]) != self._encoding(self.sides[1])
-        self._unpublished = self._operations()
+        # operations that are not published, so that the target lacks their effect, by table
+        with contextlib.closing(self.sides[0].connect()) as connection:
+            self._unpublished = publication.unpublished_operations(connection, sub.publications)
 
     def _encoding(self, side: Side) -> str:
         with contextlib.closing(side.connect()) as connection, side.translating("read the encoding"):
             return str(scalar(connection, "SHOW server_encoding"))
-
-    def _operations(self) -> dict[tuple[str, str], list[str]]:
-        """Find tables for which some operations are not published, so that the target lacks their effect."""
-        with contextlib.closing(self.sides[0].connect()) as connection:
-            return publication.unpublished_operations(connection, self._sub.publications)
 
     def _expected(self, state: RelationState, written_by: str | None) -> dict[str, str]:
         """Return the kinds of differences that are no fault in this table, with the reason.
