@@ -16,7 +16,6 @@ from pgsub.commands.switchover.obstacles.given_power import (
 from pgsub.commands.switchover.obstacles.obstacle import TAKING, Obstacle, Sides, dotted, paste, rows, several
 from pgsub.common import quoting
 from pgsub.common.query import NAMED, named
-from pgsub.publisher.tables import Name
 from pgsub.tablesync.sequences.reading import of_tables
 
 _MAINTAIN_SINCE = 170000
@@ -128,14 +127,8 @@ def _roles(sides: Sides) -> Iterator[Obstacle]:
     )
 
 
-def _relations(sides: Sides) -> dict[Name, Name]:
-    """Return the subscribed tables and the sequences that they use."""
-    used = of_tables(sides.giving, sides.tables)
-    return {**sides.tables, **{name: name for name in used}}
-
-
 def _grants(sides: Sides) -> Iterator[Obstacle]:
-    names = _relations(sides)
+    names = {**sides.tables, **{name: name for name in of_tables(sides.giving, sides.tables)}}  # and their sequences
     found = rows(sides.taking, _OWNERS, named(names.values()))
     owners: dict[tuple[str, ...], str] = {(schema, name): owner for schema, name, owner in found}
     here = {_grant(row) for row in rows(sides.taking, _GRANTS, named(names.values()))}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import psycopg
-
 from pgsub.commands.switchover.obstacles.obstacle import (
     ERROR,
     GIVING,
@@ -49,25 +47,20 @@ def find(sides: Sides) -> Iterator[Obstacle]:
         opened = publisher.connect(sides.sub.connection, application_name=sides.sub.name)
         with contextlib.closing(opened) as source, translating(source, "fetch sequence info from publisher"):
             reading.prepare(source)
-            found = _compared(sides, source)
+            tables, names, as_owner = sides.tables, sides.sub.publications, sides.sub.run_as_owner
+            found = comparison.compare(source, sides.taking, tables, names, run_as_owner=as_owner)
     except PublisherUnavailable:
         raise  # the connection was lost, which is no obstacle
     except PgsubError as error:
         yield Obstacle(GIVING, ERROR, error.message, error.detail, error.hint)
         return
-    for one in found:
+    for one in found.obstacles:
         if not one.message.startswith("insufficient"):  # concerns a role on one side only
             seen.add(one.key)
         server = GIVING if one.side == "publisher" else TAKING
         yield Obstacle(server, ERROR, one.message, _CONSEQUENCE, _hint(one, server))
     yield from _backward(sides, seen)
     yield from _unused(sides)
-
-
-def _compared(sides: Sides, source: psycopg.Connection) -> tuple[comparison.Obstacle, ...]:
-    sub = sides.sub
-    found = comparison.compare(source, sides.taking, sides.tables, sub.publications, run_as_owner=sub.run_as_owner)
-    return found.obstacles
 
 
 def _backward(sides: Sides, seen: set[Name]) -> Iterator[Obstacle]:
