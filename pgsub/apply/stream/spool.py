@@ -55,7 +55,8 @@ class Spool:
     """
 
     def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
-        self._parent = Path(folder or _scratch())
+        scratch = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]  # Spark's folder of this executor
+        self._parent = Path(folder or scratch or tempfile.gettempdir())
         self._prefix = f"pgsub-spool-{owner}-"
         self._limit = limit
         self._made: tuple[Path, SpoolSpace] | None = None
@@ -103,11 +104,6 @@ class Spool:
         """Remove the folder."""
         if self._made is not None:
             shutil.rmtree(self._made[0], ignore_errors=True)
-
-
-def _scratch() -> str:
-    """Return Spark's folder of this executor (``spark.local.dir``), else the system's folder for temporary files."""
-    return os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
 
 
 class SpooledTransaction:

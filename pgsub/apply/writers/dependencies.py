@@ -8,7 +8,7 @@ not considered, because a DELETE does not send them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from pgsub.apply.sets.keys import hashes
 from pgsub.apply.sets.message_arrays import taken
 from pgsub.apply.stream.transaction_batch import Batch, TransactionRun
 from pgsub.protocol import columnar
-from pgsub.protocol.columnar import Changes, Offsets, Rows, Words
+from pgsub.protocol.columnar import Changes, Offsets, Words
 from pgsub.protocol.reader import BINARY, TEXT
 from pgsub.target.catalog.relation_map import RelationMap
 
@@ -96,7 +96,7 @@ def _codes(groups: list[Changes], relations: dict[int, RelationMap]) -> tuple[Wo
     forms: dict[tuple[int, int], int] = {}
     for group in groups:
         relation = relations[group.relid]
-        for rows in _keyed(group):
+        for rows in [one for one in (group.old, group.new) if one is not None]:
             if len(rows.kinds) != len(relation.columns):
                 raise Together("a row has a different number of columns than its relation")
             keys = taken(rows, relation.lookup)
@@ -107,12 +107,6 @@ def _codes(groups: list[Changes], relations: dict[int, RelationMap]) -> tuple[Wo
             codes.append(hashes(group.buffer, keys, relation.target.oid))
             at.append(group.positions)
     return np.concatenate(codes), np.concatenate(at)
-
-
-def _keyed(group: Changes) -> Iterator[Rows]:
-    for rows in (group.old, group.new):
-        if rows is not None:
-            yield rows
 
 
 def _pairs(codes: Words, numbers: Offsets) -> tuple[Offsets, Offsets]:
