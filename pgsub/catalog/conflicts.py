@@ -164,7 +164,9 @@ class ConflictCatalog(ViewsCatalog):
         if known is not None and row.event is not None:
             return Added(known.id, new=False)  # the ledger's row had not been removed yet
         at = row.at or utc_now()
-        stop = None if row.event is None else self._stop(row, _SAME_CHANGE if _stops(row) else _SAME_CONFLICT)
+        # a skipped conflict that would otherwise have stopped a worker
+        stops = row.action == SKIPPED and (row.skipped_ref is not None or row.identical)
+        stop = None if row.event is None else self._stop(row, _SAME_CHANGE if stops else _SAME_CONFLICT)
         if known is not None:
             row = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
         elif stop is not None:  # the stopping conflict recurs, and a skip or a rule decides it
@@ -205,8 +207,3 @@ class ConflictCatalog(ViewsCatalog):
             )
             self._database.run(sql, subid, dropped)
         self._database.run(_EXCESS.format(_OF_DROPPED), KEEP)
-
-
-def _stops(row: ConflictRow) -> bool:
-    """Return whether a skipped conflict would otherwise have stopped a worker."""
-    return row.action == SKIPPED and (row.skipped_ref is not None or row.identical)

@@ -90,7 +90,8 @@ class Mirror:
         self._outdated = False  #: a command wrote rows that the mirror was about to write
         self._shown_skipped = ConcurrentWrites(lambda: store.skipped(sub.subid))
         with contextlib.suppress(StateStoreError):  # rows that cannot be read now count as changed
-            run(self._remember)
+            for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
+                run(shown.remember)
         self._skipped = ThrottledQuery(
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
         )
@@ -105,10 +106,6 @@ class Mirror:
         self._task: TaskRow | None = None
         self._publisher_locks: Mapping[str, str] = {}
         self._followed: tuple[Any, ...] | None = None  #: what :meth:`follow` wrote last
-
-    def _remember(self) -> None:
-        for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
-            shown.remember()
 
     def refresh(
         self,
