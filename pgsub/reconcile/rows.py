@@ -11,7 +11,6 @@ from operator import itemgetter
 from pgsub.common.errors import SchemaFault
 from pgsub.reconcile.equality import Equality, Values
 from pgsub.reconcile.expressions import ComparedTable, loose
-from pgsub.target.catalog.relation import TargetColumn
 
 #: Hashes of key and row, and the row.
 Row = tuple[int, int, Values]
@@ -166,7 +165,7 @@ class RowComparison:
 
     def _pair(self, key: int, one: Values, other: Values) -> None:
         columns = zip(self._table.columns, one, other, strict=False)  # further values may follow
-        if any(_surely_differ(column, a, b) for column, a, b in columns if a != b):
+        if any(a is None or b is None or not loose(column) for column, a, b in columns if a != b):
             self._add(key, DIFFERENT, one, other)
             return
         self._pairs.append((key, one, other))
@@ -237,7 +236,3 @@ def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values
             )
     more = [(samples[hashed], here - there) for hashed, (here, there) in counts.items()]
     return [one for one in more if one[1] > 0], [(values, -count) for values, count in more if count < 0]
-
-
-def _surely_differ(column: TargetColumn, one: str | None, other: str | None) -> bool:
-    return one is None or other is None or not loose(column)

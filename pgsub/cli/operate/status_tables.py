@@ -149,14 +149,10 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
         (one.table_waits, table_waits),
         (one.held, held),
         (one.copies, copies),
-        (_several(one), applying),
+        (one.applying is not None and one.applying["sessions"] != 1, applying),
     ):
         if shown:
             yield make(one)
-
-
-def _several(one: SubscriptionStatus) -> bool:
-    return one.applying is not None and one.applying["sessions"] != 1
 
 
 def applying(one: SubscriptionStatus) -> str:

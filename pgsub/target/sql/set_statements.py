@@ -102,23 +102,18 @@ def _statement(
     # in a select list the arrays advance in step; in FROM each would first be stored in a tuplestore of its own
     arrays = sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${i + 1})") for i in range(len(parameters)))
     names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
-    conditions: list[sql.Composable] = [_equals(relation, key, i) for i, key in enumerate(keys)]
+    found = [(relation.columns[key.position], _value(relation, key, i)) for i, key in enumerate(keys)]
+    conditions: list[sql.Composable] = [column.equal(sql.Identifier("t", column.name), one) for column, one in found]
     if relation.target.origins_of and not verb.startswith("SELECT"):
         # rows of other origins are not counted: each is a conflict, which the execution row by row records
         foreign = foreign_origin(relation, sql.Identifier("t", "xmin"))
         conditions.append(sql.SQL("NOT EXISTS ({})").format(foreign))
-    found = sql.SQL(" AND ").join(conditions)
     text = sql.SQL("{} ONLY {} AS t{}(SELECT {}) AS u ({}) WHERE {}").format(
-        sql.SQL(verb), table_name(relation.target), between, arrays, names, found
+        sql.SQL(verb), table_name(relation.target), between, arrays, names, sql.SQL(" AND ").join(conditions)
     )
     columns = [(relation.columns[parameter.position], parameter) for parameter in parameters]
     types = tuple(column.array_oid if parameter.binary else TEXT_ARRAY for column, parameter in columns)
     return Statement(text, types, ())
-
-
-def _equals(relation: RelationMap, key: Parameter, number: int) -> sql.Composed:
-    column = relation.columns[key.position]
-    return column.equal(sql.Identifier("t", column.name), _value(relation, key, number))
 
 
 def _value(relation: RelationMap, parameter: Parameter, number: int) -> sql.SQL:
