@@ -54,15 +54,15 @@ def start_options(
     :param origin: any or none. Not sent before 16.
     :param two_phase: True only for the start that enables it. It changes the slot for good.
     """
-    protocol = next((p for since, p in ((160000, 4), (150000, 3), (140000, 2)) if server_version >= since), 1)
+    protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
     if streaming == "parallel" and protocol < 4:
         streaming = "on"
     options = {"proto_version": str(protocol), "publication_names": ",".join(map(quote_identifier, publications))}
-    if streaming != "off" and protocol >= 2:
+    if streaming != "off":
         options["streaming"] = streaming
-    if binary and protocol >= 2:
+    if binary:
         options["binary"] = "true"
-    if messages and protocol >= 2:
+    if messages:
         options["messages"] = "true"
     if two_phase and protocol >= 3:
         options["two_phase"] = "on"
