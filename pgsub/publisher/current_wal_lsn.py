@@ -39,7 +39,16 @@ def committed_position(connection: Connection) -> int:
     :raises PgsubError: it cannot be read.
     """
     with translating(connection, "read the WAL position of the publisher"):
-        return _committed(connection)
+        inserted = scalar(connection, _INSERTED)
+        flushed = flushed_position(connection)
+        if inserted is None:
+            return flushed
+        wanted = parse_lsn(str(inserted))
+        deadline = time.monotonic() + float(str(scalar(connection, _DELAY) or 0)) / 1000
+        while flushed < wanted and time.monotonic() < deadline:
+            time.sleep(_POLL)
+            flushed = flushed_position(connection)
+        return min(flushed, wanted)
 
 
 def check_replayed(connection: Connection, position: int) -> None:
@@ -63,16 +72,3 @@ def check_replayed(connection: Connection, position: int) -> None:
 def flushed_position(connection: Connection) -> int:
     """Return the flush position, on a standby the replay position. Errors are psycopg's own."""
     return parse_lsn(str(scalar(connection, _FLUSHED)))
-
-
-def _committed(connection: Connection) -> int:
-    inserted = scalar(connection, _INSERTED)
-    flushed = flushed_position(connection)
-    if inserted is None:
-        return flushed
-    wanted = parse_lsn(str(inserted))
-    deadline = time.monotonic() + float(str(scalar(connection, _DELAY) or 0)) / 1000
-    while flushed < wanted and time.monotonic() < deadline:
-        time.sleep(_POLL)
-        flushed = flushed_position(connection)
-    return min(flushed, wanted)

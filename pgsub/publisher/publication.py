@@ -93,15 +93,10 @@ def missing_publications(connection: Connection, publications: Sequence[str]) ->
     return [name for name in publications if name not in there]
 
 
-def existing_publications(connection: Connection) -> list[str]:
-    """Return the names of all publications in the publisher's database."""
-    query = sql.SQL("SELECT p.pubname::text FROM pg_catalog.pg_publication p ORDER BY 1")
-    return [name for (name,) in _rows(connection, query, (), "receive list of publications from the publisher")]
-
-
 def existing_said(connection: Connection) -> str:
     """Say which publications exist, for a message about a missing one."""
-    there = existing_publications(connection)
+    query = sql.SQL("SELECT p.pubname::text FROM pg_catalog.pg_publication p ORDER BY 1")
+    there = [name for (name,) in _rows(connection, query, (), "receive list of publications from the publisher")]
     return f"Publications of its database are {some(there)}." if there else "Its database has no publication."
 
 
