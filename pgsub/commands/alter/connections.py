@@ -120,7 +120,7 @@ def _warn_of_prepared(
     options: AlterOptions, before: Subscription, after: Subscription, connection: str, reporter: Reporter
 ) -> None:
     """Warn if the options failover and two_phase come together, before anything is changed."""
-    had = before.two_phase != two_phase.DISABLED
+    had = before.two_phase != two_phase_state.DISABLED
     prepares = had if options.two_phase is None else options.two_phase
     if not (prepares and after.failover) or (had and before.failover):
         return

@@ -68,7 +68,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             else:
                 with giving_ledger(options, store, back) as giving:
                     look = PauseComparison(options, store, sub)
-                    steps.Switchover(options, sub, back, taking, giving, reporter, look).release(entry)
+                    steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
 
 

@@ -158,7 +158,7 @@ class _Run:
             PauseComparison(self._options, self._store, self._sub) as look,
         ):
             run = self._steps = steps.Switchover(
-                self._options, self._sub, back, self._taking, giving, self._reporter, look
+                self._options, self._store, self._sub, back, self._taking, giving, self._reporter, look
             )
             there = journal.of(giving, entry.id)
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):

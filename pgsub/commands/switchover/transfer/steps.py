@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 
+from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.drop import drop
@@ -57,6 +58,7 @@ class Switchover:
     def __init__(
         self,
         options: SwitchoverOptions,
+        store: StateStore,
         sub: Subscription,
         back: Subscription,
         taking: psycopg.Connection,
@@ -66,6 +68,7 @@ class Switchover:
     ) -> None:
         self.pause_comparison = pause_comparison
         self._options = options
+        self._store = store
         self._sub = sub
         self._back = back
         self._taking = taking
@@ -125,12 +128,12 @@ class Switchover:
 
         :return: whether the right was taken, so that the error does not matter.
         """
+        if isinstance(error, TargetLagged):
+            return False
         with contextlib.ExitStack() as stack:
             if self._phase(entry) is None:
                 self._giving = stack.enter_context(ledger_session(self._store, self._back))
             phase = self._phase(entry)
-            if isinstance(error, TargetLagged):
-                return False
             if phase == journal.GIVEN:
                 here = journal.of(self._taking, entry.id)
                 if here is not None and here.phase in journal.HAS_TAKEN:
