@@ -109,6 +109,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what a restored target has lost is not reported as reached": (
         "test_what_a_restored_target_has_lost_is_not_reported_as_reached",
     ),
+    "apply that waits for a transaction that the subscription has prepared is blocked": (
+        "test_apply_that_waits_for_what_the_subscription_itself_has_prepared_is_blocked",
+    ),
     "an emptied state store is not mistaken for a new one": (
         "test_an_empty_file_is_refused_and_kept_and_not_taken_for_a_new_store",
         "test_a_launcher_knows_what_it_serves_though_its_store_became_empty",

@@ -14,8 +14,10 @@ from fix_pair import MakePair, Pair, elsewhere
 
 from pgsub.apply.execute import executor
 from pgsub.apply.worker import skip_rolled_back
+from pgsub.commands.status import blocked_state, next_steps
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart, WrongSystem
+from pgsub.launcher.mirror import lock_waits
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip, two_phase_state
 
@@ -272,6 +274,31 @@ def test_a_fault_in_a_prepared_transaction_is_named_with_its_prepare_lsn(prepare
     assert p.subdb.rows(_GIDS) == []
     p.subdb.execute("DELETE FROM t WHERE id = 1")
     p.apply("COMMIT PREPARED 'x'")
+    p.same("t")
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_change_that_waits_for_what_its_subscription_has_prepared_is_told_and_goes_on_once_that_is_ended(
+    prepared: Callable[..., Pair], end: str
+) -> None:
+    rule = "insert_exists=apply_remote"
+    p = prepared("CREATE TABLE t (id int PRIMARY KEY, u text UNIQUE)", on_conflict=(rule,))
+    p.subdb.execute("INSERT INTO t VALUES (5, 'x')")  # deleted by the rule, and locked on the target only
+    p.apply("BEGIN; INSERT INTO t VALUES (1, 'x'); PREPARE TRANSACTION 'x'")
+    [(gid,)] = p.subdb.rows(_GIDS)
+    p.pubdb.execute("INSERT INTO t VALUES (5, 'y')")
+    task = p.start()
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    p.until(waits, value=1, task=task)
+    found = blocked_state.own_prepared({"for": lock_waits.locks(p.session, p.subid)["apply"]})
+    assert found is not None and found[0] == gid
+    assert p.pubdb.rows(next_steps.STATUS_OF_XID.format(xid=found[1])) == [("in progress", "x")]
+    p.pubdb.execute(f"{end} PREPARED 'x'")
+    status = "committed" if end == "COMMIT" else "aborted"
+    assert p.pubdb.rows(next_steps.STATUS_OF_XID.format(xid=found[1])) == [(status, None)]
+    p.subdb.execute(f"{end} PREPARED '{gid}'")
+    p.until("SELECT count(*) FROM pgsub.prepared_pending", value=0, task=task)
+    p.stop(task)
     p.same("t")
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow, WorkerRow
+from pgsub.catalog.times import ago
 from pgsub.cli.pages import PAGES
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, SchemaFault, SlotLost, TargetUnavailable
 
@@ -115,6 +116,30 @@ def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, faile
     ):
         store.put_slot(5, replace(slot, waiting_transactions=7, waiting_at_least=more))
         assert (_shown(pgsub)["waiting"], orders()["blocked"]["waiting_at_least"]) == (said, more)
+
+
+def test_apply_that_waits_for_what_the_subscription_itself_has_prepared_is_blocked(
+    store, served, failed, orders, pgsub, valid
+):
+    gid, since = "pgsub_5_734_1A2B", ago(3)
+    lock = f"a lock that the subscription's prepared transaction {gid} holds"
+    waiting = WorkerRow("apply", 4711, silent_since=since, waits_for=lock)
+    store.put_workers(5, [waiting])
+    store.put_slot(5, SlotRow("orders", confirmed_flush_lsn=0x10, current_lsn=0x30))
+    for _ in range(2):
+        found = orders()
+        names = ("since", "restarts", "position", "waiting_bytes", "reason", "next")
+        assert [found["blocked"][name] for name in names] == [
+            *(since, 0, "0/10", 0x20, f"apply waits for {lock}", "pgsub status orders --runbook")
+        ]
+        checked = pgsub("status", "orders", "--check")
+        assert (found["state"], checked.returncode) == ("blocked", 8) and lock in checked.stderr
+        assert "--runbook" in checked.stderr and _shown(pgsub)["reason"] == f"apply waits for {lock}"
+        failed(PublisherUnavailable("gone"))  # earlier
+    statements = [line for *_, lines in _steps(pgsub, valid) for line in lines]
+    assert f"COMMIT PREPARED '{gid}';" in statements and f"ROLLBACK PREPARED '{gid}';" in statements
+    store.put_workers(5, [replace(waiting, waits_for=f"a lock that PID 7 holds (app, x): {lock}")])
+    assert orders()["state"] == "error"
 
 
 def _shown(pgsub):

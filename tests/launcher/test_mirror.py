@@ -574,9 +574,9 @@ def _seen_by_an_ordinary_role(mirrored):
         mirrored.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def _wait_in_vain(worker):
+def _wait_in_vain(worker, statement="SELECT FROM public.a"):
     with suppress(psycopg.errors.QueryCanceled):
-        worker.execute("SELECT FROM public.a")  # the lock comes before the check of privileges
+        worker.execute(statement)  # the lock comes before the check of privileges
 
 
 def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
@@ -690,3 +690,38 @@ def test_a_lock_of_a_prepared_transaction_is_told_as_such(mirrored):
             mirrored.subdb.execute(f"ROLLBACK PREPARED '{gid}'")
             waiting.join()
     assert found == {"apply": "a lock that a prepared transaction holds on table public.a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "locked", "holder"),
+    [
+        ("pgsub_{}_734_1A2B", True, "TRUNCATE public.a", "the subscription's prepared transaction pgsub_{}_734_1A2B"),
+        ("pgsub_{}_734_1A2B", False, "TRUNCATE public.a", "a prepared transaction"),
+        ("other_{}_734_1A2B", True, "TRUNCATE public.a", "a prepared transaction"),
+        ("pgsub_{}_734_1A2B", True, "LOCK TABLE public.a IN ROW EXCLUSIVE MODE", "a prepared transaction"),
+    ],
+    ids=["own", "no-marker", "another-name", "beside-the-holder"],
+)
+def test_a_lock_that_the_subscription_has_prepared_is_told_with_the_transactions_name(
+    mirrored, name, marker, locked, holder
+):
+    subid = mirrored.subid
+    gid = name.format(subid)
+    mark = f"INSERT INTO pgsub.prepared_xact (subid, gid) VALUES ({subid}, '{gid}');" if marker else ""
+    mirrored.subdb.execute(f"BEGIN; {mark} {locked}; PREPARE TRANSACTION '{gid}'")
+    gids, wanted = [gid], "BEGIN; LOCK TABLE public.a IN SHARE UPDATE EXCLUSIVE MODE"
+    if "MODE" in locked:  # somebody else's holds what the worker waits for
+        gids.append(f"stranger_{subid}")
+        mirrored.subdb.execute(f"{wanted}; PREPARE TRANSACTION '{gids[1]}'")
+    try:
+        with closing(mirrored.subdb.connect(application_name=f"pgsub {subid} apply 1")) as worker:
+            waiting = threading.Thread(target=_wait_in_vain, args=(worker, wanted))
+            waiting.start()
+            mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
+            found = lock_waits.locks(mirrored.session, subid)
+            worker.cancel()
+            waiting.join()
+    finally:
+        for one in gids:
+            mirrored.subdb.execute(f"ROLLBACK PREPARED '{one}'")
+    assert found == {"apply": f"a lock that {holder.format(subid)} holds on table public.a"}

@@ -41,9 +41,10 @@ sync_seq_error_count. The view pgsub_sequence has the same rows.
 With two_phase the column prepared counts the prepared transactions on the target that await the publisher's decision;
 the view pgsub_prepared_pending lists them.
 
-A subscription is blocked when apply was restarted twice or more from one position without progress. The status shows
-since when and why, how much waits behind that position, when the slot will be lost at the present rate (if
-max_slot_wal_keep_size is set), and the next command. --runbook prints the steps for the present state, ready to paste.
+A subscription is blocked when apply was restarted twice or more from one position without progress, or waits for a lock
+that a prepared transaction of the subscription itself holds. The status shows since when and why, how much waits behind
+that position, when the slot will be lost at the present rate (if max_slot_wal_keep_size is set), and the next command.
+--runbook prints the steps for the present state, ready to paste.
 
 A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
 process hangs or is gone, or Spark's Java process has not answered for eight seconds. It is also waiting when its tables

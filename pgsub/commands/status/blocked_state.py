@@ -1,11 +1,13 @@
-"""Detects a blocked subscription: apply restarts repeatedly from the same position, and nothing is applied.
+"""Detects a blocked subscription: nothing is applied until somebody intervenes.
 
-The server shows this only as an apply worker that comes and goes, which is easily overlooked.
+Either apply restarts repeatedly from the same position, or it waits for a lock that a prepared transaction of the
+subscription itself holds. The server shows this only as an apply worker that comes and goes, or that waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
@@ -16,6 +18,23 @@ from pgsub.common.server_words import is_unreachable
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_handling import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn
+
+#: The wait for a prepared transaction of the subscription (pgsub.launcher.mirror.lock_waits), with its name and xid.
+_OWN_PREPARED = re.compile(
+    r"a lock that the subscription's prepared transaction (pgsub_[0-9]+_([0-9]+)_[0-9A-F]+) holds( on table .*)?",
+    re.DOTALL,
+)
+
+
+def own_prepared(waits: Mapping[str, Any] | None) -> tuple[str, int] | None:
+    """Return the subscription's prepared transaction that apply waits for: its name, and its xid on the publisher.
+
+    Its end comes behind the change that waits for it, so apply never reaches it.
+
+    :param waits: what apply waits for.
+    """
+    found = _OWN_PREPARED.fullmatch((waits or {}).get("for") or "")
+    return None if found is None else (found[1], int(found[2]))
 
 
 def blocks(row: ErrorRow) -> bool:
@@ -35,34 +54,61 @@ def said(row: ErrorRow) -> str:
 
 
 def blocked(
-    name: str, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow], slot: SlotRow | None, state: str
+    name: str,
+    problems: Sequence[ErrorRow],
+    conflicts: Sequence[ConflictRow],
+    slot: SlotRow | None,
+    waits: Mapping[str, Any] | None,
+    state: str,
 ) -> dict[str, Any] | None:
     """Describe a blocked subscription, None for any other.
 
     :param conflicts: the conflicts that stop apply.
     :param slot: the slot as last seen on the publisher.
+    :param waits: what apply waits for.
     """
-    row = next((problem for problem in problems if problem.worker == APPLY), None)
-    if state != "blocked" or row is None:
+    if state != "blocked":
         return None
-    waiting = position = None
-    if row.position is not None:
-        confirmed = slot.confirmed_flush_lsn if slot is not None else None
-        position = max(row.position, confirmed or 0)  # the ledger's position does not include idle WAL
-        if slot is not None and slot.current_lsn is not None:
-            waiting = max(slot.current_lsn - position, 0)
+    row = next((problem for problem in problems if problem.worker == APPLY), None)
+    position = slot.confirmed_flush_lsn if slot is not None else None
+    if waits is not None and own_prepared(waits) is not None:
+        facts = _waiting(name, waits)
+    elif row is not None:
+        facts = _restarting(name, row, conflicts)
+        # the ledger's position does not include idle WAL
+        position = None if row.position is None else max(row.position, position or 0)
+    else:
+        return None
+    current = slot.current_lsn if slot is not None else None
+    waiting = None if current is None or position is None else max(current - position, 0)
     return {
-        "since": row.stuck_since,
-        "restarts": row.restarts,
+        **facts,
         "position": None if position is None else format_lsn(position),
-        "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
-        "reason": said(row),
         "waiting_transactions": None if slot is None else slot.waiting_transactions,
         "waiting_at_least": slot is not None and slot.waiting_at_least is True,
         "waiting_bytes": waiting,
         "retained_bytes": None if slot is None else slot.retained_bytes,
         "slot_lost_in": None if slot is None else slot.lost_in,
+    }
+
+
+def _restarting(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> dict[str, Any]:
+    return {
+        "since": row.stuck_since,
+        "restarts": row.restarts,
+        "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
+        "reason": said(row),
         "next": _next(name, row, conflicts),
+    }
+
+
+def _waiting(name: str, waits: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "since": waits["since"],
+        "restarts": 0,
+        "finish_lsn": None,
+        "reason": f"apply waits for {waits['for']}",
+        "next": _runbook(name),
     }
 
 
@@ -71,11 +117,15 @@ def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Seq
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if sub.enabled and row is not None:
         return _next(sub.name, row, conflicts)
-    return f"pgsub status {word(sub.name)} --runbook" if problems else None
+    return _runbook(sub.name) if problems else None
 
 
 def _next(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> str:
     conflict = next((one for one in conflicts if row.conflict and one.finish_lsn == row.finish_lsn), None)
     if conflict is not None:
         return f"pgsub conflicts show {word(name)} {conflict.id}"
+    return _runbook(name)
+
+
+def _runbook(name: str) -> str:
     return f"pgsub status {word(name)} --runbook"

@@ -52,6 +52,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     name = f'subscription "{one.definition.name}"'
     if one.lost:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
+    if one.blocked is not None and blocked_state.own_prepared(one.waits) is not None:
+        return Finding(8, f"{name} is blocked: {one.blocked['reason']}")
     task = one.task if one.state == "waiting" else None
     if rows := [row for row in one.errors if task is None or not of_spark(row, task)]:
         code, row = min(((_code(row), row) for row in rows), key=lambda pair: _SEVERITY.index(pair[0]))

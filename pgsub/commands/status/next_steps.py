@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow
 from pgsub.catalog.times import readable
+from pgsub.commands.status import blocked_state
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
@@ -25,6 +26,11 @@ from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 _PID = re.compile(r"a lock that PID ([0-9]+) holds")
 _ON_PUBLISHER = "a lock of the publisher that PID "
 _PREPARED = "a lock that a prepared transaction holds"
+#: The publisher's status of a transaction, which changes send without the upper half of its ID.
+STATUS_OF_XID = (
+    "SELECT pg_xact_status((pg_snapshot_xmax(pg_current_snapshot())::text::bigint >> 32 << 32 | {xid})::text::xid8),"
+    " (SELECT gid FROM pg_prepared_xacts WHERE transaction = {xid}::text::xid);"
+)
 _GIDS = "SELECT gid, prepared, owner FROM pg_prepared_xacts WHERE database = current_database();"
 _WAITING = (
     "SELECT pid, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity"
@@ -34,7 +40,7 @@ _WAITING = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the remedy, with lines to paste: shell commands, or SQL for the target."""
+    """A step of the remedy, with lines to paste: shell commands, or SQL, for the target if the text names no other."""
 
     text: str
     commands: tuple[str, ...] = ()
@@ -113,8 +119,26 @@ def _held_up(who: str, waits: Row) -> Iterator[Step]:
         yield Step(text, statements=(f"SELECT pg_terminate_backend({pid});",))
     elif waits["for"].startswith(_ON_PUBLISHER):
         yield Step("Let that session end its transaction, or end it on the publisher; pgsub continues by itself.")
+    elif (own := blocked_state.own_prepared(waits)) is not None:
+        yield from _own_prepared(*own)
     elif waits["for"].startswith(_PREPARED):
         yield Step("See which transactions are prepared on the target, and who is to end them.", statements=(_GIDS,))
+
+
+def _own_prepared(gid: str, xid: int) -> Iterator[Step]:
+    """Yield the steps that end a prepared transaction as the publisher did: apply later finds it done."""
+    yield Step(
+        "The end of that transaction comes behind the change that waits for it, so apply cannot reach it. See on the"
+        " publisher whether the transaction is still in progress, committed or aborted. If it is in progress, commit it"
+        " there, or roll it back.",
+        statements=(STATUS_OF_XID.format(xid=xid),),
+    )
+    name = quoting.literal(gid)
+    yield Step(
+        "If it was committed there, commit it on the target; apply continues by itself.",
+        statements=(f"COMMIT PREPARED {name};",),
+    )
+    yield Step("If it was aborted there, roll it back on the target.", statements=(f"ROLLBACK PREPARED {name};",))
 
 
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:

@@ -96,6 +96,8 @@ class SubscriptionStatus:
             return str(self.task["next"])
         if self.state == "stopped" and not self.launched:
             return f"pgsub run {word(self.definition.name)}"
+        if self.blocked is not None:
+            return str(self.blocked["next"])
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by) or self.switchover
 
     @property
@@ -183,19 +185,20 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
     task = row("pgsub_task", own=True) if served else None
     if unheard is not None:
         task = _unheard(sub, unheard, task, silence)
-    state = _state(sub, problems, served, task)
+    workers = store.workers(sub.subid)
+    worker = next((one for one in workers if one.worker_type == APPLY), None)
+    waits = _waits(worker) if served else None
+    state = _state(sub, problems, served, task, waits if unheard is None else None)
     conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
     origin = store.origin(sub.subid)
-    workers = store.workers(sub.subid)
-    worker = next((one for one in workers if one.worker_type == APPLY), None)
     lag = apply_lag.seconds(worker, origin, store.slot(sub.subid)) if served else None
     return SubscriptionStatus(
         definition=sub,
         state=state,
         lag=lag if unheard is None else max(lag or 0.0, silence),
-        waits=_waits(worker) if served else None,
+        waits=waits,
         table_waits=_table_waits(workers, store.relations(sub.subid)) if served else [],
         applying=_applying(worker),
         task=task,
@@ -212,7 +215,7 @@ def read_status(store: StateStore, folder: Path, sub: Subscription) -> Subscript
         skipped=row("pgsub_skipped", own=True),
         copies=[{**copy, "seconds_left": left[copy["relid"]]} for copy in copies],
         errors=problems,
-        blocked=blocked_state.blocked(sub.name, problems, conflicts, store.slot(sub.subid), state),
+        blocked=blocked_state.blocked(sub.name, problems, conflicts, store.slot(sub.subid), waits, state),
         served=served,
         launched=launcher_lock(folder).holder() is not None,
         stopped_by=conflicts,
@@ -241,9 +244,15 @@ def _unheard(sub: Subscription, server: ServerRow, task: Row | None, silence: fl
     }
 
 
-def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool, task: Row | None) -> str:
+def _state(
+    subscription: Subscription, problems: Sequence[ErrorRow], served: bool, task: Row | None, held_up: Row | None
+) -> str:
+    """Return the state; ``held_up`` is what apply waits for, unless that is outdated."""
     if not subscription.enabled:
         return "disabled"
+    # guard: apply that waits for a transaction that the subscription has prepared is blocked
+    if blocked_state.own_prepared(held_up) is not None:
+        return "blocked"
     failed = next((problem for problem in problems if problem.worker == APPLY), None)
     waits = task is not None and bool(task["waits_for"])
     if failed is not None and not (waits and task is not None and of_spark(failed, task)):

@@ -13,6 +13,7 @@ from pgsub.common.errors import Log, log_text
 from pgsub.common.query import STATEMENT, shown
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
+from pgsub.target.ledger.prepared_xacts import GENUINE, gid_prefix
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.worker_takeover import APPLY, WORKER_SESSIONS
 
@@ -25,7 +26,7 @@ LOG_SECONDS = 8.0
 _WAITS = f"""
 SELECT {{role}}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.application_name,
        b.state || CASE b.wait_event WHEN 'SyncRep' THEN ', waits for a synchronous standby' ELSE '' END,
-       {STATEMENT.format("b")}
+       {STATEMENT.format("b")}, {{prepared}}
   FROM pg_catalog.pg_stat_activity a
  CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS by (pid)
   LEFT JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
@@ -36,20 +37,32 @@ SELECT {{role}}, t.oid::pg_catalog.regclass::text, by.pid, b.usename::text, b.ap
             ELSE b.pid IS NOT NULL AND NOT (b.application_name ~ %(workers)s AND {{theirs}}) END
  ORDER BY b.xact_start, by.pid
 """
+# The name of the subscription's prepared transaction that holds the lock, if one does. A lock on a table that TRUNCATE
+# takes or waits for conflicts with every other; those of other changes do not conflict.
+_OWN_PREPARED = f"""
+(SELECT x.gid FROM pg_catalog.pg_prepared_xacts x
+   JOIN pg_catalog.pg_locks own ON own.locktype = 'transactionid' AND own.transactionid = x.transaction
+   JOIN pg_catalog.pg_locks h USING (virtualtransaction)
+  WHERE by.pid = 0 AND own.pid IS NULL AND h.pid IS NULL AND h.granted AND h.locktype = l.locktype
+    AND (h.transactionid = l.transactionid
+         OR h.database = l.database AND h.relation = l.relation AND 'AccessExclusiveLock' IN (h.mode, l.mode))
+    AND pg_catalog.starts_with(x.gid, %(gids)s) AND ({GENUINE}) LIMIT 1)"""
 _LOCKS = _WAITS.format(
+    prepared=_OWN_PREPARED,
     role="pg_catalog.split_part(a.application_name, ' ', 3)",
     ours=WORKER_SESSIONS,
     theirs="pg_catalog.has_table_privilege(b.usesysid, 'pgsub.control', 'UPDATE')",
 )
 # The query runs only now and then, and a short wait would be shown until the next run. So it skips short waits.
 _PUBLISHER_LOCKS = _WAITS.format(
+    prepared="NULL",
     role="a.application_name",
     ours=f"""a.datname = pg_catalog.current_database() AND a.usename = current_user
    AND l.waitstart < pg_catalog.clock_timestamp() - '{SILENT_SECONDS} s'::pg_catalog.interval""",
     theirs="b.usename = current_user",
 )
 # Here workers of the subscription are reported as holders, because apply may hold the row that a command wants.
-_OF_SESSION = _WAITS.format(role="a.application_name", ours="a.pid = %(pid)s", theirs="false")
+_OF_SESSION = _WAITS.format(prepared="NULL", role="a.application_name", ours="a.pid = %(pid)s", theirs="false")
 _STANDBY = f"""
 SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
        pg_catalog.current_setting('synchronous_standby_names')
@@ -65,9 +78,10 @@ def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
     :param session: the launcher's session on the target.
     :return: by role of the session (``apply``, ``copy:16385``): the lock and its holder, or the standbys.
     """
-    names = {"own": f"pgsub {subid} ", "workers": f"^pgsub {subid} (apply|copy|sync|table)[ :]"}
+    own, workers = f"pgsub {subid} ", f"^pgsub {subid} (apply|copy|sync|table)[ :]"
+    names = {"own": own, "workers": workers, "gids": gid_prefix(subid)}
     found = _waits(session, _LOCKS, names, "a lock")
-    for role, standbys in session.execute(_STANDBY.encode(), (names["own"],)):
+    for role, standbys in session.execute(_STANDBY.encode(), (own,)):
         found[role] = _standby(standbys)
     return found
 
@@ -100,11 +114,12 @@ def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str
 
 def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, Any], lock: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for role, table, pid, user, name, state, text in shown(session, query, names):
+    for role, table, pid, user, name, state, text, gid in shown(session, query, names):
         what = "" if table is None else f" on table {table}"
         who = ", ".join(filter(None, (user, name or "no name", state)))
         does = f": {text}" if state is not None else ""  # None: only members of pg_read_all_stats may see it
-        holder = f"PID {pid} holds{what} ({who}){does}" if pid else f"a prepared transaction holds{what}"
+        prepared = "a prepared transaction" if gid is None else f"the subscription's prepared transaction {gid}"
+        holder = f"PID {pid} holds{what} ({who}){does}" if pid else f"{prepared} holds{what}"
         found.setdefault(role, f"{lock} that {holder}")
     return found
 

@@ -36,7 +36,8 @@ ENABLE = "Run this on the target, and restart it; apply continues by itself:\n" 
 # Anyone may prepare a transaction under any name: this role too, for another purpose, or under a recorded name whose
 # transaction was ended by hand. A transaction of pgsub has written a marker, so until it ends it holds a lock on the
 # marker table (AtPrepare_Locks). Only roles that may write to the ledger can take that lock.
-_GENUINE = """
+#: Condition for a transaction ``x`` of pg_prepared_xacts.
+GENUINE = """
 EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_locks own USING (virtualtransaction)
          WHERE own.locktype = 'transactionid' AND own.transactionid = x.transaction AND own.granted
            AND own.pid IS NULL AND l.pid IS NULL AND l.granted
@@ -47,7 +48,7 @@ EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_locks own USING (vi
 _HOLDER = "SELECT owner::text, database::text FROM pg_catalog.pg_prepared_xacts WHERE gid = %s"
 _FIND = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x
-                WHERE x.gid = %(gid)s AND x.database = pg_catalog.current_database() AND ({_GENUINE})),
+                WHERE x.gid = %(gid)s AND x.database = pg_catalog.current_database() AND ({GENUINE})),
        EXISTS (SELECT FROM pgsub.prepared_xact WHERE subid = %(subid)s AND gid = %(gid)s),
        EXISTS (SELECT FROM pgsub.prepared_pending WHERE subid = %(subid)s AND gid = %(gid)s)
 """
@@ -152,6 +153,6 @@ def all_prepared(connection: psycopg.Connection, subid: int, *, ledger: bool = T
     :param ledger: whether the target has a ledger. Without one, a transaction is genuine if this session's role
         prepared it.
     """
-    query = _PREPARED.format(_GENUINE if ledger else "x.owner = current_user")
+    query = _PREPARED.format(GENUINE if ledger else "x.owner = current_user")
     params = {"subid": subid, "prefix": gid_prefix(subid)}
     return [Prepared(*row) for row in connection.execute(query.encode(), params)]
