@@ -77,6 +77,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that changes after its conflict was decided is searched and decided again": (
         "test_a_row_that_a_local_transaction_changes_after_its_conflict_was_decided_is_decided_again",
     ),
+    "a row that moved to another partition while its change waited is searched again": (
+        "test_a_row_that_a_local_transaction_moves_to_another_partition_and_back_while_its_change_waits_is_found",
+        "test_a_row_that_moved_to_another_partition_and_no_longer_has_its_key_is_missing",
+    ),
     "a row that another session inserts while its change waits is a conflict": (
         "test_a_row_that_a_local_transaction_writes_while_its_change_waits_stays_if_the_rule_says_so",
     ),

@@ -19,7 +19,8 @@ KEPT_OF_SERVER = 8192
 _Text = TypeVar("_Text", str, str | None)
 #: SQLSTATE deadlock_detected.
 DEADLOCK = "40P01"
-_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", DEADLOCK, "55P03"})
+_SERIALIZATION = "40001"
+_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", _SERIALIZATION, DEADLOCK, "55P03"})
 #: Class 54 is "wired-in limits, not resource exhaustion" (errcodes.txt): those of a row, a statement or a table, which
 #: fail again. The server reports with the same SQLSTATE that it has no transaction IDs or multixacts left, until a
 #: vacuum has made room. Only the file that reports it tells them apart; texts may be translated.
@@ -79,6 +80,15 @@ def is_transient(sqlstate: str | None, file: str | None = None) -> bool:
         return False
     wraparound = sqlstate == _LIMIT_EXCEEDED and file in _WRAPAROUND_FILES
     return wraparound or sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
+
+
+def is_moved_row(error: Error) -> bool:
+    """Return whether a statement failed because its row was moved to another partition while it waited for the row.
+
+    The server has no SQLSTATE of its own for this (heapam_tuple_lock, heapam_handler.c), and searches the row again
+    where its own subscriber finds it (RelationFindReplTupleByIndex, execReplication.c).
+    """
+    return error.sqlstate == _SERIALIZATION and error.diag.source_file == "heapam_handler.c"
 
 
 def is_unreachable(sqlstate: str | None) -> bool:

@@ -89,6 +89,33 @@ def test_a_change_finds_the_row_that_took_the_place_of_its_own_in_a_partition(pa
     assert f"{remote}_missing" not in conflicts
 
 
+_KEYED = "CREATE TABLE t (id int, v text, region int DEFAULT 1, PRIMARY KEY (id, region))"
+_REGIONS = f"""
+{_KEYED} PARTITION BY LIST (region);
+CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2)
+"""
+_MOVED = "UPDATE t SET region = 2 WHERE id = 1"
+
+
+@pytest.mark.parametrize("rules", [(), ("update_missing=error", "delete_missing=error")], ids=["plain", "rules"])
+@pytest.mark.parametrize("remote", _REMOTE)
+def test_a_row_that_a_local_transaction_moves_to_another_partition_and_back_while_its_change_waits_is_found(
+    pair: MakePair, remote: str, rules: tuple[str, ...]
+) -> None:
+    p = pair(pub=_KEYED, sub=_REGIONS, on_conflict=rules)
+    p.apply("INSERT INTO t VALUES (1, 'old'), (2, 'old')")
+    conflicts = _race(p, [_MOVED, "UPDATE t SET region = 1 WHERE id = 1"], f"{_REMOTE[remote]} WHERE id = 1")
+    p.same("t")
+    assert f"{remote}_missing" not in conflicts
+
+
+def test_a_row_that_moved_to_another_partition_and_no_longer_has_its_key_is_missing(pair: MakePair) -> None:
+    p = pair(pub=_KEYED, sub=_REGIONS)
+    p.apply("INSERT INTO t VALUES (1, 'old')")
+    assert _race(p, [_MOVED], _REMOTE["delete"]) == ["delete_missing"]
+    assert p.subdb.rows("SELECT id, region FROM t ORDER BY id") == [(1, 2), (999, 1)]
+
+
 def test_a_row_that_a_trigger_keeps_is_not_missing_though_its_deletion_waited(pair: MakePair) -> None:
     keeps = _FUNCTION.replace("coalesce(NEW, OLD)", "NULL") + _TRIGGER.format("BEFORE").replace("UPDATE OR ", "")
     p = pair(_TABLE, sub=keeps)

@@ -30,6 +30,7 @@ from pgsub.apply.sets import writer
 from pgsub.apply.stream.transaction_batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
+from pgsub.common.server_words import is_moved_row
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Relation
@@ -69,7 +70,7 @@ class Executor:
     ) -> None:
         self._relations = relations
         self._rows = RowWriter(connection, relations, looks_again=looks_again)
-        self._set_based = set_based
+        self._set_based, self._looks_again = set_based, looks_again
         self._spill = spill
         self._filter = TableStateFilter(self._rows)
         self._sets = BlockSets(self._rows, self._filter, replica=relations.replica)
@@ -107,7 +108,7 @@ class Executor:
 
         :param should_apply: called for each relation, with a transaction's finish LSN.
         :return: messages, and changes that were skipped because their row is missing.
-        :raises SetFallback: a set needs to be executed row by row, or a missing row has appeared.
+        :raises SetFallback: a set needs to be executed row by row, or a row must be searched again.
         """
         self.begin(should_apply)
         for item in items:
@@ -298,8 +299,15 @@ class Executor:
         try:
             yield
         except StatementFailed as failure:
-            place = failure.tag if isinstance(failure.tag, Place) else None
-            raise conflict.fault(self._relations.subid, failure.error, place, failure.statement) from None
+            raise self._located(failure) from None
         except (PgsubError, SetFallback):
             self.abandon()  # the session can roll back only outside the pipeline
             raise
+
+    def _located(self, failure: StatementFailed) -> PgsubError | SetFallback:
+        place = failure.tag if isinstance(failure.tag, Place) else None
+        relation = failure.tag if place is None else place.relation
+        # guard: a row that moved to another partition while its change waited is searched again
+        if self._looks_again and isinstance(relation, RelationMap) and is_moved_row(failure.error):
+            return SetFallback(relation, "a row was moved to another partition")
+        return conflict.fault(self._relations.subid, failure.error, place, failure.statement)

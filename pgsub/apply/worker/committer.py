@@ -191,7 +191,7 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     done = self._commit(part)
-                except SetFallback:  # a row appeared while its change was buffered: retry
+                except SetFallback:  # a row appeared while its change was buffered, or moved: retry
                     self._start_over(before)
                     continue
                 except PgsubError as error:
