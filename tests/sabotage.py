@@ -77,6 +77,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a row that changes after its conflict was decided is searched and decided again": (
         "test_a_row_that_a_local_transaction_changes_after_its_conflict_was_decided_is_decided_again",
     ),
+    "a row that came while its deletion waited is deleted also by a role that may not lock it": (
+        "test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited_once_more",
+    ),
     "a row that moved to another partition while its change waited is searched again": (
         "test_a_row_that_a_local_transaction_moves_to_another_partition_and_back_while_its_change_waits_is_found",
         "test_a_row_that_moved_to_another_partition_and_no_longer_has_its_key_is_missing",

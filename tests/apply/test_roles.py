@@ -6,12 +6,16 @@ Mirrors t/033_run_as_table_owner.pl and t/027_nosuperuser.pl.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event
 
+import patience
 import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
+from pgsub.apply.worker.committer import Committer
 from pgsub.common.errors import ApplyError, Directive, PermissionMissing
+from pgsub.protocol.messages import Relation
 from pgsub.tablesync.copy import plan
 
 TABLES = "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)"
@@ -222,7 +226,9 @@ def test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_whil
     _as_app(p, roles)
     p.subdb.execute(
         f"GRANT SELECT, INSERT, DELETE ON a TO {roles.app}; ALTER TABLE a OWNER TO {roles.alice};"
-        f"CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN {returned}; END';"
+        f"CREATE TABLE fired (id int); GRANT INSERT ON fired TO {roles.app};"
+        "CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS"
+        f" 'BEGIN INSERT INTO public.fired VALUES (OLD.id); RETURN {returned}; END';"
         "CREATE TRIGGER old BEFORE DELETE ON a FOR EACH ROW EXECUTE FUNCTION old();"
         "ALTER TABLE a ENABLE ALWAYS TRIGGER old"
     )
@@ -241,6 +247,50 @@ def test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_whil
     p.stop(task)
     kept = [1, 2, 3] if returned == "NULL" else []
     assert p.subdb.rows("SELECT id FROM a ORDER BY id") == [(key,) for key in (*kept, 4, 9)]
+    by_others = [(1,)] if returned == "OLD" else []
+    assert p.subdb.rows("SELECT id FROM fired ORDER BY id") == [*by_others, (1,), (2,), (3,)]
+    assert "delete_missing" not in [event["conflict_type"] for event in p.events()]
+
+
+def test_a_role_that_may_delete_but_not_update_rows_deletes_those_that_came_while_it_waited_once_more(
+    pair: MakePair, roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(TABLES)
+    _as_app(p, roles)
+    p.subdb.execute(
+        f"GRANT SELECT, INSERT, DELETE ON a TO {roles.app}; ALTER TABLE a OWNER TO {roles.alice};"
+        "CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';"
+        "CREATE TRIGGER old BEFORE DELETE ON a FOR EACH ROW EXECUTE FUNCTION old();"
+        "ALTER TABLE a ENABLE ALWAYS TRIGGER old"
+    )
+    p.apply("INSERT INTO a VALUES (1, 'x'), (2, 'x')")
+    replaces, again, back = (
+        "BEGIN; DELETE FROM a WHERE id = 1; INSERT INTO a VALUES (1, 'local')",
+        Event(),
+        Committer._back_to,
+    )
+    with p.subdb.connect() as first, p.subdb.connect() as second:
+
+        def replaced_again(committer: Committer, relations: dict[int, Relation]) -> bool:
+            ended = back(committer, relations)
+            if not again.is_set():
+                second.execute(replaces.encode())
+                again.set()
+            return ended
+
+        monkeypatch.setattr(Committer, "_back_to", replaced_again)
+        first.execute(replaces.encode())
+        p.pubdb.execute("DELETE FROM a WHERE id = 1")
+        task = p.start()
+        p.until(_WAITS, value=1, task=task)
+        first.execute("COMMIT")
+        assert again.wait(patience.SECONDS)
+        p.until(_WAITS, value=1, task=task)
+        second.execute("COMMIT")
+    p.pubdb.execute("DELETE FROM a WHERE id = 2")
+    p.until("SELECT count(*) FROM a WHERE id = 2", value=0, task=task)
+    p.stop(task)
+    assert p.subdb.rows("SELECT * FROM a") == []
     assert "delete_missing" not in [event["conflict_type"] for event in p.events()]
 
 

@@ -79,6 +79,11 @@ class MissingRows:
         return None
 
 
+def in_doubt(place: Place) -> int | None:
+    """Return the count of a deletion whose row a trigger kept, or another session replaced; None if it is certain."""
+    return 1 if place.message_type == "DELETE" and place.mapped.target.hides_deletes else None
+
+
 class FoundConflicts:
     """The conflicts of one target session, known once its statements have run.
 
@@ -128,7 +133,7 @@ class FoundConflicts:
     def if_missing(self, place: Place) -> RowCount:
         """Return a callback for the number of rows that a change found."""
         depth = self.depth
-        in_doubt = 1 if place.message_type == "DELETE" and place.mapped.target.hides_deletes else None
+        doubtful = in_doubt(place)
 
         def on_count(count: int) -> None:
             if not count and self.resolving:
@@ -137,7 +142,7 @@ class FoundConflicts:
                 self.records.append((depth, RowConflict.of(place)))
                 self.missing.add(place)
             # guard: a row that was not deleted, though it was there, is searched again
-            elif count == in_doubt and not self.resolving and self.missing.doubts():
+            elif count == doubtful and not self.resolving and self.missing.doubts():
                 self._unresolved = self._unresolved or SetFallback(place.mapped, "a row was not deleted")
 
         return on_count

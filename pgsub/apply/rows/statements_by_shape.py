@@ -92,6 +92,13 @@ class RowStatements:
             lambda: _checked(relation, row_queries.present(relation, searched.kinds, old)),
         )
 
+    def untouched(self, place: Place) -> Statement:
+        """Build a query for the row to be deleted that the transaction has neither written nor locked."""
+        relation, old = place.mapped, place.searched
+        return self._known(
+            place, b"u", _finds(relation, old), lambda: _checked(relation, row_queries.untouched(relation, old.kinds))
+        )
+
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
         """Build a query for the other origin that wrote the row to be changed, if any."""
         relation, searched, old = place.mapped, place.searched, place.old is not None

@@ -113,6 +113,22 @@ def present(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
     return build.done(text)
 
 
+def untouched(relation: RelationMap, old_kinds: bytes) -> Statement:
+    """Compose a SELECT that finds the row of a delete, unless the transaction itself has written or locked it.
+
+    Row triggers lock their row before they decide about it (GetTupleForTrigger, trigger.c). A session has a lock for
+    each of its subtransactions, too. The parameters are those of :func:`~pgsub.target.sql.statements.delete`.
+    """
+    build = Builder(relation, b"", old_kinds)
+    own = (
+        "EXISTS (SELECT FROM pg_catalog.pg_locks pgsub_own WHERE pgsub_own.pid OPERATOR(pg_catalog.=)"
+        " pg_catalog.pg_backend_pid() AND (pgsub_own.transactionid OPERATOR(pg_catalog.=) xmin"
+        " OR pgsub_own.transactionid OPERATOR(pg_catalog.=) xmax))"
+    )
+    text = sql.SQL("SELECT FROM {} WHERE {} AND NOT " + own).format(only(relation.target), build.condition())
+    return build.done(text)
+
+
 def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
     """Compose a SELECT of the row that a change would leave, without generated columns.
 
