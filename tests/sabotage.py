@@ -84,6 +84,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_row_that_a_local_transaction_moves_to_another_partition_and_back_while_its_change_waits_is_found",
         "test_a_row_that_moved_to_another_partition_and_no_longer_has_its_key_is_missing",
     ),
+    "a row that came while its change waited is a conflict without a rule, too": (
+        "test_a_conflict_without_a_rule_is_recorded_though_it_appears_only_while_its_change_waits",
+    ),
     "a row that another session inserts while its change waits is a conflict": (
         "test_a_row_that_a_local_transaction_writes_while_its_change_waits_stays_if_the_rule_says_so",
     ),

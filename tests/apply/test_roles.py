@@ -215,6 +215,16 @@ def test_a_role_that_is_no_member_goes_on_as_itself_or_is_told_what_it_lacks(pai
     assert {role for _, role in roles.who()} == {roles.app}
 
 
+def test_who_wrote_a_row_is_told_also_if_its_owner_may_delete_but_not_lock_it(pair: MakePair, roles: Roles) -> None:
+    p = pair(TABLES)
+    p.subdb.execute(f"ALTER TABLE a OWNER TO {roles.alice}; REVOKE UPDATE ON a FROM {roles.alice}")
+    p.apply("INSERT INTO a VALUES (1, 'x'), (2, 'x')")
+    p.subdb.execute("UPDATE a SET v = 'local' WHERE id = 1")
+    p.apply("DELETE FROM a")
+    assert [event["conflict_type"] for event in p.events()] == ["delete_origin_differs"]
+    p.same("a")
+
+
 _WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 

@@ -16,6 +16,7 @@ from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.decision_record import Records, SingleChange
 from pgsub.apply.resolve.winner import Action, decide
+from pgsub.apply.rows.missing_and_origin_differs import locks
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import TRIES, RowWriter, changed_again
@@ -147,11 +148,11 @@ class Resolver:
     def _apply(self, change: SingleChange) -> None:
         place = change.place
         if place.message_type != "INSERT" and change.relation.target.origins_of:
-            ruled = place.rule("origin_differs") is not None
-            differs, locked = self._rows.written_by_others(place, lock=ruled)
+            lock = locks(place)
+            differs, locked = self._rows.written_by_others(place, lock=lock)
             if differs is not None and not self._differing(change, differs):
                 return
-            if ruled and not locked:  # nobody was asked about a row that appears from now on
+            if lock and not locked:  # nobody was asked about a row that appears from now on
                 self._missing(change)
                 return
         self._rows.conflicts.missed = False

@@ -15,6 +15,7 @@ from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.statements_by_shape import RowStatements
 from pgsub.target.sql.pipeline import RowCount
 
+_ORIGIN_DIFFERS = "origin_differs"
 #: Number of searches for a row that may have been replaced before it counts as missing.
 _SEARCHES = 3
 #: Place of the time in a row of :func:`~pgsub.target.sql.row_queries.origin_differs`.
@@ -84,6 +85,14 @@ def in_doubt(place: Place) -> int | None:
     return 1 if place.message_type == "DELETE" and place.mapped.target.hides_deletes else None
 
 
+def locks(place: Place) -> bool:
+    """Return whether the row of a change is locked before it is asked who wrote it last, as the server does.
+
+    Only a deletion needs no privilege to lock rows. Without a rule it is made without the lock.
+    """
+    return place.rule(_ORIGIN_DIFFERS) is not None or place.mapped.target.locks_rows
+
+
 class FoundConflicts:
     """The conflicts of one target session, known once its statements have run.
 
@@ -102,6 +111,7 @@ class FoundConflicts:
         self.depth = 0
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: a conflict for a rule
+        self._unseen: Place | None = None  #: a change whose row was not there when it was asked who wrote it
 
     def begin(self) -> None:
         """Begin a target transaction."""
@@ -111,24 +121,35 @@ class FoundConflicts:
     def check_origin(self, place: Place) -> None:
         """Send a query, before a change, for the other origin that wrote the row last (GetTupleTransactionInfo).
 
-        If a rule decides, the query locks the row, as the server does (RelationFindReplTupleByIndex). Nobody can then
-        write the row before the change does.
+        The query locks the row, as the server does (RelationFindReplTupleByIndex). Nobody can then write the row before
+        the change does.
         """
-        if not place.mapped.target.origins_of or self.resolving:
+        if not self.asks(place):
             return
-        depth, what = self.depth, "origin_differs"
-        lock = place.rule(what) is not None
+        depth, lock = self.depth, locks(place)
 
         def on_row(row: list[str | None]) -> None:
-            if row[AT] is not None and not self._is_ruled(place, what):
-                self.records.append((depth, RowConflict.of(place, row)))
+            if row[AT] is not None:
+                self.differs(place, RowConflict.of(place, row), depth)
 
         def on_count(count: int) -> None:
             # guard: a row that another session inserts while its change waits is a conflict
-            if lock and not count:  # the change may find it
-                self._is_ruled(place, what)
+            if lock and not count and not self._is_ruled(place, _ORIGIN_DIFFERS):  # the change may find it
+                self._unseen = place
 
         self._pipeline.send_row(self._statements.written_elsewhere(place, lock=lock), place, on_count, on_row)
+
+    def asks(self, place: Place) -> bool:
+        """Return whether it is asked here who wrote the row of a change last."""
+        return bool(place.mapped.target.origins_of) and not self.resolving
+
+    def differs(self, place: Place, found: RowConflict, depth: int) -> None:
+        """Record that another origin wrote the row of a change last, unless a rule decides.
+
+        :param depth: number of savepoints before the change.
+        """
+        if not self._is_ruled(place, _ORIGIN_DIFFERS):
+            self.records.append((depth, found))
 
     def if_missing(self, place: Place) -> RowCount:
         """Return a callback for the number of rows that a change found."""
@@ -144,6 +165,9 @@ class FoundConflicts:
             # guard: a row that was not deleted, though it was there, is searched again
             elif count == doubtful and not self.resolving and self.missing.doubts():
                 self._unresolved = self._unresolved or SetFallback(place.mapped, "a row was not deleted")
+            # guard: a row that came while its change waited is a conflict without a rule, too
+            elif count and self._unseen is place and self.missing.doubts():
+                self._unresolved = self._unresolved or SetFallback(place.mapped, "a row came while its change waited")
 
         return on_count
 

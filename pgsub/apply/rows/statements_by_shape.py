@@ -100,13 +100,17 @@ class RowStatements:
         )
 
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
-        """Build a query for the other origin that wrote the row to be changed, if any."""
+        """Build a query for the other origin that wrote the row to be changed, if any.
+
+        :param lock: lock the row, not more than the change does.
+        """
         relation, searched, old = place.mapped, place.searched, place.old is not None
+        strength = ("UPDATE" if place.message_type == "DELETE" else "NO KEY UPDATE") if lock else ""
         return self._known(
             place,
-            (b"L" if lock else b"W") + (b"o" if old else b"n"),
+            b"W" + strength[:1].encode() + (b"o" if old else b"n"),
             _finds(relation, searched),
-            lambda: _checked(relation, row_queries.origin_differs(relation, searched.kinds, old, lock=lock)),
+            lambda: _checked(relation, row_queries.origin_differs(relation, searched.kinds, old, lock=strength)),
         )
 
     def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:

@@ -13,7 +13,7 @@ import psycopg
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.rows.insert_run import InsertRun
-from pgsub.apply.rows.missing_and_origin_differs import AT, FoundConflicts, in_doubt
+from pgsub.apply.rows.missing_and_origin_differs import AT, FoundConflicts, in_doubt, locks
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.statements_by_shape import RowStatements
@@ -119,16 +119,32 @@ class RowWriter:
 
     def _change(self, statement: Statement, place: Place) -> None:
         conflicts = self.conflicts
-        conflicts.check_origin(place)
+        missed = conflicts.if_missing(place)
+        searches = conflicts.missing.searches(resolving=conflicts.resolving)
         self.changes += 1
-        for _ in range(conflicts.missing.searches(resolving=conflicts.resolving)):
+        if not searches:
+            conflicts.check_origin(place)
+        elif not self._asked(place):
+            missed(0)
+            return
+        for _ in range(searches):
             found = self._count(statement, place)
             # guard: a row that came while its deletion waited is deleted also by a role that may not lock it
             if found == in_doubt(place) and self._count(self._statements.untouched(place), place):
                 continue
             if found:
                 return
-        self._pipeline.send_row(statement, place, conflicts.if_missing(place))
+        self._pipeline.send_row(statement, place, missed)
+
+    def _asked(self, place: Place) -> bool:
+        """Ask who wrote the row of a change last, and wait for the answer; return False if the row is missing."""
+        if not self.conflicts.asks(place):
+            return True
+        lock = locks(place)
+        differs, locked = self.written_by_others(place, lock=lock)
+        if differs is not None:
+            self.conflicts.differs(place, differs, self.conflicts.depth)
+        return locked or not lock
 
     def _count(self, statement: Statement, place: Place) -> int:
         """Execute a statement of a change, and wait for its row count."""

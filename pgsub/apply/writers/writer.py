@@ -127,6 +127,7 @@ class Writer(SupervisedThread):
         if not session.progress.turns.take(unit.turn, begin=True):
             raise Deviation("somebody else holds the lock of its turn")
         units.set(unit, "begun")
+        executor.settled()
         changes, executor.counters = executor.changes, Counter()
         records = executor.run(unit.batch.items, units.should_apply)
         # guard: a unit that is executed early finds the rows as the publisher found them
@@ -142,7 +143,9 @@ class Writer(SupervisedThread):
             # with psycopg's own prepared statements, its ROLLBACK would deallocate the pipeline's too
             session.connection.prepare_threshold = None
             relations = session.relations
-            self._executor = Executor(session.connection, relations, _too_many, set_based=self._set_based)
+            self._executor = Executor(
+                session.connection, relations, _too_many, set_based=self._set_based, looks_again=True
+            )
             self._session = session
         return self._session, self._executor
 

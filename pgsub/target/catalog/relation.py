@@ -131,8 +131,12 @@ class TargetRelation:
     @property
     def hides_deletes(self) -> bool:
         """Whether a DELETE that waited cannot tell a row that a trigger kept from one that is gone."""
-        locks_rows = self.user_locks_rows if self.acts_as is None else self.owner_locks_rows
-        return self.fires_before_delete and not locks_rows
+        return self.fires_before_delete and not self.locks_rows
+
+    @property
+    def locks_rows(self) -> bool:
+        """Whether the role that makes the changes may lock rows."""
+        return self.user_locks_rows if self.acts_as is None else self.owner_locks_rows
 
     def column(self, name: str) -> TargetColumn | None:
         """Return the column of that name (case-sensitive)."""

@@ -66,7 +66,7 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
     )
 
 
-def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
+def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: str = "") -> Statement:
     """Compose a SELECT of the row that an update or delete finds, if another origin wrote it last.
 
     Columns: schema and name of its table, transaction, time, origin (NULL: local, '': dropped), :func:`row_texts`,
@@ -74,13 +74,13 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
 
     :param kinds: column kinds of the tuple by which the row is found.
     :param old: whether that is the old tuple, not the new one.
-    :param lock: lock the row until the transaction ends, and return it even if no other origin wrote it last. Its time
-        and values are NULL then.
+    :param lock: strength (UPDATE) of a lock on the row until the transaction ends; "": none. A locked row is returned
+        even if no other origin wrote it last. Its time and values are NULL then.
     """
     build = Builder(relation, kinds, kinds if old else None)
     where = build.condition()
-    # guard: a row that another session updates while its change waits is a conflict, without " FOR UPDATE"
-    locking = " FOR UPDATE" if lock else ""
+    # guard: a row that another session updates while its change waits is a conflict, without " FOR {lock}"
+    locking = f" FOR {lock}" if lock else ""
     text = sql.SQL(
         "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
         " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END,"
