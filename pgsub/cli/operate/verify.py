@@ -35,6 +35,10 @@ publisher keeps the snapshot until the command ends, as for pg_dump. Column list
 encodings on the target are taken into account. Columns that only the target has, and generated columns, are not
 compared.
 
+Values are compared by their text, and otherwise by the operator = of the target's type. So values are equal if = finds
+them equal, although they are written differently: the numeric values 1.0 and 1.00, also in jsonb; the floats 0 and -0;
+the intervals 1 mon and 30 days; and upper and lower case with citext, or with a collation that ignores case.
+
 Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
 and ten are printed. A row is explained if pgsub has recorded why it differs: its change was skipped, is kept and was
 not replayed, it was changed in a held table, or a conflict rule kept what the target has. If update or delete is not
