@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hostile
+import psycopg
 import pytest
 from hostile import Judge, Publisher
 
 from pgsub.common.errors import ProtocolViolation
+from pgsub.tablesync.copy.below_libpq import SourceError
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
 if TYPE_CHECKING:
@@ -137,8 +139,16 @@ _BEFORE = {
     Stage.DONE: hostile.BEGIN + hostile.DONE,
     Stage.COMPLETE: hostile.BEGIN + hostile.DONE + hostile.COUNT,
     Stage.FAILED: hostile.BEGIN + hostile.ERROR,
+    Stage.ENDED: hostile.LEGAL,
 }
-_MAY_FOLLOW = {Stage.ASKED: b"HE", Stage.ROWS: b"dcE", Stage.DONE: b"CE", Stage.COMPLETE: b"ZE", Stage.FAILED: b"ZE"}
+_MAY_FOLLOW = {
+    Stage.ASKED: b"HE",
+    Stage.ROWS: b"dcE",
+    Stage.DONE: b"CE",
+    Stage.COMPLETE: b"ZE",
+    Stage.FAILED: b"ZE",
+    Stage.ENDED: b"E",
+}
 
 
 @pytest.mark.parametrize("stage", _BEFORE, ids=lambda stage: stage.name)
@@ -155,6 +165,19 @@ def test_an_impossible_length_is_a_protocol_violation_before_anything_of_the_mes
 ) -> None:
     with pytest.raises(ProtocolViolation, match=f"length {length} from the publisher is impossible"):
         _read(hostile.BEGIN + hostile.header(kind, length) + hostile.SLED, 1000, 300)
+
+
+@each_way
+def test_a_publisher_that_ends_the_session_right_behind_its_answer_is_lost_and_no_violation(
+    judge: Judge, ways: dict[str, Publisher], tmp_path: Path, way: str
+) -> None:
+    publisher, direct = ways["raw"] if way == "raw" else encrypted(ways, tmp_path), way != "through libpq"
+    publisher.answer = hostile.LEGAL + hostile.frame(b"E", b"SFATAL\0C57P01\0Mterminating\0\0")
+    error = judge.copy(publisher, direct=direct)
+    if direct:
+        assert isinstance(error, SourceError) and isinstance(error.error, psycopg.errors.AdminShutdown)
+    else:
+        assert error is None  # libpq has the rows, and tells of the end with the next query
 
 
 def test_an_error_report_larger_than_the_buffer_is_told_as_far_as_it_fits() -> None:

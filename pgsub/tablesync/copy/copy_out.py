@@ -41,7 +41,7 @@ _NEXT: dict[tuple[Stage, bytes], Stage] = {
     (Stage.DONE, b"C"): Stage.COMPLETE,
     (Stage.COMPLETE, b"Z"): Stage.ENDED,
     (Stage.FAILED, b"Z"): Stage.ENDED,
-    **{(stage, b"E"): Stage.FAILED for stage in Stage if stage is not Stage.ENDED},
+    **{(stage, b"E"): Stage.FAILED for stage in Stage},  # after ReadyForQuery, from a server that ends the session
 }
 
 
