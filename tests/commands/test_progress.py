@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import patience
 import pytest
@@ -82,3 +83,19 @@ def test_an_adoption_shows_that_its_rows_were_compared_while_it_writes_those_tha
     assert line[0].startswith("table public.a: writing what differs, 99% ("), line[0]
     assert copy["command"] == "COMPARE" and "\t99% compared\t" in shown
     assert 'NOTICE:  table "public.a" was adopted: 50 rows missing, 0 extra, 50 different' in creating.log.read_text()
+
+
+def test_an_adoption_that_an_interrupted_command_leaves_to_the_launcher_is_not_called_finished(cli, tables, tmp_path):
+    go_on, marks = tmp_path / "go on", tmp_path / "marks"
+    marks.mkdir()
+    tables[1].execute("INSERT INTO a SELECT g, 'local' FROM generate_series(1, 50) g")
+    cli.launcher(env={"PGSUB_FAILPOINTS": f"adopt.after_commit=pause:{go_on}", "PGSUB_FAILPOINTS_DIR": str(marks)})
+    creating = cli.start(*cli.words("s", "--adopt", "--yes"))
+    until((marks / "adopt.after_commit").exists)
+    assert cli.stop(creating, signal.SIGINT) == 0
+    said = creating.log.read_text()
+    assert 'NOTICE:  pgsub run continues to synchronize subscription "s"' in said
+    assert re.search(r'table "public.a" is not adopted yet, so far: \d+ rows? missing', said)
+    assert "was adopted" not in said
+    go_on.touch()
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0

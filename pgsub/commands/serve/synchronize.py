@@ -58,7 +58,7 @@ class ServiceOptions:
 def report_adopted(
     store: StateStore, sub: Subscription, reporter: Reporter, relids: Collection[int] | None = None
 ) -> None:
-    """Report the differences that were corrected in adopted tables.
+    """Report the differences that were corrected in adopted tables, or so far in those that a signal left to others.
 
     :param relids: the tables to report, None for all.
     """
@@ -68,7 +68,8 @@ def report_adopted(
         if row.adopted is not None and (relids is None or row.srrelid in relids):
             missing, extra, different = row.adopted
             found = f"{counted(missing, 'row')} missing, {extra} extra, {different} different"
-            reporter.notice(f'table "{row.schemaname}.{row.relname}" was adopted: {found}')
+            ended = "is not adopted yet, so far" if row.srsubstate in ("i", "d") else "was adopted"
+            reporter.notice(f'table "{row.schemaname}.{row.relname}" {ended}: {found}')
 
 
 class Service:
@@ -187,6 +188,11 @@ class Service:
                     hint=f"The subscription stays; continue with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()
+        if not done.is_set():
+            self._reporter.notice(
+                f'pgsub run continues to synchronize subscription "{self._sub.name}"',
+                f"See how far it is:\npgsub status {word(self._sub.name)}",
+            )
 
     def _wait(self, options: ServiceOptions, tables: frozenset[int] | None, done: threading.Event) -> None:
         for condition in ("synced", "two-phase", "caught-up"):
