@@ -48,7 +48,10 @@ _FILES = (
     ("state.db", "The state store in the state folder, an SQLite file with the catalogs and statistics views."),
     ("launcher.lock, subscription-*.lock", "Locks in the state folder; each names the process that holds it."),
 )
-_SIGNALS = (130, "ended by a second SIGINT"), (143, "ended by a second SIGTERM")
+_SIGNALS = (
+    (130, "ended by SIGINT; a command that serves a subscription, by a second one"),
+    (143, "ended by SIGTERM; a command that serves a subscription, by a second one"),
+)
 TOPICS = ("conflicts", "states", "pgsub.toml")
 _FOLDER = Path(__file__).parents[2] / "docs"
 _HEAD = re.compile(r"(\S+) (\d): (.*)")

@@ -37,8 +37,9 @@ PAGE = Page(
 list shows conflicts, the newest first. show prints one of them with the publisher's and the target's version of the row
 side by side, and marks the columns that differ. Both read the state store only and contact no server.
 
-The action of a conflict says what became of it. stopped: it stops apply. applied, skipped: it no longer stops apply, or
-never did; for example, updates and deletes of missing rows are skipped. kept: a rule left the target's row unchanged.
+The action of a conflict says what became of it. stopped: it stops apply. applied: the change was made, or its conflict
+is gone. skipped: the change was left out. If pgsub skip-lsn or a rule skipped it, it can be replayed. If its row was
+missing, or pgsub origin-advance left it out, only this record remains. kept: a rule left the target's row unchanged.
 replayed: the skipped change has been applied. Types are those of the server. A conflict that stops apply is one row,
 however often it is retried; attempts counts the retries. identical marks a row of the target that equals the
 publisher's row.
