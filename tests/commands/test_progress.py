@@ -99,3 +99,14 @@ def test_an_adoption_that_an_interrupted_command_leaves_to_the_launcher_is_not_c
     assert "was adopted" not in said
     go_on.touch()
     assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+
+
+def test_a_create_that_is_interrupted_while_it_copies_does_not_call_the_subscription_ready(cli, tables):
+    with tables[1].connect() as holder:
+        holder.execute("BEGIN; LOCK a IN SHARE MODE")
+        creating = cli.start(*cli.words("s"))
+        tables[1].wait("SELECT count(*) > 0 FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted")
+        assert cli.stop(creating, signal.SIGINT) == 0
+    said = creating.log.read_text()
+    assert 'NOTICE:  subscription "s" is not synchronized yet, and nothing is running it' in said
+    assert "Continue with:\npgsub run s" in said

@@ -112,12 +112,17 @@ class Service:
         """Use the definition of a subscription that was altered meanwhile."""
         self._sub = sub
 
-    def leave(self) -> None:
-        """Leave the work to a launcher. Report if there is none."""
+    def leave(self, *, interrupted: bool = False) -> None:
+        """Leave the work to a launcher. Report if there is none.
+
+        :param interrupted: whether tables may not be synchronized because a signal ended the work.
+        """
         if not self._served():
+            behind = interrupted and any(row.srsubstate != "r" for row in self._store.relations(self._sub.subid))
             self._reporter.notice(
-                f'subscription "{self._sub.name}" is ready, but nothing is running it',
-                f"Start it with:\npgsub run {word(self._sub.name)}",
+                f'subscription "{self._sub.name}" is '
+                f"{'not synchronized yet, and' if behind else 'ready, but'} nothing is running it",
+                f"{'Continue' if behind else 'Start it'} with:\npgsub run {word(self._sub.name)}",
             )
 
     def _served(self) -> bool:
@@ -160,7 +165,7 @@ class Service:
         raise_first(ended)
         if not stop.is_set():
             disabled.check_end(self._store, (self._sub.name,), {one.name for one in ended}, self._reporter)
-        self.leave()
+        self.leave(interrupted=stop.is_set())
 
     def _watch(self, stop: threading.Event, options: ServiceOptions, tables: frozenset[int] | None) -> None:
         """Show progress while another process does the work, and end with its outcome."""
