@@ -148,7 +148,7 @@ class Runner(SupervisedThread):
                 if self._lock(session):
                     self._serve(session)
             except psycopg.Error as error:
-                raise target.translate(error, "read the ledger") from None
+                raise subscriptions.unreadable(error) from None
             finally:
                 self._socket = self._service = None
 

@@ -200,6 +200,9 @@ def test_a_database_that_lost_its_ledger_is_no_obstacle_and_no_slot_is_left(crea
     slot = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_sync_g1_7"
     pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
     subdb.execute(lost)
+    ended = created("run", "s", "--until-caught-up")
+    assert ended.returncode in (3, 6) and "create it again, with --adopt" in ended.stderr
+    assert "create it again, with --adopt" in created("status", "s", "--runbook").stdout
     assert created("drop", "s", "--yes").returncode == 0
     assert pubdb.rows(_SLOTS) == []
     assert created.sql("SELECT subname FROM pg_subscription") == []

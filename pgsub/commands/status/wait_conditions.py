@@ -48,15 +48,16 @@ def ledger(sub: Subscription) -> Iterator[psycopg.Connection]:
     # Imported late: most waits need no server.
     from psycopg import Error
 
+    from pgsub.target.ledger import subscriptions
     from pgsub.target.session import ledger_privileges
-    from pgsub.target.session.connect import SessionName, open_session, translate
+    from pgsub.target.session.connect import SessionName, open_session
 
     try:
         with closing(open_session(sub, SessionName(sub.subid, "wait", 0), replica=False)) as session:
             ledger_privileges.check(session)
             yield session
     except Error as error:
-        raise translate(error, "read the ledger") from None
+        raise subscriptions.unreadable(error) from None
 
 
 def synced(awaited: frozenset[int]) -> Condition:

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import StateForbids, SubscriptionExists
+from pgsub.common.errors import PgsubError, StateForbids, SubscriptionExists
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.worker_takeover import Claim
+from pgsub.target.session.connect import translate
 from pgsub.target.session.transactions import durable
 
 _TABLES = (
@@ -158,13 +159,27 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
     return Identity(subid, name, system, dbname, dboid, timeline, slot_name, lsn_or_none(point), new_slot)
 
 
+_REPLACED = (
+    "Was the target replaced or restored? Drop the subscription and create it again, with --adopt if its tables"
+    " have rows."
+)
+
+
 def unknown(subid: int) -> StateForbids:
     """Make the error for a target whose ledger is missing or does not have the subscription."""
     return StateForbids(
         "the target's ledger does not know this subscription",
         detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
-        hint="Was the target replaced or restored? Drop the subscription and create it again.",
+        hint=_REPLACED,
     )
+
+
+def unreadable(error: psycopg.Error) -> PgsubError:
+    """Make pgsub's error for a ledger that cannot be read, perhaps because the target was replaced."""
+    failed = translate(error, "read the ledger")
+    if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedTable):
+        failed.hint = _REPLACED
+    return failed
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
