@@ -175,6 +175,10 @@ class TargetUnavailable(PgsubError):
     directive = Directive.RETRY
 
 
+class TableAltered(TargetUnavailable):
+    """A change of a table's definition before the lock that keeps others from changing it. A retry reads it anew."""
+
+
 class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 

@@ -8,6 +8,10 @@ functions that are declared immutable), and so is a trigger. The server's own su
 LOCK TABLE runs no code. A locked table cannot be dropped or renamed before the transaction ends. So a name that has the
 known oid after the lock keeps it to the end. Renaming a *schema* takes no lock on its tables.
 
+The same lock keeps others from altering the table. So the definition from which statements were made is compared with
+the present one behind the lock. Otherwise, a session that waited for an ALTER TABLE would go on with the old key and
+the old types. The server's own subscriber reads the definition after it has locked the relation.
+
 Statements also name types and operators, whose names can be replaced in the same way: a domain runs code when a value
 is cast to it. They are verified with the table, except those of pg_catalog, which is the server's. Nothing locks them.
 """
@@ -17,13 +21,32 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import TableReplaced
+from pgsub.common.errors import TableAltered, TableReplaced
 from pgsub.common.query import scalar
 
 #: Fails (:data:`CHANGED`) if a name ($1, as SQL) is not that of a table (oid $2); what follows is not even planned. It
 #: reads the present catalog, whatever the transaction's snapshot.
 VERIFY = "SELECT 1 / coalesce((pg_catalog.to_regclass($1)::pg_catalog.oid = $2)::pg_catalog.int4, 0)"
 CHANGED = "22012"  #: division_by_zero
+#: SQL of a text that DDL on a table (``{oid}``) changes, but not DDL on its partitions. TRUNCATE and VACUUM FULL write
+#: another version of the row in pg_class, so its contents count.
+DEFINITION = """(
+       SELECT pg_catalog.sum(pg_catalog.hashtextextended(d.written, 0))::pg_catalog.text FROM (
+              SELECT ROW(c.relnamespace, c.relowner, c.relkind, c.relnatts, c.relchecks, c.relrowsecurity,
+                         c.relforcerowsecurity, c.relreplident, c.relispartition, c.relacl)::pg_catalog.text
+                FROM pg_catalog.pg_class c WHERE c.oid = {oid}
+               UNION ALL
+              SELECT a.xmin::pg_catalog.text || a.ctid::pg_catalog.text
+                FROM pg_catalog.pg_attribute a WHERE a.attrelid = {oid} AND a.attnum > 0
+               UNION ALL
+              SELECT x.xmin::pg_catalog.text || x.ctid::pg_catalog.text
+                FROM pg_catalog.pg_index x WHERE x.indrelid = {oid}
+               UNION ALL
+              SELECT t.xmin::pg_catalog.text || t.ctid::pg_catalog.text
+                FROM pg_catalog.pg_trigger t WHERE t.tgrelid = {oid}
+               UNION ALL
+              SELECT r.xmin::pg_catalog.text || r.ctid::pg_catalog.text
+                FROM pg_catalog.pg_rewrite r WHERE r.ev_class = {oid}) AS d (written))"""
 #: Fails in the same way if types or operators no longer have the known names ($1, JSON: kind, oid, name).
 VERIFY_TYPES = """
 SELECT 1 / (NOT EXISTS (
@@ -73,6 +96,7 @@ def hold(
     *,
     may_lock: bool | None = None,
     named_types: str | None = None,
+    definition: str | None = None,
 ) -> bool:
     """Lock a table in the open transaction and verify that its name is its own; return whether it is locked.
 
@@ -81,7 +105,9 @@ def hold(
     :param purpose: :data:`WRITING`, :data:`READING`, :data:`EMPTYING`, or :data:`ALONE` to keep others from writing.
     :param may_lock: the role may lock the table; None to ask the server.
     :param named_types: see :func:`verify_types`.
+    :param definition: the known :data:`DEFINITION`; None: nothing depends on it.
     :raises TableReplaced: the name belongs to another table or to none, or one of the types was renamed.
+    :raises TableAltered: it has another definition.
     """
     if may_lock is None:
         may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
@@ -96,6 +122,9 @@ def hold(
         psycopg.errors.WrongObjectType,
     ):
         raise replaced(oid, schema, name) from None
+    # guard: binary values are not copied into a column that got another type meanwhile
+    if definition is not None and scalar(connection, f"SELECT {DEFINITION.format(oid='%s')}", [oid] * 5) != definition:
+        raise altered(schema, name)
     verify_types(connection, named_types, schema, name)
     return may_lock
 
@@ -122,6 +151,11 @@ def replaced(oid: int, schema: str, name: str) -> TableReplaced:
         f'table "{schema}.{name}" was replaced by another table, or dropped',
         detail=f"The name was expected to be that of OID {oid}.",
     )
+
+
+def altered(schema: str, name: str) -> TableAltered:
+    """Return the error for a table that has another definition than the known one."""
+    return TableAltered(f'table "{schema}.{name}" was altered before it was locked', sqlstate="40001")
 
 
 def types_renamed(table: str) -> TableReplaced:

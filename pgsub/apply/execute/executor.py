@@ -251,10 +251,10 @@ class Executor:
             self._execute()
             self._rows.flush()
             self._held.write()
-            self._filter.check_names()
+            self._filter.check_tables()
             self._sets.finish()
             # guard: names are verified before the commit
-            self._filter.refuse_replaced()
+            self._filter.refuse_others()
         return self.taken()
 
     def wait(self) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pgsub.apply.conflicts.conflict import Record, RowConflict
-from pgsub.apply.conflicts.error_context import Place
+from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.statements_by_shape import RowStatements
+from pgsub.common.errors import ApplyError
 from pgsub.target.sql.pipeline import RowCount
 
 _ORIGIN_DIFFERS = "origin_differs"
@@ -103,8 +104,8 @@ class FoundConflicts:
     :ivar missing: rows that changes did not find, and that may have appeared since.
     """
 
-    def __init__(self, pipeline: OwnerPipeline, statements: RowStatements, *, looks_again: bool) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: OwnerPipeline, statements: RowStatements, subid: int, *, looks_again: bool) -> None:
+        self._pipeline, self._subid = pipeline, subid
         self._statements = statements
         self.missing = MissingRows(looks_again=looks_again)
         self.records: list[tuple[int, Record]] = []
@@ -112,10 +113,11 @@ class FoundConflicts:
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: a conflict for a rule
         self._unseen: Place | None = None  #: a change whose row was not there when it was asked who wrote it
+        self._several: Place | None = None  #: a change by a unique key that found several rows
 
     def begin(self) -> None:
         """Begin a target transaction."""
-        self.records, self.depth, self._unresolved = [], 0, None
+        self.records, self.depth, self._unresolved, self._several = [], 0, None, None
         self.missing.begin()
 
     def check_origin(self, place: Place) -> None:
@@ -157,6 +159,7 @@ class FoundConflicts:
         doubtful = in_doubt(place)
 
         def on_count(count: int) -> None:
+            self.counted(place, count)
             if not count and self.resolving:
                 self.missed = True
             elif not count and not self._is_ruled(place, "missing"):
@@ -170,6 +173,14 @@ class FoundConflicts:
                 self._unresolved = self._unresolved or SetFallback(place.mapped, "a row came while its change waited")
 
         return on_count
+
+    def counted(self, place: Place, count: int) -> None:
+        """Note how many rows a change found; :meth:`check` refuses several rows of a unique key."""
+        target = place.mapped.target
+        keyed = place.mapped.by_identity and not (target.deferrable or target.rules)
+        # guard: a change by a unique key that finds several rows stops apply
+        if keyed and count > (2 if place.message_type == "DELETE" and target.hides_deletes else 1):
+            self._several = self._several or place
 
     def _present(self, places: Sequence[Place]) -> Sequence[Place]:
         """Return the changes whose row exists in a new snapshot."""
@@ -200,8 +211,12 @@ class FoundConflicts:
 
         :raises SetFallback: a rule must decide a conflict, or a missing row has appeared; the target transaction is not
             aborted.
+        :raises ApplyError: a change by a unique key found several rows; in the same way.
         """
         unresolved, self._unresolved = self._unresolved, None
+        several, self._several = self._several, None
+        if several is not None:
+            raise _several_rows(self._subid, several)
         if unresolved is not None:
             raise unresolved
         came = self.missing.first_that_came(self._present)
@@ -224,5 +239,15 @@ class FoundConflicts:
     def undo(self, count: int) -> None:
         """Drop all but the first ``count`` records, and forget the other conflicts."""
         del self.records[count:]
-        self._unresolved = None
+        self._unresolved = self._several = None
         self.missing.forget()
+
+
+def _several_rows(subid: int, place: Place) -> ApplyError:
+    error = ApplyError(
+        f'several rows of "{place.name}" have the key of one change',
+        detail="The key is no unique one: its index is damaged, or compares in another way than the column.",
+        sqlstate="21000",
+    )
+    locate(error, subid, place)
+    return error

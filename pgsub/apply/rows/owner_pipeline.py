@@ -33,7 +33,7 @@ class OwnerPipeline(Pipeline):
     def begin(self) -> None:
         """Begin a target transaction, with the session's own role and no verified names."""
         self.role = None
-        self.names.forget()
+        self.names.begin()
 
     def become(self, role: str | None, tag: object = None) -> None:
         """Switch to a role if it is not the present one."""

@@ -14,6 +14,7 @@ from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_cache import NEVER, local_name
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import table_lock
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.relation_map import RelationMap
@@ -53,6 +54,7 @@ class TableStateFilter:
         self._should_apply = should_apply
         self._touched: dict[tuple[str, str], int] = {}
         self._replaced: list[tuple[str, str]] = []
+        self._altered: list[tuple[str, str]] = []
         self._targets: dict[int, RelationMap] = {}
         self._held: dict[int, int] = {}
 
@@ -64,26 +66,44 @@ class TableStateFilter:
             else:
                 known.pop(relid, None)
 
-    def check_names(self) -> None:
-        """Send checks that every name still means the same table, because statements find tables by name.
+    def check_tables(self) -> None:
+        """Send checks that every table still is what the statements were made for.
 
-        Changes have locked their tables, so the oids are final. Tables whose changes were not applied are checked too,
-        because a subscribed table may have taken the name.
+        The changes have locked their tables, so what is found now was so when the statements ran. A table may have been
+        altered while its first statement waited for the lock. Statements find tables by name. The names of tables whose
+        changes were not applied are checked too, because a subscribed table may have taken the name.
         """
-        for name, oid in self._touched.items():
+        used = self._rows.used()
+        for oid, schema, name, definition in used:
 
-            def on_count(count: int, name: tuple[str, str] = name) -> None:
+            def if_none(count: int, table: tuple[str, str] = (schema, name)) -> None:
                 if count == 0:
-                    self._replaced.append(name)
+                    self._altered.append(table)
 
-            values = (str(oid).encode(), name[0].encode(), name[1].encode())
-            self._rows.command(row_queries.NAME_UNCHANGED, values, on_count)
+            values = tuple(one.encode() for one in (str(oid), schema, name, definition))
+            self._rows.command(row_queries.DEFINITION_UNCHANGED, values, if_none)
+        checked = {one[:3] for one in used}
+        for touched, oid in self._touched.items():
+            if (oid, *touched) not in checked:
+                self._check_name(touched, oid)
 
-    def refuse_replaced(self) -> None:
+    def _check_name(self, name: tuple[str, str], oid: int) -> None:
+        def on_count(count: int) -> None:
+            if count == 0:
+                self._replaced.append(name)
+
+        values = (str(oid).encode(), name[0].encode(), name[1].encode())
+        self._rows.command(row_queries.NAME_UNCHANGED, values, on_count)
+
+    def refuse_others(self) -> None:
         """Refuse the transaction if the checks have failed.
 
+        :raises TableAltered: statements were made from another definition of a table.
         :raises SchemaFault: another table has replaced one.
         """
+        # guard: a table that is altered before apply has locked it is not changed by its old definition
+        for schema, name in self._altered:
+            raise table_lock.altered(schema, name)
         for schema, name in self._replaced:
             raise SchemaFault(
                 f'logical replication target relation "{schema}.{name}" was replaced by another table',

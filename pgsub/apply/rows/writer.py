@@ -6,7 +6,7 @@ Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import psycopg
 
@@ -28,7 +28,7 @@ from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import statements
 from pgsub.target.sql.pipeline import RowCount, StatementFailed
 from pgsub.target.sql.statement_builder import Statement
-from pgsub.target.sql.verified_names import may_lock
+from pgsub.target.sql.verified_names import Used, may_lock
 
 #: Maximum number of attempts for a row while other sessions change it or conflicting rows.
 TRIES = 10
@@ -48,7 +48,7 @@ class RowWriter:
         self.connection, self.relations = connection, relations
         self._pipeline = OwnerPipeline(connection)
         self._statements = RowStatements(relations)
-        self.conflicts = FoundConflicts(self._pipeline, self._statements, looks_again=looks_again)
+        self.conflicts = FoundConflicts(self._pipeline, self._statements, relations.subid, looks_again=looks_again)
         self._inserts = InsertRun()
         self.copies = True
         self.changes = 0
@@ -133,6 +133,7 @@ class RowWriter:
             if found == in_doubt(place) and self._count(self._statements.untouched(place), place):
                 continue
             if found:
+                conflicts.counted(place, found)
                 return
         self._pipeline.send_row(statement, place, missed)
 
@@ -166,6 +167,10 @@ class RowWriter:
         except psycopg.Error as error:
             raise StatementFailed(place, error, None) from None
         self.changes += 1
+
+    def used(self) -> Collection[Used]:
+        """Return the tables that this transaction has changed, and the definitions from which statements were made."""
+        return self._pipeline.names.used
 
     def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
         """Send a statement that changes no row, in order, as the session's own role.

@@ -25,7 +25,7 @@ from pgsub.apply.worker.parallel_commit import ParallelCommit
 from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.writers.pool import Writers
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, StreamsMustRestart
+from pgsub.common.errors import PgsubError, StreamsMustRestart, TableAltered
 from pgsub.common.server_words import DEADLOCK
 from pgsub.protocol.messages import LogicalMessage, Relation
 from pgsub.target.ledger.skip import Skip
@@ -157,7 +157,9 @@ class Committer:
                     raise
                 if self._was_beside():
                     continue
-                if error.sqlstate == DEALLOCATED or (error.sqlstate == DEADLOCK and self._stop_streaming()):
+                if error.sqlstate == DEALLOCATED or isinstance(error, TableAltered):
+                    continue
+                if error.sqlstate == DEADLOCK and self._stop_streaming():
                     continue
                 if not can_be_located(error):
                     raise
@@ -191,7 +193,8 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     done = self._commit(part)
-                except SetFallback:  # a row appeared while its change was buffered, or moved: retry
+                # a row appeared while its change was buffered, or moved, or a table was altered before its lock: retry
+                except (SetFallback, TableAltered):
                     self._start_over(before)
                     continue
                 except PgsubError as error:
@@ -278,7 +281,7 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     return attempt()
-                except SetFallback:  # see _serially()
+                except (SetFallback, TableAltered):  # see _serially()
                     self._start_over(before)
                 except PgsubError:
                     self.ledger_commit.rolled_back()

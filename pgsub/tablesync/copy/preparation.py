@@ -289,5 +289,7 @@ def _copied(
         acts_as=relation.acts_as,
         locks=may_lock(relation, relation.acts_as),
         types=types,
+        # the input functions of the present types read text, but binary values have the form of one type
+        definition=relation.definition if plan.binary_copy(sub, table.remote, relation, table.version) else None,
     )
     return copied, made

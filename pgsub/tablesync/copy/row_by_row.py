@@ -57,6 +57,7 @@ class CopiedTable:
     :ivar acts_as: role that stores the rows; None: the session's own.
     :ivar locks: that role may lock the table.
     :ivar types: the publisher's types, as SQL, of columns that have another type on the target; for hints.
+    :ivar definition: see :class:`~pgsub.target.catalog.relation.TargetRelation`; None: the copy does not depend on it.
     """
 
     relation: Relation
@@ -68,6 +69,7 @@ class CopiedTable:
     acts_as: str | None
     locks: bool
     types: tuple[tuple[str, str], ...]
+    definition: str | None = None
 
     @property
     def name(self) -> tuple[str, str]:

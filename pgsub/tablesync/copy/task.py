@@ -202,7 +202,8 @@ class _CopySessions:
             rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
         else:
             with roles.acting(self._session, table.acts_as):
-                table_lock.hold(self._session, table.oid, *table.name, may_lock=table.locks)
+                known = table.definition
+                table_lock.hold(self._session, table.oid, *table.name, may_lock=table.locks, definition=known)
                 rows, size = copy_to_copy.move(
                     self._source, self._session, copy_out, table.copy_in, moved, direct=self._direct
                 )

@@ -119,6 +119,8 @@ class TargetRelation:
     key_equality: tuple[KeyEquality, ...] = ()  #: key columns that the key's index compares in another way
     #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
+    #: table_lock.DEFINITION, read before everything else; None: unknown.
+    definition: str | None = None
     server_version: int = 180000  #: decides the wording of conflicts
     #: Subscription whose origins mark rows as its own; 0: the origins of rows cannot be seen.
     origins_of: int = 0

@@ -1,5 +1,6 @@
 """The queries by which :mod:`~pgsub.target.catalog.relation` reads tables, their columns and their keys."""
 
+from pgsub.common import table_lock
 from pgsub.common.query import NAMED
 
 # "member" has one row for the table itself and one for each of its partitions. pg_partition_tree() is not used: it
@@ -54,7 +55,8 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
            OR NOT pg_catalog.has_schema_privilege(o.oid, w.relnamespace, 'USAGE') AS owner_locks,
        pg_catalog.has_any_column_privilege(w.oid, 'UPDATE') AS user_locks_rows,
        pg_catalog.has_any_column_privilege(o.oid, w.oid, 'UPDATE') AS owner_locks_rows,
-       w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security
+       w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security,
+       {table_lock.DEFINITION.format(oid="w.oid")} AS definition
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
 

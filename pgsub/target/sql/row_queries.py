@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from psycopg import sql
 
+from pgsub.common import table_lock
 from pgsub.common.text import legible
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
@@ -182,12 +183,13 @@ def lock_at(table: TargetRelation) -> sql.Composed:
     return sql.SQL("SELECT FROM ONLY {} WHERE ctid = $1::tid AND xmin = $2::xid FOR UPDATE").format(table_name(table))
 
 
+_NAME_UNCHANGED = (
+    "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
+)
 #: Returns a row if a table (OID) still has its name (schema, name).
-NAME_UNCHANGED = Statement(
-    sql.SQL(
-        "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
-    ).format(),
-    (26, 19, 19),
-    (),
+NAME_UNCHANGED = Statement(sql.SQL(_NAME_UNCHANGED).format(), (26, 19, 19), ())
+#: Returns a row if a table also has its definition still.
+DEFINITION_UNCHANGED = Statement(
+    sql.SQL(f"{_NAME_UNCHANGED} AND {table_lock.DEFINITION.format(oid='$1')} = $4").format(), (26, 19, 19, 25), ()
 )

@@ -17,6 +17,7 @@ _OID, _TEXT = 26, 25
 VERIFY = Statement.fixed(table_lock.VERIFY)
 VERIFY_TYPES = Statement.fixed(table_lock.VERIFY_TYPES)
 _Known = tuple[int, str, str, str | None]
+Used = tuple[int, str, str, str]  #: OID, schema, name and definition of a table
 
 
 def may_lock(table: TargetRelation, role: str | None) -> bool:
@@ -33,12 +34,19 @@ class VerifiedNames:
     """The names that one session has verified in its open transaction.
 
     :param pipeline: the session's pipeline. A name is verified in the same round trip as the statements that use it.
+    :ivar used: the definitions from which statements were made, even if these were undone.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._verified: set[_Known] = set()
+        self.used: dict[Used, None] = {}
         self._statements: dict[tuple[_Known, str], tuple[Statement, tuple[bytes, bytes]]] = {}
+
+    def begin(self) -> None:
+        """Begin a target transaction."""
+        self.forget()
+        self.used = {}
 
     def known(self) -> frozenset[_Known]:
         """Return the verified names, for :meth:`forget`."""
@@ -60,6 +68,8 @@ class VerifiedNames:
         :param purpose: WRITING or EMPTYING of :mod:`pgsub.common.table_lock`.
         """
         known = table.oid, table.schema, table.name, table.named_types
+        if table.definition is not None:
+            self.used[table.oid, table.schema, table.name, table.definition] = None
         if known in self._verified:
             return
         lock, values = self._statements.get((known, purpose)) or self._compose(known, purpose)
