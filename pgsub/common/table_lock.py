@@ -47,6 +47,14 @@ DEFINITION = """(
                UNION ALL
               SELECT r.xmin::pg_catalog.text || r.ctid::pg_catalog.text
                 FROM pg_catalog.pg_rewrite r WHERE r.ev_class = {oid}) AS d (written))"""
+#: Whether this transaction has altered a table ($1), whose lock it then had.
+ALTERED_HERE = """EXISTS (
+       SELECT FROM pg_catalog.pg_locks l JOIN (
+              SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = $1
+               UNION ALL SELECT x.xmin FROM pg_catalog.pg_index x WHERE x.indrelid = $1
+               UNION ALL SELECT t.xmin FROM pg_catalog.pg_trigger t WHERE t.tgrelid = $1) AS d
+           ON d.xmin = l.transactionid
+        WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'transactionid' AND l.granted)"""
 #: Fails in the same way if types or operators no longer have the known names ($1, JSON: kind, oid, name).
 VERIFY_TYPES = """
 SELECT 1 / (NOT EXISTS (

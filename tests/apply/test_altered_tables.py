@@ -124,6 +124,19 @@ def test_a_table_whose_lock_a_subtransaction_gave_back_is_changed_by_its_new_def
     _is_right(p, case)
 
 
+def test_a_table_that_a_trigger_of_the_transaction_itself_alters_stops_nothing(pair: MakePair) -> None:
+    p = pair(
+        f"{OTHER}; CREATE TABLE t (id int PRIMARY KEY, v text)",
+        sub="""CREATE FUNCTION alters() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN EXECUTE format('CREATE INDEX ON public.t (v) WHERE id > %s', NEW.id); RETURN NEW; END $$;
+               CREATE TRIGGER alters AFTER INSERT ON other FOR EACH ROW EXECUTE FUNCTION alters();
+               ALTER TABLE other ENABLE ALWAYS TRIGGER alters""",
+    )
+    p.apply("BEGIN; INSERT INTO t VALUES (1, 'a'); INSERT INTO other VALUES (1, 'x'); UPDATE t SET v = 'b'; COMMIT")
+    p.same("t")
+    assert p.subdb.value("SELECT count(*) FROM pg_index WHERE indrelid = 't'::regclass") == 2
+
+
 def test_a_key_that_several_rows_have_stops_apply(pair: MakePair) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)")
     p.apply("INSERT INTO t VALUES (1, 'x')")

@@ -83,6 +83,7 @@ class Committer:
         self._set_based = set_based
         self._writers = writers
         self._beside = False  #: writers are working beside the own session
+        self._altered = 0  #: attempts in a row in which a table was altered
         self._most = 1 if transactional else TRANSACTIONS
         self._limit = min(self._most, TRANSACTIONS if set_based else ROW_TRANSACTIONS)
         self._parallel = ParallelCommit(session, self.ledger_commit, self.counters, beat)
@@ -144,6 +145,7 @@ class Committer:
     def _trying(self, apply: Callable[[], int]) -> int | None:
         """Try, and retry where that helps; return None if the faulty row has yet to be located."""
         before = self._session.relations.snapshot()
+        self._altered = 0
         for _ in range(_TRIES):
             try:
                 return apply()
@@ -180,9 +182,12 @@ class Committer:
         self._executor.forget()
         return True
 
-    def _start_over(self, relations: dict[int, Relation]) -> None:
+    def _start_over(self, relations: dict[int, Relation], why: SetFallback | TableAltered) -> None:
         if not self._back_to(relations):
             raise StreamsMustRestart("the session was lost")
+        self._altered = self._altered + 1 if isinstance(why, TableAltered) else 0
+        if self._altered > _TRIES:  # a trigger of the transaction itself may alter the table
+            raise why
 
     def _serially(self, batch: Batch) -> int:
         """Apply row by row: commit all transactions before the faulty one, and raise the located fault."""
@@ -194,8 +199,8 @@ class Committer:
                 try:
                     done = self._commit(part)
                 # a row appeared while its change was buffered, or moved, or a table was altered before its lock: retry
-                except (SetFallback, TableAltered):
-                    self._start_over(before)
+                except (SetFallback, TableAltered) as why:
+                    self._start_over(before, why)
                     continue
                 except PgsubError as error:
                     size = good_before(part, error)
@@ -281,8 +286,8 @@ class Committer:
                 before = self._session.relations.snapshot()
                 try:
                     return attempt()
-                except (SetFallback, TableAltered):  # see _serially()
-                    self._start_over(before)
+                except (SetFallback, TableAltered) as why:  # see _serially()
+                    self._start_over(before, why)
                 except PgsubError:
                     self.ledger_commit.rolled_back()
                     raise

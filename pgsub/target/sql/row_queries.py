@@ -189,7 +189,11 @@ _NAME_UNCHANGED = (
 )
 #: Returns a row if a table (OID) still has its name (schema, name).
 NAME_UNCHANGED = Statement(sql.SQL(_NAME_UNCHANGED).format(), (26, 19, 19), ())
-#: Returns a row if a table also has its definition still.
+#: Returns a row if a table also has its definition still, or a trigger of the transaction itself has altered it.
 DEFINITION_UNCHANGED = Statement(
-    sql.SQL(f"{_NAME_UNCHANGED} AND {table_lock.DEFINITION.format(oid='$1')} = $4").format(), (26, 19, 19, 25), ()
+    sql.SQL(
+        f"{_NAME_UNCHANGED} AND ({table_lock.DEFINITION.format(oid='$1')} = $4 OR {table_lock.ALTERED_HERE})"
+    ).format(),
+    (26, 19, 19, 25),
+    (),
 )
