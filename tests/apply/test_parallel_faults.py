@@ -89,7 +89,7 @@ def test_of_equal_rows_that_several_transactions_delete_as_many_go_as_on_the_pub
     p.stop(task)
     p.same("t")
     assert not [event for event in p.events() if event["conflict_type"] == "delete_missing"]
-    assert any("a row that was missing is there" in reason for reason in replays())
+    assert any("a row came while its change waited" in reason for reason in replays())
 
 
 #: A parallel worker has run what it was given: it waits for more.
