@@ -225,7 +225,10 @@ def test_a_table_that_is_taken_from_a_group_gets_no_more_changes_from_its_stream
     gate = tmp_path / "gate"
     at(f"apply.before_target_commit=pause:{gate}@1")
     task = p.submit("sync", lambda _: _together(p), [None])
-    p.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ ' sync:' AND state ~ 'in transaction'")
+    p.until(  # a change is made
+        "SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE relation = 'b'::regclass"
+        " AND mode = 'RowExclusiveLock' AND application_name ~ ' sync:' AND wait_event = 'ClientRead'"
+    )
     worker_takeover.take_over(p.session, p.subid, p.relid("b"))
     gate.touch()
     with pytest.raises(Fenced):
