@@ -44,7 +44,7 @@ COMMENT = re.compile(r"(?:^|\s+)#.*")
 _RULE = re.compile(r"[-+ ]*")
 #: What is different each time, and what stands for it.
 _VARYING = (
-    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?:\+\d\d)?"), "TIME"),
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?:\+\d\d(?::\d\d)?)?"), "TIME"),
     (re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b"), "LSN"),
     (re.compile(r"\btransaction \d+"), "transaction XID"),
     (re.compile(r"\b\d+ (?:bytes|[kMGT]B)\b"), "SIZE"),
