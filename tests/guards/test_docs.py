@@ -81,6 +81,23 @@ def test_every_link_between_pages_leads_to_a_file() -> None:
     assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
 
 
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    pages = [*PAGES, *ROOT.glob("docs/tasks/*.md")]
+    tables = [
+        (page, table.split("\n")) for page in pages for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.M)
+    ]
+    assert len(tables) > 20
+    assert [
+        f"{page.name}: {row}" for page, table in tables for row in table[:-1] if _cells(row) != _cells(table[0])
+    ] == []
+    assert [table[0] for _, table in tables if not re.fullmatch(r"[|:-]+", table[1].replace(" ", ""))] == []
+
+
+def _cells(row: str) -> int:
+    """Return how many bars separate cells: neither escaped nor in code."""
+    return re.sub(r"\\\||`[^`]*`", "", row).count("|")
+
+
 def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in PAGES if f"{page.name})" not in index and page.parent.name != "docs"] == []
