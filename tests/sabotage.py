@@ -54,6 +54,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a job is submitted though somebody has removed old files from Spark's local folder": (
         "test_jobs_go_on_though_the_files_of_spark_were_cleaned_up",
     ),
+    "the files of jobs are not written where others could exchange them": (
+        "test_the_files_of_jobs_are_not_written_where_another_user_could_exchange_them",
+    ),
     "rows are found as the key's index compares them": ("test_rows_are_found_by_the_operators_of_the_keys_index",),
     "rows are found again whatever the settings of the target make of their keys": (
         "test_rows_whose_key_has_another_text_by_the_settings_of_the_target_are_repaired",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
+from pgsub.common.machine.path_safety import exchangeable
 from pgsub.spark.class_archive import Archive
 
 _ANSWER_SECONDS = 1.0  #: limit for the JVM of spark-submit to accept a connection
@@ -34,6 +37,8 @@ own: set[SparkContext] = set()  #: contexts opened here, until they are closed
 opened: WeakSet[SparkContext] = WeakSet()  #: contexts opened here, including closed ones
 guests: set[SparkContext] = set()  #: contexts of others that were used
 pids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  #: process IDs of JVMs, by pyspark's gateway
+_folders: list[tempfile.TemporaryDirectory[str]] = []  #: of :func:`have_folder`, removed when the process ends
+_folders_lock = threading.Lock()
 
 
 def active() -> SparkContext | None:
@@ -99,6 +104,25 @@ def lost(context: SparkContext | None) -> bool:
         except OSError:  # it is too busy to answer
             return False
     return context in guests and not alive(context) and active() in (None, context)
+
+
+def have_folder(context: SparkContext) -> None:
+    """Replace the folder in which parallelize() writes what a task unpickles, if somebody has removed it.
+
+    It is not made again under its name: in a folder such as /tmp, that may have been taken by another user, who could
+    exchange the file.
+    """
+    with _folders_lock:
+        folder = Path(context._temp_dir)
+        # guard: the files of jobs are not written where others could exchange them, without " and _is_safe(folder)"
+        if os.path.isdir(folder) and _is_safe(folder):
+            return
+        _folders.append(tempfile.TemporaryDirectory(prefix="pgsub-jobs-"))
+        context._temp_dir = _folders[-1].name
+
+
+def _is_safe(folder: Path) -> bool:
+    return exchangeable(folder) == (None, None) and folder.stat().st_uid == os.geteuid()
 
 
 def is_own(jvm: Any) -> bool:

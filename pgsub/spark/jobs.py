@@ -16,7 +16,6 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -26,7 +25,7 @@ from pyspark.errors import PySparkException
 from pgsub.common.errors import Directive, InternalError, PgsubError, SparkUnusable, TimeoutExpired, WorkerDied
 from pgsub.common.machine.out_of_resources import no_thread_in, out_of_resources
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import deployment, settings
+from pgsub.spark import contexts, deployment, settings
 from pgsub.spark.contexts import ended, is_guest, present
 from pgsub.spark.executors import MasterQuestion, registered_slots
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
@@ -104,7 +103,7 @@ class Job(Generic[Item, Result]):
             # space. It is compressed, because a copy of 1 TB has thousands of similar items.
             task = partial(_run_task, self._function, self._guard, zlib.compress(pickle.dumps(item), 1))
             # guard: a job is submitted though somebody has removed old files from Spark's local folder
-            Path(context._temp_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+            contexts.have_folder(context)
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None  # PySparkException: a SparkSession converts the others to it

@@ -159,6 +159,19 @@ def test_jobs_go_on_though_the_files_of_spark_were_cleaned_up(submitter, context
     assert submitter.submit("double", tasks.double, [4]).result(60) == [8]
 
 
+def test_the_files_of_jobs_are_not_written_where_another_user_could_exchange_them(submitter, context, tmp_path):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    taken.chmod(0o777)  # by whoever made a folder of the name that a cleaner had removed
+    context._temp_dir = str(taken / "pyspark")
+    assert submitter.submit("double", tasks.double, [5]).result(60) == [10]
+    assert not list(taken.iterdir())
+    (taken / "pyspark").mkdir(mode=0o700)
+    context._temp_dir = str(taken / "pyspark")
+    assert submitter.submit("double", tasks.double, [6]).result(60) == [12]
+    assert context._temp_dir != str(taken / "pyspark")
+
+
 def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_umask(submitter):
     [(pid, executable, package, mask)] = submitter.submit("worker", tasks.worker, [0]).result(60)
     assert pid != os.getpid()
