@@ -254,6 +254,17 @@ def test_rows_are_found_by_the_operators_of_the_keys_index(pair: MakePair) -> No
     assert p.subdb.rows("SELECT code::text, v FROM t ORDER BY v") == [("Bob", 1), ("Al", 3), ("al", 5)]
 
 
+def test_a_period_that_only_overlaps_is_not_the_row_that_was_changed(pair: MakePair) -> None:
+    table = "CREATE TABLE t (id int4range, valid daterange, v text, PRIMARY KEY (id, valid WITHOUT OVERLAPS))"
+    p = pair(
+        pub=f"{table}; INSERT INTO t VALUES ('[1,3)', '[2022-01-01,2024-01-01)', 'shorter')",
+        sub=f"{table}; INSERT INTO t VALUES ('[1,3)', '[2020-01-01,2024-01-01)', 'longer')",
+    )
+    p.apply("UPDATE t SET v = 'changed'", "DELETE FROM t")
+    assert p.subdb.rows("SELECT v FROM t") == [("longer",)]
+    assert [event["conflict_type"] for event in p.events()] == ["update_missing", "delete_missing"]
+
+
 _CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
 
 

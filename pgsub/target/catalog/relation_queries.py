@@ -149,6 +149,8 @@ SELECT a.attrelid::bigint, k.named, a.attname::text, a.atttypid::bigint, pg_cata
  ORDER BY a.attrelid, a.attnum
 """
 
+# Only btree numbers its strategies in one way for all operator classes. In GiST, which WITHOUT OVERLAPS uses, the same
+# number is && for ranges. There the operator is that of the column's type, which is what COMPARE_EQ is translated to.
 IDENTITY = """
 WITH key AS MATERIALIZED (
      SELECT DISTINCT ON (x.indrelid) x.*
@@ -169,6 +171,7 @@ SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
   JOIN pg_catalog.pg_opclass o ON o.oid = (i.indclass::oid[])[k.position::int - 1]
   LEFT JOIN pg_catalog.pg_amop p ON p.amopfamily = o.opcfamily AND p.amoplefttype = o.opcintype
    AND p.amoprighttype = o.opcintype AND p.amopstrategy = 3
+   AND o.opcmethod = (SELECT m.oid FROM pg_catalog.pg_am m WHERE m.amname = 'btree')
   LEFT JOIN pg_catalog.pg_operator e ON e.oid = p.amopopr
  WHERE k.position <= i.indnkeyatts
  ORDER BY i.indrelid, k.position
