@@ -1,6 +1,7 @@
-"""The entry point of the program: runs the command tree, and turns exceptions into messages and exit codes.
+"""The program: runs the command tree, and turns exceptions into messages and exit codes.
 
-pgsub ends the process nowhere else. Mirrors ``main()`` of the client programs in ``src/bin``.
+pgsub ends the process nowhere else, except where its import is interrupted (:mod:`pgsub.__main__`). Mirrors ``main()``
+of the client programs in ``src/bin``.
 """
 
 from __future__ import annotations

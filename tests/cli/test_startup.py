@@ -1,7 +1,9 @@
-"""Commands that move no data load nothing that is only needed for it."""
+"""Commands that move no data load nothing that is only needed for it, and may be interrupted while they load it."""
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +67,35 @@ def test_dropping_loads_no_spark(environment, store):
     args = ["drop", "nobody", "--if-exists", "--yes"]
     ended = subprocess.run([sys.executable, "-c", code, *args], env=environment, capture_output=True, text=True)
     assert ended.stderr.splitlines()[-1] == ""
+
+
+SCRIPT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]["pgsub"]
+#: A sitecustomize.py of a user who interrupts the import of one module.
+INTERRUPT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("module", ["pgsub.cli.main", "typer", "pgsub.cli.app"])
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "pgsub"], ["-c", "from {} import {} as main; main()".format(*SCRIPT.split(":"))]],
+    ids=["module", "script"],
+)
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(environment, tmp_path, words, module):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module))
+    ended = subprocess.run(
+        [sys.executable, *words, "--version"],
+        env={**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
