@@ -98,9 +98,19 @@ def test_a_missing_row_shows_what_it_was_searched_by(pgsub, two, valid):
 def test_what_the_bound_took_is_told(pgsub, store, monkeypatch):
     monkeypatch.setattr(conflicts, "KEEP", 2)
     store.add_conflicts([replace(MISSING, event=number) for number in range(5)])
-    ended = pgsub("conflicts", "list", "orders", "--limit", "1")
-    assert len(_table(ended.stdout)) == 2
-    assert "there are more than 1" in ended.stderr and "3 older conflicts were removed from the record" in ended.stderr
+    ended = pgsub("conflicts", "list", "orders")
+    assert len(_table(ended.stdout)) == 3
+    assert "3 older conflicts were removed from the record" in ended.stderr and "are shown" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("1", "only the newest conflict is shown"), ("2", "only the newest 2 conflicts are shown")]
+)
+def test_a_list_that_the_limit_cut_off_is_told_in_the_singular_or_plural(pgsub, store, limit, told):
+    store.add_conflicts([replace(MISSING, event=number) for number in range(3)])
+    ended = pgsub("conflicts", "list", "orders", "--limit", limit)
+    assert ended.stderr.splitlines() == [f"NOTICE:  {told}", "HINT:  Show more with --limit."]
+    assert "shown" not in pgsub("conflicts", "list", "orders", "--limit", "3").stderr
 
 
 def test_of_what_origin_advance_left_out_no_replay_is_offered(pgsub, store):

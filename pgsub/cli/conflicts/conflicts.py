@@ -149,7 +149,8 @@ def _list(name: str, *, as_json: bool, limit: int | None, **choice: Any) -> None
     columns = ["id", "last_at", "conflict_type", "relation", "key", "action", "attempts", "identical", "finish_lsn"]
     emit(render.rows(columns, [_line(document(row)) for row in found.rows]))
     if found.more:
-        console.notice(f"there are more than {counted(len(found.rows), 'conflict')}; use --limit to show more")
+        shown = "conflict is" if len(found.rows) == 1 else f"{len(found.rows)} conflicts are"
+        console.notice(f"only the newest {shown} shown", hint="Show more with --limit.")
     if found.dropped:
         removed = f"{counted(found.dropped, 'older conflict', ('was', 'were'))} removed from the record"
         console.notice(f"{removed}, which PGSUB_CONFLICT_HISTORY limits")
