@@ -242,16 +242,29 @@ def test_equality_is_the_types_own(pair: MakePair) -> None:
     assert p.subdb.rows("SELECT v::text, w::text, f FROM t") == [("Word", "Word", 1.0)]
 
 
-def test_rows_are_found_by_the_operators_of_the_keys_index(pair: MakePair) -> None:
-    key = "CREATE UNIQUE INDEX k ON t (code text_ops); ALTER TABLE t REPLICA IDENTITY USING INDEX k"
+_EXACTLY = """
+CREATE SCHEMA x; CREATE EXTENSION citext; CREATE DOMAIN x.word AS citext;
+CREATE FUNCTION x.same(citext, citext) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1::text = $2::text';
+CREATE FUNCTION x.cmp(citext, citext) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT bttextcmp($1::text, $2::text)';
+CREATE OPERATOR x.= (LEFTARG = citext, RIGHTARG = citext, FUNCTION = x.same);
+CREATE OPERATOR CLASS x.exact_ops FOR TYPE citext USING btree AS OPERATOR 3 x.=, FUNCTION 1 x.cmp(citext, citext);
+"""
+
+
+@pytest.mark.parametrize("kind", ["citext", "x.word"])
+@pytest.mark.parametrize("ops", ["text_ops", "x.exact_ops"])
+def test_rows_are_found_by_the_operators_of_the_keys_index(pair: MakePair, ops: str, kind: str) -> None:
+    key = "CREATE UNIQUE INDEX k ON t (code {}); ALTER TABLE t REPLICA IDENTITY USING INDEX k"
     p = pair(
-        pub=f"CREATE TABLE t (code text NOT NULL, v int); {key}",
-        sub=f"CREATE EXTENSION citext; CREATE TABLE t (code citext NOT NULL, v int); {key}",
+        pub=f"CREATE TABLE t (code text NOT NULL, v int); {key.format('')}",
+        sub=f"{_EXACTLY} CREATE TABLE t (code {kind} NOT NULL, v int); {key.format(ops)}",
     )
-    p.apply("INSERT INTO t VALUES ('Bob', 1), ('bob', 2), ('Al', 3), ('al', 4)")
-    p.apply("DELETE FROM t WHERE code = 'bob'")
-    p.apply("UPDATE t SET v = 5 WHERE code = 'al'")
-    assert p.subdb.rows("SELECT code::text, v FROM t ORDER BY v") == [("Bob", 1), ("Al", 3), ("al", 5)]
+    p.apply("INSERT INTO t VALUES ('Bob', 1), ('bob', 2), ('Al', 3), ('al', 4), ('Eve', 6), ('eve', 7)")
+    p.subdb.execute("DELETE FROM t WHERE v IN (3, 7)")
+    p.apply("DELETE FROM t WHERE code IN ('bob', 'eve')")
+    p.apply("UPDATE t SET v = 5 WHERE code IN ('Al', 'al')")
+    assert p.subdb.rows("SELECT code::text, v FROM t ORDER BY v") == [("Bob", 1), ("al", 5), ("Eve", 6)]
+    assert [event["conflict_type"] for event in p.events()] == ["delete_missing", "update_missing"]
 
 
 def test_a_period_that_only_overlaps_is_not_the_row_that_was_changed(pair: MakePair) -> None:

@@ -178,8 +178,9 @@ def describe_many(
         columns[oid].append(TargetColumn(*column))
         named_types[oid].update(map(tuple, names_of_type or ()))
     keys: dict[int, list[tuple[str, bool, str | None, str | None, str | None]]] = {oid: [] for oid in columns}
-    for oid, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
+    for oid, names_of_operator, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
+        named_types[oid].update(map(tuple, names_of_operator or ()))
     return {
         (table["schema"], table["name"]): TargetRelation(
             **table,
@@ -197,9 +198,10 @@ def describe_many(
 def _key_equality(
     columns: Sequence[TargetColumn], key: Sequence[tuple[str, bool, str | None, str | None, str | None]]
 ) -> tuple[KeyEquality, ...]:
-    equality = {column.name: column.equality for column in columns}
-    found = [
-        KeyEquality(name, collation, None if operator == equality[name] else operator, operand)
-        for name, _, collation, operator, operand in key
-    ]
+    own = {column.name: (column.equality, column.operand) for column in columns}
+    found = []
+    for name, _, collation, operator, operand in key:
+        outside = operator is not None and not operator.startswith("pg_catalog.")
+        same = (operator, operand if outside else None) == own[name]
+        found.append(KeyEquality(name, collation, None if same else operator, operand))
     return tuple(one for one in found if one.collation or one.operator)

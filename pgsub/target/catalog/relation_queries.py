@@ -158,21 +158,29 @@ WITH key AS MATERIALIZED (
       WHERE x.indrelid = ANY (%s::oid[]) AND x.indislive AND x.indisvalid
         AND ((x.indisreplident AND c.relreplident = 'i') OR x.indisprimary)
       ORDER BY x.indrelid, x.indisreplident AND c.relreplident = 'i' DESC)
-SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
+SELECT i.indrelid::bigint,
+       CASE WHEN s.nspname <> 'pg_catalog' THEN pg_catalog.jsonb_build_array(
+            pg_catalog.jsonb_build_array('type', y.oid::bigint, pg_catalog.format_type(y.oid, NULL)),
+            pg_catalog.jsonb_build_array('operator', e.oid::bigint, pg_catalog.format('%%I.%%s(%%s,%%s)', s.nspname,
+                e.oprname, pg_catalog.format_type(e.oprleft, NULL), pg_catalog.format_type(e.oprright, NULL)))) END,
+       a.attname::text, i.indimmediate,
        CASE WHEN l.oid <> a.attcollation
             THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END,
-       CASE WHEN e.oprnamespace = 'pg_catalog'::regnamespace THEN 'pg_catalog.' || e.oprname END,
-       CASE WHEN o.opcintype <> a.atttypid THEN pg_catalog.format_type(o.opcintype, NULL) END
+       pg_catalog.quote_ident(s.nspname) || '.' || e.oprname,
+       CASE WHEN y.oid <> a.atttypid THEN pg_catalog.format_type(y.oid, NULL) END
   FROM key i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
   LEFT JOIN pg_catalog.pg_collation l ON l.oid = (i.indcollation::oid[])[k.position::int - 1]
   LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
   JOIN pg_catalog.pg_opclass o ON o.oid = (i.indclass::oid[])[k.position::int - 1]
+  JOIN pg_catalog.pg_type y ON y.oid = o.opcintype
   LEFT JOIN pg_catalog.pg_amop p ON p.amopfamily = o.opcfamily AND p.amoplefttype = o.opcintype
    AND p.amoprighttype = o.opcintype AND p.amopstrategy = 3
    AND o.opcmethod = (SELECT m.oid FROM pg_catalog.pg_am m WHERE m.amname = 'btree')
   LEFT JOIN pg_catalog.pg_operator e ON e.oid = p.amopopr
+   AND (e.oprnamespace = 'pg_catalog'::regnamespace OR y.typtype <> 'p')
+  LEFT JOIN pg_catalog.pg_namespace s ON s.oid = e.oprnamespace
  WHERE k.position <= i.indnkeyatts
  ORDER BY i.indrelid, k.position
 """
