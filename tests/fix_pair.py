@@ -20,6 +20,8 @@ from pgsub.apply.worker import feedback
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -145,6 +147,29 @@ def elsewhere(p: Pair, statements: str) -> Iterator[Database]:
     finally:
         p.set(connection=conninfo)
         there.drop()
+
+
+@contextlib.contextmanager
+def repaired_elsewhere(p: Pair, table: str) -> Iterator[None]:
+    """Hold the lock of a table's repair in a session of a later attempt, which no take-over of this one ends."""
+    with contextlib.closing(p.subdb.connect()) as session:
+        name = SessionName(p.subid, f"copy:{p.relid(table)}", 99)
+        session.execute("SELECT set_config('application_name', %s, false)", (str(name),))
+        session.execute("SELECT pg_advisory_lock(%s, %s::regclass::oid::int)", (0x70677361, table))
+        yield
+
+
+@pytest.fixture
+def untracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the target track no commit times. Then no row is locked first to ask who wrote it."""
+    monkeypatch.setattr(target, "tracks_commits", lambda connection: False)
+
+
+@pytest.fixture(params=["tracked", "untracked"])
+def commit_times(request: pytest.FixtureRequest) -> None:
+    """Let the target track commit times, and then not. A race that waits for a row takes another way in each case."""
+    if request.param == "untracked":
+        request.getfixturevalue("untracked")
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.worker import start
-
 _WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 _KEYLESS = "CREATE TABLE t (id int, v text); ALTER TABLE t REPLICA IDENTITY FULL"
@@ -42,6 +40,7 @@ def _race(p: Pair, local: Sequence[str], remote: str) -> list[str]:
     return [event["conflict_type"] for event in p.events()]
 
 
+@pytest.mark.usefixtures("commit_times")
 @pytest.mark.parametrize("rows", [1, 60], ids=["row", "set"])
 @pytest.mark.parametrize("remote", _REMOTE)
 @pytest.mark.parametrize("triggers", _TRIGGERS)
@@ -55,14 +54,12 @@ def test_a_change_finds_the_row_that_a_local_transaction_put_in_the_place_of_its
     assert f"{remote}_missing" not in conflicts
 
 
-@pytest.mark.parametrize("tracks", [True, False], ids=["tracked", "untracked"])
+@pytest.mark.usefixtures("commit_times")
 @pytest.mark.parametrize("remote", _REMOTE)
 @pytest.mark.parametrize("triggers", _TRIGGERS)
 def test_of_equal_rows_a_change_finds_the_one_that_a_local_transaction_left(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, triggers: str, remote: str, tracks: bool
+    pair: MakePair, triggers: str, remote: str
 ) -> None:
-    """Where the target tracks no commit times, no row is locked first to ask who wrote it."""
-    monkeypatch.setattr(start.target, "tracks_commits", lambda connection: tracks)
     p = pair(_KEYLESS, sub=_TRIGGERS[triggers])
     p.apply("INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, 'b')")
     one = "WHERE ctid = (SELECT min(ctid) FROM t WHERE id = 1)"

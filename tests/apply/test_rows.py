@@ -7,7 +7,6 @@ from fix_pair import MakePair
 
 from pgsub.apply.rows import statements_by_shape
 from pgsub.apply.sets import writer
-from pgsub.apply.worker import start
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.sql import statements
@@ -347,15 +346,13 @@ _WAITS = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Loc
 
 
 @pytest.mark.parametrize("rows", [1, 60], ids=["row", "set"])
-@pytest.mark.parametrize("kind", ["plain", "prepared", "trigger", "untracked"])
+@pytest.mark.parametrize("kind", ["plain", "prepared", "trigger"])
+@pytest.mark.usefixtures("commit_times")
 def test_a_row_that_somebody_puts_in_the_place_of_another_meanwhile_is_not_missing(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, rows: int, kind: str
+    pair: MakePair, rows: int, kind: str
 ) -> None:
-    """Where the target tracks no commit times, no row is locked first to ask who wrote it."""
     prepared = kind == "prepared"
     options = {"two_phase": "p"} if prepared else {}
-    if kind == "untracked":
-        monkeypatch.setattr(start.target, "tracks_commits", lambda connection: False)
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", **options)
     if kind == "trigger":
         p.subdb.execute(

@@ -350,10 +350,8 @@ def test_what_is_no_conflict_stops_apply_in_spite_of_every_rule(make):
     assert rows(p) == []
 
 
-def test_a_rule_that_needs_times_says_so_where_the_target_does_not_know_them(make, monkeypatch):
-    from pgsub.apply.worker import start
-
-    monkeypatch.setattr(start.target, "tracks_commits", lambda connection: False)
+@pytest.mark.usefixtures("untracked")
+def test_a_rule_that_needs_times_says_so_where_the_target_does_not_know_them(make):
     p = make("update_origin_differs=last_update_wins")
     error = fails(p, "INSERT INTO t VALUES (1, 1, 'x')")
     assert "needs track_commit_timestamp" in error.message

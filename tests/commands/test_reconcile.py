@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
 import patience
 import pytest
-from fix_clusters import MakeServer, replayed
 from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
+from fix_standby import Followed
 from fix_stuck import MakeStuck
 
 from pgsub.commands.reconcile import diagnosis
@@ -356,22 +355,12 @@ def test_nothing_is_changed_where_a_table_cannot_be_compared_or_a_publication_is
 
 
 @pytest.mark.long
-def test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it(
-    make_server: MakeServer, make_cli: Callable[..., Cli], subdb: Database
-) -> None:
-    source = Database(make_server(autovacuum=False), "app")
-    standby = Database(make_server(standby_of=source.server), "app", there=True)
-    for one in (source, subdb):
-        one.execute("CREATE TABLE a (id int PRIMARY KEY)")
-    source.execute("CREATE PUBLICATION p FOR TABLE a")
-    hosts = f"host=127.0.0.1,127.0.0.1 port={source.server.port},{standby.server.port} dbname=app user=postgres"
-    cli = make_cli(hosts, subdb.conninfo)
-    assert cli.create("s").returncode == 0
-    standby.wait("SELECT count(*) = 1 FROM pg_class WHERE relname = 'a'")
-    standby.execute("SELECT pg_wal_replay_pause()")
-    source.execute("INSERT INTO a SELECT generate_series(1, 9)")
+def test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it(followed: Followed, subdb: Database) -> None:
+    cli = followed.cli
+    followed.standby.execute("SELECT pg_wal_replay_pause()")
+    followed.primary.execute("INSERT INTO a SELECT generate_series(1, 9)")
     assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
-    source.server.stop()
+    followed.end_primary()
     one_error(
         cli("reconcile", "s", "--dry-run"), 3, "the publisher is a standby that lacks changes of the subscription"
     )
@@ -380,24 +369,15 @@ def test_the_target_is_not_made_equal_to_a_standby_that_lags_behind_it(
 
 @pytest.mark.long
 def test_a_command_that_ends_while_the_primary_restarts_leaves_the_subscription_as_it_was(
-    make_server: MakeServer, make_cli: Callable[..., Cli], subdb: Database
+    followed: Followed, subdb: Database
 ) -> None:
-    source = Database(make_server(autovacuum=False), "app")
-    standby = Database(make_server(standby_of=source.server), "app", there=True)
-    for one in (source, subdb):
-        one.execute("CREATE TABLE a (id int PRIMARY KEY)")
-    source.execute("CREATE PUBLICATION p FOR TABLE a")
-    hosts = f"host=127.0.0.1,127.0.0.1 port={source.server.port},{standby.server.port} dbname=app user=postgres"
-    cli = make_cli(hosts, subdb.conninfo)
-    assert cli.create("s").returncode == 0
-    replayed(source, standby)
-    source.close()
-    source.server.stop()
+    cli, primary = followed.cli, followed.primary
+    followed.end_primary()
     ended = cli("reconcile", "s", "--yes", "--timeout", "3s")
     assert ended.returncode == 8, ended.stderr
-    assert standby.rows(_SLOTS) == [] and subdb.value(_NEW_SLOT, "s") is None
-    source.server.start()
-    source.execute("INSERT INTO a VALUES (1)")
+    assert followed.standby.rows(_SLOTS) == [] and subdb.value(_NEW_SLOT, "s") is None
+    primary.server.start()
+    primary.execute("INSERT INTO a VALUES (1)")
     ended = cli("run", "s", "--until-caught-up", "--timeout", "2m")
     assert ended.returncode == 0, ended.stderr
     assert subdb.rows("SELECT id FROM a") == [(1,)]

@@ -7,9 +7,7 @@ import re
 import sqlite3
 
 import pytest
-from fix_clusters import replayed
 from fix_program import ROOT, one_error, until, valid
-from fix_servers import Database
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
@@ -34,21 +32,12 @@ def oid(database, name):
     return database.value("SELECT %s::regclass::oid::bigint", name)
 
 
-def test_no_table_is_removed_because_a_standby_has_not_replayed_its_publication(make_server, make_cli, subdb):
-    source = Database(make_server(autovacuum=False), "app")
-    standby = Database(make_server(standby_of=source.server), "app", there=True)
-    for one in (source, subdb):
-        one.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
-    source.execute("CREATE PUBLICATION p FOR TABLE a")
-    hosts = f"host=127.0.0.1,127.0.0.1 port={source.server.port},{standby.server.port} dbname=app user=postgres"
-    cli = make_cli(hosts, subdb.conninfo)
-    assert cli.create("s").returncode == 0
-    replayed(source, standby)
-    standby.execute("SELECT pg_wal_replay_pause()")
-    source.execute("ALTER PUBLICATION p ADD TABLE b")
+def test_no_table_is_removed_because_a_standby_has_not_replayed_its_publication(followed, subdb):
+    cli = followed.cli
+    followed.standby.execute("SELECT pg_wal_replay_pause()")
+    followed.primary.execute("ALTER PUBLICATION p ADD TABLE b")
     assert cli("refresh", "s").returncode == 0
-    source.close()
-    source.server.stop()
+    followed.end_primary()
     for words in (("refresh", "s", "--dry-run"), ("refresh", "s"), ("alter", "s", "--set-publication", "p")):
         one_error(cli(*words), 3, "the publisher is a standby that lacks changes of the subscription")
     assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from fix_pair import MakePair
+from fix_pair import MakePair, repaired_elsewhere
 
 from pgsub.common.errors import PgsubError, TargetUnavailable
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import task
-from pgsub.target.session.connect import SessionName
 
 
 def test_an_adoption_waits_for_a_lock_only_so_long_and_goes_on_when_it_is_free(
@@ -41,11 +40,7 @@ def test_only_one_session_brings_what_differs(pair: MakePair, monkeypatch: pytes
     p = pair("CREATE TABLE t (id int PRIMARY KEY)", pub="INSERT INTO t VALUES (1), (2)", state="i")
     p.subdb.execute("INSERT INTO t VALUES (1)")
     p.subdb.execute("UPDATE pgsub.subscription_rel SET adopt = true")
-    with closing(p.subdb.connect()) as session:
-        # of a later attempt, which no take-over of this one ends
-        name = SessionName(p.subid, f"copy:{p.relid('t')}", 99)
-        session.execute("SELECT set_config('application_name', %s, false)", (str(name),))
-        session.execute("SELECT pg_advisory_lock(%s, 't'::regclass::oid::int)", (0x70677361,))
+    with repaired_elsewhere(p, "t"):
         with pytest.raises(TargetUnavailable, match="locked by a session"):
             p.sync("t")
         assert p.subdb.rows("SELECT * FROM t") == [(1,)]

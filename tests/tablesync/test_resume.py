@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fix_failpoints import At
-from fix_pair import MakePair, Pair
+from fix_pair import MakePair, Pair, repaired_elsewhere
 from fix_program import until
 from fix_proxy import Proxy
 
@@ -222,11 +222,7 @@ def test_addresses_of_a_table_that_was_rewritten_meanwhile_are_not_used(
 def test_only_one_session_mends_what_a_copy_has_brought(broken: Callable[..., Pair]) -> None:
     p = broken()
     p.pubdb.execute("DELETE FROM t WHERE id = 4")
-    with closing(p.subdb.connect()) as session:
-        # of a later attempt, which no take-over of this one ends
-        name = SessionName(p.subid, f"copy:{p.relid('t')}", 99)
-        session.execute("SELECT set_config('application_name', %s, false)", (str(name),))
-        session.execute("SELECT pg_advisory_lock(%s, 't'::regclass::oid::int)", (0x70677361,))
+    with repaired_elsewhere(p, "t"):
         with pytest.raises(TargetUnavailable, match="locked by a session"):
             p.sync("t")
         assert p.subdb.value("SELECT count(*) FROM t WHERE id = 4") == 1
