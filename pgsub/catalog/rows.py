@@ -175,10 +175,9 @@ class CopyRow:
 
     @property
     def seconds_left(self) -> int | None:
-        """The seconds until the end at the present rate, None if the rate or the total is unknown."""
-        if not self.bytes_per_second or not self.bytes_total:
-            return None
-        return -(-max(self.bytes_total - self.bytes_processed, 0) // self.bytes_per_second)
+        """The seconds until the end at the present rate, None if the rate or the rest is unknown."""
+        left = self.bytes_total - self.bytes_processed
+        return -(-left // self.bytes_per_second) if left > 0 and self.bytes_per_second else None
 
 
 @dataclass(frozen=True, slots=True)

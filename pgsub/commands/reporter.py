@@ -32,6 +32,12 @@ class TableProgress:
     bytes_per_second: int | None = None  #: over the last seconds
     seconds_left: int | None = None  #: of the copy, estimated from that rate
     adopts: bool = False  #: compares existing rows with the publisher's, and writes only differences
+    bytes_behind: int | None = None  #: WAL between it and apply while it catches up (c), if known
+
+    @property
+    def compared(self) -> bool:
+        """Whether an adopted table's rows were compared, so that only writing what differs is left of its copy."""
+        return self.adopts and self.state == "d" and 0 < (self.bytes_total or 0) <= self.bytes_done
 
 
 class CallbackReporter:

@@ -150,8 +150,16 @@ def test_a_line_tells_rows_rate_and_time_left_where_they_are_known(capfd):
 def test_a_table_that_is_adopted_is_compared_and_then_written():
     row = TableProgress("public", "b", "d", 256 << 20, 1 << 30, 0, None, 0, 1, 12 << 20, 64, adopts=True)
     assert progress.line(row) == "table public.b: comparison, 25% (256 MB of 1024 MB), 12 MB/s, 1 min 4 s left"
-    assert progress.line(replace(row, bytes_done=1 << 30)).startswith("table public.b: writing what differs, 99% (")
+    whole = replace(row, bytes_done=1 << 30)
+    assert (progress.portion(row), progress.portion(whole)) == (0.25, 1.0)
+    assert progress.line(whole) == "table public.b: writing what differs, 1024 MB compared"
     assert progress.line(replace(row, state="r")) == "table public.b: ready"
+
+
+def test_a_table_that_catches_up_tells_how_far_it_is_behind_apply():
+    assert progress.line(_table(state="c")) == "table public.t: catchup"
+    row = replace(_table(state="c"), bytes_behind=12 << 20)
+    assert progress.line(row) == "table public.t: catchup, 12 MB of WAL behind apply"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59, "59 s"), (3599, "59 min 59 s"), (7260, "2 h 1 min")])

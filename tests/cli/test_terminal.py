@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console, Group
 
-from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.rows import COPY, ErrorRow
 from pgsub.cli.operate import switchover
 from pgsub.cli.output import console, documents
 from pgsub.cli.output.live import Screen
@@ -53,7 +53,7 @@ def test_no_text_of_others_controls_a_terminal_or_begins_a_line(where: str, capf
 
 def test_no_word_of_a_publisher_controls_the_screen() -> None:
     definition = SimpleNamespace(subid=1, name=_EVIL)
-    copy = {"bytes_total": 1, "bytes_processed": 0, "seconds_left": None, "bytes_per_second": None}
+    copy = {"bytes_total": 1, "bytes_processed": 0, "seconds_left": None, "bytes_per_second": None, "command": COPY}
     one = SimpleNamespace(
         definition=definition,
         applied_lsn=None,

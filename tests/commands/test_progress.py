@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 import patience
 import pytest
 from fix_program import until
+
+from pgsub.catalog.rows import RelationRow, WorkerRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import CallbackReporter
+from pgsub.commands.serve import synchronize
+from pgsub.common.subscription import Subscription
 
 _ROWS, _HELD = 40_000, 30_000
 
@@ -80,9 +87,44 @@ def test_an_adoption_shows_that_its_rows_were_compared_while_it_writes_those_tha
         shown = cli("status", "s").stdout
         holder.execute("SELECT pg_advisory_unlock(4711)")
     assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
-    assert line[0].startswith("table public.a: writing what differs, 99% ("), line[0]
-    assert copy["command"] == "COMPARE" and "\t99% compared\t" in shown
+    assert re.fullmatch(r"table public\.a: writing what differs, \d+ \w+ compared", line[0]), line[0]
+    assert copy["command"] == "COMPARE" and copy["seconds_left"] is None
+    assert "\tcompared, writing what differs\t" in shown
     assert 'NOTICE:  table "public.a" was adopted: 50 rows missing, 0 extra, 50 different' in creating.log.read_text()
+
+
+def test_a_table_that_catches_up_with_what_was_changed_meanwhile_is_told_as_such(cli, tables, tmp_path):
+    go_on, marks = tmp_path / "go on", tmp_path / "marks"
+    marks.mkdir()
+    pubdb, subdb = tables
+    pubdb.execute("ALTER PUBLICATION p DROP TABLE b")
+    subdb.execute("INSERT INTO a SELECT g, 'local' FROM generate_series(1, 50) g")
+    points = {"PGSUB_FAILPOINTS": f"adopt.after_commit=pause:{go_on}", "PGSUB_FAILPOINTS_DIR": str(marks)}
+    creating = cli.start(*cli.words("s", "--adopt", "--yes"), env=points)
+    until((marks / "adopt.after_commit").exists)
+    pubdb.execute("INSERT INTO a VALUES (999, 'meanwhile')")
+    written = pubdb.value("SELECT pg_current_wal_flush_lsn()")
+    subdb.wait("SELECT remote_lsn >= %s::pg_lsn FROM pgsub.progress WHERE worker = 0", written)
+    with subdb.connect() as holder:
+        holder.execute("BEGIN; LOCK a IN SHARE MODE")
+        go_on.touch()
+        until(lambda: re.search(r"^table public\.a: catchup\b", creating.log.read_text(), re.MULTILINE))
+    assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
+    assert subdb.value("SELECT t FROM a WHERE id = 999") == "meanwhile"
+
+
+def test_how_far_a_table_that_catches_up_is_behind_apply_is_read_from_the_state_store(tmp_path):
+    seen = []
+    sub = Subscription(5, "s", "host=p", "host=t", ("p",), "s")
+    with StateStore.open(tmp_path / "state") as store:
+        store.add_subscription(sub)
+        store.put_relations(5, [RelationRow(n, "f", None, "public", f"t{n}") for n in (1, 2, 3)])
+        store.put_origin(5, 0x5000, None)
+        syncing = WorkerRow("table synchronization", 7, relid=1, received_lsn=0x6000)
+        store.put_workers(5, [syncing, replace(syncing, relid=2, latest_end_lsn=0x2000)])
+        service = synchronize.Service(store, tmp_path / "state", sub, CallbackReporter(progress=seen.append))
+        service._progress()
+    assert [(one.state, one.bytes_behind) for one in seen[0]] == [("c", None), ("c", 0x3000), ("f", None)]
 
 
 def test_an_adoption_that_an_interrupted_command_leaves_to_the_launcher_is_not_called_finished(cli, tables, tmp_path):

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pgsub.catalog.rows import COMPARE
 from pgsub.catalog.times import readable
 from pgsub.cli.output import render
-from pgsub.cli.output.progress import duration, size
+from pgsub.cli.output.progress import copied_share, duration, size
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
@@ -183,11 +182,10 @@ def copies(one: SubscriptionStatus) -> str:
 
 def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
     done, total = row["bytes_processed"], row["bytes_total"]
-    compared = " compared" if row["command"] == COMPARE else ""
     rate, left = row["bytes_per_second"], row["seconds_left"]
     return {
         "table": f"{row['schemaname']}.{row['relname']}",
-        "done": f"{min(done / total, 0.99):.0%}{compared}" if total else None,
+        "done": copied_share(row) or None,
         "bytes": size(done) + (f" of {size(total)}" if total else ""),
         "rows": _copied_rows(row),
         "chunks": f"{row['chunks_done']} of {row['chunks_total']}",

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pgsub.catalog.times import readable
 from pgsub.cli.output import console
-from pgsub.cli.output.progress import duration, size
+from pgsub.cli.output.progress import copied_share, duration, size
 from pgsub.common.plural import counted
 from pgsub.protocol.lsn import parse_lsn
 
@@ -122,5 +122,5 @@ def _copies(rows: Sequence[dict[str, Any]]) -> Table:
         rate = "" if row["bytes_per_second"] is None else f"{size(row['bytes_per_second'])}/s{left}"
         bar = ProgressBar(total=total or None, completed=min(done, total * 0.99), width=20, pulse=False)
         name = f"  {row['schemaname']}.{row['relname']}"
-        table.add_row(_text(name), bar, f"{min(done / total, 0.99):.0%}" if total else "", _text(rate))
+        table.add_row(_text(name), bar, copied_share(row), _text(rate))
     return table

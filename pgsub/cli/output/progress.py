@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from pgsub.catalog.rows import COMPARE
 from pgsub.cli.general_options import current
 from pgsub.cli.output import console
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, TableProgress
@@ -63,13 +64,21 @@ def duration(seconds: int) -> str:
 
 def portion(row: TableProgress) -> float | None:
     """Return the finished fraction of the copy, 0 to 1; None if no total is known."""
-    if row.state not in ("i", "d", WAITING, COMPARING):
+    if row.state not in ("i", "d", WAITING, COMPARING) or row.compared:
         return 1.0
     for done, total in ((row.bytes_done, row.bytes_total), (row.rows_done, row.rows_total)):
         if total:
             # Totals are estimates of the catalog, so the copy may be larger.
             return min(done / total, 0.99)
     return None
+
+
+def copied_share(copy: Mapping[str, Any]) -> str:
+    """Format the finished share of a row of pg_stat_progress_copy, empty if no total is known."""
+    done, total = copy["bytes_processed"], copy["bytes_total"]
+    if not total or copy["command"] != COMPARE:
+        return f"{min(done / total, 0.99):.0%}" if total else ""
+    return f"{min(done / total, 0.99):.0%} compared" if done < total else "compared, writing what differs"
 
 
 class Lines:
@@ -114,7 +123,7 @@ def line(row: TableProgress) -> str:
     """Format ``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
     done = portion(row)
     parts = [_doing(row)]
-    if row.state in _READ:
+    if _reads(row):
         amounts = ", ".join(_amounts(row))
         parts.append(amounts if done is None else f"{done:.0%} ({amounts})")
         if row.chunks_total > 1:
@@ -124,11 +133,16 @@ def line(row: TableProgress) -> str:
 
 
 def _doing(row: TableProgress) -> str:
-    """Format the work on a table. An adopted one is compared before anything is written."""
+    """Format the work on a table. An adopted one is compared before the last differences are written."""
     if row.adopts and row.state == "d":
-        read = row.bytes_total is not None and row.bytes_done >= row.bytes_total
-        return "writing what differs" if read else "comparison"
-    return _WORDS.get(row.state, row.state)
+        return f"writing what differs, {size(row.bytes_done)} compared" if row.compared else "comparison"
+    behind = "" if row.bytes_behind is None else f", {size(row.bytes_behind)} of WAL behind apply"
+    return _WORDS.get(row.state, row.state) + behind
+
+
+def _reads(row: TableProgress) -> bool:
+    """Return whether the table is being read, so that amounts and speed change."""
+    return row.state in _READ and not row.compared
 
 
 def _amounts(row: TableProgress) -> list[str]:
@@ -186,5 +200,5 @@ class Bars:
             self._tasks[key] = self._progress.add_task(name, total=None, note="")
         done = portion(row)
         busy = [*([_doing(row)] if row.adopts else []), _amounts(row)[0], *_speed(row)]
-        note = ", ".join(busy) if row.state in _READ else _doing(row)
+        note = ", ".join(busy) if _reads(row) else _doing(row)
         self._progress.update(self._tasks[key], total=None if done is None else 1.0, completed=done or 0.0, note=note)

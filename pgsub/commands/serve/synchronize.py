@@ -24,6 +24,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.recorder import Run
 from pgsub.target.ledger import subscriptions, two_phase_state
+from pgsub.target.ledger.tables.states import CATCHUP
 
 PROGRESS_SECONDS = 0.2
 #: Seconds for which a launcher may release the subscription while it restarts its workers after a change.
@@ -232,14 +233,16 @@ class Service:
 
     def _rows(self) -> list[TableProgress]:
         copies = {row.relid: row for row in self._store.copy_progress(self._sub.subid)}
+        catching_up = self._catching_up()
         rows = []
         for table in self._store.relations(self._sub.subid):
             copy = copies.get(table.srrelid) or CopyRow(table.srrelid, table.schemaname, table.relname)
+            catches_up = table.srsubstate == "f" and table.srrelid in catching_up
             rows.append(
                 TableProgress(
                     table.schemaname,
                     table.relname,
-                    table.srsubstate,
+                    CATCHUP if catches_up else table.srsubstate,
                     copy.bytes_processed,
                     copy.bytes_total or None,
                     copy.tuples_processed,
@@ -249,6 +252,17 @@ class Service:
                     copy.bytes_per_second,
                     copy.seconds_left,
                     copy.command == COMPARE,
+                    catching_up.get(table.srrelid),
                 )
             )
         return rows
+
+    def _catching_up(self) -> dict[int, int | None]:
+        """Return the tables whose workers stream changes, each with the bytes of WAL that it is behind apply."""
+        origin = self._store.origin(self._sub.subid)
+        applied = origin.remote_lsn if origin is not None else None
+        return {
+            one.relid: max(0, applied - one.latest_end_lsn) if applied and one.latest_end_lsn else None
+            for one in self._store.workers(self._sub.subid)
+            if one.relid is not None and one.received_lsn
+        }
