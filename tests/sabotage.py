@@ -329,6 +329,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a target that has lost changes since the right was given does not take it": (
         "test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it",
     ),
+    "the writes are not reported as moved while the publisher may have lost its fence": (
+        "test_a_publisher_that_lost_its_fence_since_the_target_took_the_right_is_fenced_again_and_told",
+    ),
+    "what was taken is not released, even by a publisher that has lost the commit that gave it": (
+        "test_a_publisher_that_loses_its_fence_under_the_run_that_took_the_right_is_fenced_again_and_told",
+    ),
     "the right to write is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
     "a given right is released only after the taking side has declined it": (
         "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",

@@ -9,6 +9,9 @@ server. This ensures, after any failure and with any number of runs:
 * *given* and *releasing* exclude each other: a given right is not released, and a released one is not given.
 * *taken* follows only *given*. A given right is released only after *declined*, which excludes *taken*.
 
+A giving side that has lost its phase, by a restore or a failover, after the right was taken is *given* again
+(:mod:`pgsub.commands.switchover.transfer.giving_fence`).
+
 tests/models/switchover_model.py checks every order of these steps.
 
 giving: open, fenced, given; or releasing, released. taking: planned, prepared (fenced), taken, promoted, done; or

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from fix_clusters import MakeServer, replayed
 from fix_program import Cli, one_error, until
-from fix_servers import Pair
+from fix_servers import Database, Pair
 from fix_switchover import Mover, moving
 from switching_clients import Clients
 from thorough import thorough
@@ -105,7 +106,7 @@ def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is
     go_on = "pgsub switchover moved" + (" --promote-command COMMAND" if step == "taken" else "")
     assert [one["command"] for one in found["choices"]] == [go_on, f"{go_on} --gone publisher"]
     # clients are told, and write; only the slot on the publisher cannot be dropped
-    _refused(mover, *told, code=4, says="could not connect to publisher", hint="--gone publisher")
+    _refused(mover, *told, code=4, says="could not connect to the publisher", hint="--gone publisher")
     assert (tmp_path / "told").read_text().split() == ["promote"]
     mover.rows(1, _WRITE)
     assert [row["subname"] for row in mover.subscriptions()] == ["moved", "moved_back"]
@@ -114,6 +115,38 @@ def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is
     ended = mover("--no-verify", "--gone", "publisher")
     assert (ended["state"], ended["giving"], ended["taking"]) == ("done", None, "done")
     assert mover.subscriptions() == [] and mover.rows(1, _SLOTS) == [(0,)]
+    assert cli.stop(running) == 0
+
+
+def test_a_standby_without_the_fence_that_takes_the_place_of_the_publisher_is_fenced_and_told(
+    make_cli: MakeCli, own_pair: MakePair, make_server: MakeServer, tmp_path: Path
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    standby, go = make_server(standby_of=pair.publisher), tmp_path / "go"
+    points = f"switchover.prepared=pause:{go};switchover.taken=kill"
+    env = {"PGSUB_FAILPOINTS": points, "PGSUB_FAILPOINTS_DIR": str(tmp_path)}
+    first = cli.start("switchover", "moved", "--yes", "--no-verify", "--timeout", "2m", env=env)
+    until((tmp_path / "switchover.prepared").exists)
+    replayed(pair.pubdb, Database(standby, "app", there=True))
+    standby.stop()
+    go.touch()
+    assert first.wait(120) == -9
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        mover.rows(0, _WRITE)
+    pair.publisher.kill9()
+    standby.port = pair.publisher.port
+    standby.append_conf({"port": standby.port})
+    standby.start()
+    standby.query("SELECT pg_promote()")
+    mover.rows(0, _WRITE)
+    mover.rows(1, _WRITE)
+    _refused(mover, says="the publisher has lost changes since", hint="pgsub verify moved_back --rows")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        mover.rows(0, _WRITE)
+    mover.rows(1, _WRITE)
     assert cli.stop(running) == 0
 
 

@@ -244,6 +244,88 @@ def test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it(m
     until(lambda: mover.rows(1, "SELECT count(*) FROM writes") == [(2,)])
 
 
+#: What a publisher that was restored, or the standby in its place, has of the switchover, and what it lacks.
+_OPEN = "ALTER DATABASE {} RESET default_transaction_read_only"
+_UNGIVEN = {
+    "fenced": "UPDATE pgsub.switchover SET phase = 'fenced', position = NULL",
+    "open": f"UPDATE pgsub.switchover SET (phase, position, saved, fenced_at) = ('open', NULL, NULL, NULL); {_OPEN}",
+    "no row": f"DELETE FROM pgsub.switchover; {_OPEN}",
+    "no way back": f"DELETE FROM pgsub.switchover; DELETE FROM pgsub.subscription; {_OPEN}",
+}
+
+
+def _go_back_in_time(mover: Mover, to: str, *, running: bool = False) -> None:
+    """Let the publisher lose what the target has taken, and have a client write there if it can.
+
+    :param running: the way back runs already, whose own position is no part of this.
+    """
+    lost = _UNGIVEN[to].format(f'"{mover.databases[0].name}"')
+    position = "" if running else "UPDATE pgsub.progress SET reported_lsn = '0/0';"
+    mover.alone(0, f"BEGIN READ WRITE; {lost}; {position} COMMIT")
+    if to == "fenced":
+        _refused(mover, 0)
+    else:
+        mover.alone(0, "INSERT INTO writes VALUES (77, 0, 77)")
+
+
+@pytest.mark.parametrize(
+    ("step", "to"), [("taken", "no row"), *long([("taken", "fenced"), ("taken", "open"), ("done", "open")])]
+)
+def test_a_publisher_that_lost_its_fence_since_the_target_took_the_right_is_fenced_again_and_told(
+    mover: Mover, step: str, to: str
+) -> None:
+    _insert(mover, 0, 1)
+    mover("--no-verify", kill=step)
+    _go_back_in_time(mover, to, running=step == "done")
+    _insert(mover, 1, 2)
+    one_error(mover.cli("switchover", "moved", "--abort", "--yes"), 3, "can no longer be aborted")
+    assert "so clients may write there, too" in mover("--status")["said"]
+    words = ("switchover", "moved", "--yes", "--no-verify")
+    for _ in range(2):  # nor is the next run content
+        one_error(mover.cli(*words), 3, "the publisher has lost changes since", "pgsub verify moved_back --rows")
+        _refused(mover, 0)
+        found = mover("--status")
+        assert (found["state"], found["giving"], found["taking"]) == ("under way", "given", "done")
+    assert mover.cli("status", "moved", "--check").returncode == 3
+    compared = mover.cli("verify", "moved_back", "--rows")
+    left = step == "done"  # until it was disabled, apply brought what clients wrote there
+    assert (compared.returncode, "77" in compared.stdout) == ((6, True) if left else (0, False)), compared
+    assert mover.cli("drop", "moved", "--yes").returncode == 0
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT number FROM writes WHERE id < 77 ORDER BY 1") == [(1,), (2,)]
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "has been switched over already")
+
+
+@pytest.mark.long
+def test_a_publisher_that_lost_all_of_the_switchover_is_told_and_not_changed(mover: Mover) -> None:
+    mover("--no-verify", kill="taken")
+    _go_back_in_time(mover, "no way back")
+    words = ("switchover", "moved", "--yes", "--no-verify")
+    for _ in range(2):
+        one_error(mover.cli(*words), 3, "clients may write on both servers", "pgsub switchover moved --gone publisher")
+        assert "so clients may write there, too" in mover("--status")["said"]
+    assert mover.rows(0, "SELECT count(*) FROM pgsub.switchover") == [(0,)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_publisher_that_loses_its_fence_under_the_run_that_took_the_right_is_fenced_again_and_told(
+    mover: Mover, tmp_path: Path, interrupted: bool
+) -> None:
+    first = mover.held("taken", tmp_path, "--timeout", "2m")
+    _go_back_in_time(mover, "open")
+    if interrupted:
+        first.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+    else:
+        (tmp_path / "go").touch()
+    assert first.wait(patience.SECONDS) == 3
+    said = first.log.read_text()  # type: ignore[attr-defined]
+    assert "the publisher has lost changes since" in said and "everything is left as it was" not in said
+    _refused(mover, 0)
+    _insert(mover, 1, 1)
+
+
 @pytest.mark.long
 def test_sessions_that_began_behind_a_fence_do_not_stay_read_only_when_it_is_lifted(
     mover: Mover, tmp_path: Path

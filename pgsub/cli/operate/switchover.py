@@ -52,7 +52,8 @@ the target is advanced past all of this.
 right was given away and the target does not answer, nothing is restored until the target is back. When a fence is
 lifted, sessions that began behind it are ended, because they would stay read-only. --promote-command is run.
 
-7. The subscription is dropped, and NAME_back is enabled. The publisher stays fenced.
+7. The subscription is dropped, and NAME_back is enabled. The publisher stays fenced. If it has lost its fence, because
+it was restored or a standby that lagged took its place, it is fenced again, and the command ends with 3.
 
 If a connection is lost in the pause, the command opens it again, until the time is over and for half a minute more. If
 the command is interrupted or killed, run it again. It continues, or, if the time is over, it restores everything as it

@@ -10,9 +10,9 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
-from pgsub.commands.switchover.transfer import server_gone
+from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
-from pgsub.common.errors import TargetUnavailable
+from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -36,6 +36,7 @@ _UNKNOWN = {
     journal.GIVING: "The publisher cannot be reached, so it is not known whether clients write there.",
     journal.TAKING: "The target cannot be reached.",
 }
+_LAGGED = "The publisher has lost changes since it gave the right to write, so clients may write there, too."
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
 #: Seconds that a longer pause adds to the elapsed time.
@@ -102,8 +103,13 @@ def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: S
                 there = journal.of(giving, here.id)
         except TargetUnavailable:
             away = (journal.GIVING,)
+        except StateForbids:
+            if here.phase not in journal.HAS_TAKEN:
+                raise
     if here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
         said = _SAID[here.phase]
+        if here.phase in journal.HAS_TAKEN and back is not None and not away and not giving_fence.kept(there, here):
+            said = f"{said} {_LAGGED}"
     elif away:
         said = _UNKNOWN[journal.GIVING]
     else:

@@ -134,10 +134,10 @@ class Switchover:
             if self._phase(entry) is None:
                 self._giving = stack.enter_context(ledger_session(self._store, self._back))
             phase = self._phase(entry)
+            # guard: what was taken is not released, even by a publisher that has lost the commit that gave it
+            if self._has_taken(entry):
+                return True
             if phase == journal.GIVEN:
-                here = journal.of(self._taking, entry.id)
-                if here is not None and here.phase in journal.HAS_TAKEN:
-                    return True
                 cut_off = self._taking.broken or self._giving.broken
                 if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and cut_off:
                     return False  # another run takes it
@@ -148,6 +148,13 @@ class Switchover:
                 f"the switchover {ended} before the target had taken the right to write: everything is left as it was"
             )
             self.release(entry)
+        return False
+
+    def _has_taken(self, entry: Entry) -> bool:
+        """Return whether the taking side is known to have taken the right."""
+        with contextlib.suppress(psycopg.Error):
+            here = journal.of(self._taking, entry.id)
+            return here is not None and here.phase in journal.HAS_TAKEN
         return False
 
     def _phase(self, entry: Entry) -> str | None:

@@ -1,6 +1,6 @@
 """The end of a switchover, after clients may write on the target: clients are redirected and replication is reversed.
 
-The publisher is only needed to drop its slot, which is the last step.
+The publisher is only needed for the last step: it must still be fenced, and its slot is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pgsub.commands.subscription.drop import drop
 from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import PUBLISHER, SwitchoverOptions
-from pgsub.commands.switchover.transfer import right_to_write, server_gone
+from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
+from pgsub.commands.switchover.transfer.giving_fence import PublisherLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.common.subscription import Subscription
@@ -60,7 +61,8 @@ class Turn:
         """Redirect clients, end the subscription, and enable the reverse one, or drop that if its target is gone.
 
         :param promoted: called after clients are redirected. ``enabled`` is called when the reverse one replicates.
-        :raises PublisherUnavailable: everything is done except that the subscription's slot cannot be dropped.
+        :raises PublisherUnavailable: everything is done except the last step.
+        :raises PublisherLagged: so it is, and clients may have written on the publisher.
         """
         here = journal.of(self.taking, entry.id)
         assert here is not None
@@ -100,6 +102,8 @@ class Turn:
     def _turn(self, here: Entry, enabled: Callable[[], None]) -> None:
         """End the subscription, and let the reverse one replicate."""
         with self.timing.step("turn"):
+            with contextlib.suppress(PublisherLagged, PublisherUnavailable):  # told in the last step
+                self._check_fence(here)
             self._end(fence=here.phase != journal.DONE)
             self._lead_back(enabled=here.phase == journal.DONE)
             enabled()
@@ -107,7 +111,13 @@ class Turn:
                 with durable(self.taking):
                     journal.move(self.taking, here.id, (journal.PROMOTED,), journal.DONE)
             failpoints.point("switchover.done")
-            self._drop()
+            self._drop(here)
+
+    def _check_fence(self, here: Entry) -> None:
+        """Check that the publisher still keeps clients from writing, unless it is gone."""
+        if self.options.gone != PUBLISHER:
+            assert self.back is not None
+            giving_fence.check(self.options, self.store, self.sub, self.back, here)
 
     def _let_write(self, here: Entry) -> None:
         """End sessions that would stay read-only. Do so once, because later sessions belong to writing clients."""
@@ -147,9 +157,10 @@ class Turn:
             enable(self.options.state_dir, self.back.name, reporter=self.reporter)
         failpoints.point("switchover.enabled")
 
-    def _drop(self) -> None:
+    def _drop(self, here: Entry) -> None:
         lost = self.options.gone == PUBLISHER
         try:
+            self._check_fence(here)
             drop(self.options.state_dir, self.sub.name, keep_slot=lost, reporter=InnerReporter(self.reporter))
         except PublisherUnavailable as error:
             error.hint = (

@@ -1,0 +1,121 @@
+"""The fence of the giving side, once the taking side has taken the right to write.
+
+NOTES
+
+A restore, or a failover to a standby that lagged, can take the fence away, so that clients can write on both servers.
+The commit that gave the right is behind the fence and behind all changes that were applied in the pause. So a giving
+side that still has this commit has lost nothing of them. One that has not is fenced again, and says so in the journal,
+because clients may have written there: neither this run nor a later one reports that the writes were moved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.sessions import connect_publisher, ledger_session
+from pgsub.commands.switchover.obstacles.obstacle import in_their_words
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions
+from pgsub.commands.switchover.transfer import right_to_write
+from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.switchover import fence, journal, way_back
+from pgsub.switchover.journal import Entry
+from pgsub.target.session import advisory_locks
+from pgsub.target.session.transactions import durable
+
+#: Key in ``saved`` of the giving side: whether it was fenced again.
+_LAGGED = "lagged"
+_MOVED = "the writes were moved, but the publisher has lost changes since it gave the right to write"
+_CAUSE = "It was restored, or a standby that lagged took its place."
+
+
+class PublisherLagged(StateForbids):
+    """A publisher on which clients may have written after the target had taken the right to write."""
+
+
+def kept(there: Entry | None, here: Entry) -> bool:
+    """Return whether the giving side has kept its fence since it gave the right.
+
+    :param there: the row of the giving side. ``here`` is that of the taking side.
+    """
+    given = there is not None and there.phase == journal.GIVEN and there.position == here.position
+    return given and _LAGGED not in ((there and there.saved) or {})
+
+
+def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back: Subscription, here: Entry) -> None:
+    """Check that the giving side has kept its fence. Otherwise fence it again.
+
+    :param here: the row of the taking side, which has taken the right.
+    :raises PublisherLagged: clients may have written there.
+    :raises PublisherUnavailable: the giving side cannot be asked.
+    """
+    try:
+        with ledger_session(store, back) as giving:
+            there = journal.of(giving, here.id)
+            # guard: the writes are not reported as moved while the publisher may have lost its fence, always
+            if kept(there, here):
+                return
+            _fence_again(giving, sub, back, there, here)
+            right_to_write.commands(options, sub, back)("fence")
+            fence.end_sessions(giving, [], time.monotonic() + right_to_write.END_SECONDS)
+    except TargetUnavailable as error:
+        message, detail, hint = in_their_words(error.message, error.detail, error.hint)
+        raise PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate) from None
+    except StateForbids as error:  # it may be any server, so nothing is changed there
+        raise _not_recognized(options, error) from None
+    raise _lagged(sub, back)
+
+
+def _lagged(sub: Subscription, back: Subscription) -> PublisherLagged:
+    return PublisherLagged(
+        _MOVED,
+        detail=f"{_CAUSE} It is fenced again, but clients may have written there, and it may lack changes that the"
+        " target has.",
+        hint="See which rows differ, with the target as the publisher, and save what clients need of them. Then drop"
+        f" the subscription, which ends the switchover:\npgsub verify {word(back.name)} --rows\n"
+        f"pgsub drop {word(sub.name)} --yes",
+    )
+
+
+def _not_recognized(options: SwitchoverOptions, error: StateForbids) -> PublisherLagged:
+    message, _, _ = in_their_words(error.message, None, None)
+    return PublisherLagged(
+        _MOVED,
+        detail=f"{_CAUSE} It lacks what was made for the way back ({message}), so it was not fenced: clients may write"
+        " on both servers.",
+        hint="Keep clients away from it, and save what they wrote there. Then stop it, and end the switchover without"
+        f" it:\n{options.command} --gone {PUBLISHER}",
+    )
+
+
+def _fence_again(
+    giving: psycopg.Connection, sub: Subscription, back: Subscription, there: Entry | None, here: Entry
+) -> None:
+    """Put up what is lost, in one transaction: the fence, the row of the journal, the start of the way back."""
+    assert here.position is not None
+    roles = _roles(giving, sub, here.fence)
+    with durable(giving):
+        advisory_locks.take_for_transaction(giving, DATABASE_LOCK, OTHER)
+        if there is None:
+            names = (back.subid, here.subname, here.back_name, back.subid)
+            there = Entry(here.id, journal.GIVING, *names, journal.OPEN, here.fence)
+            journal.add(giving, there)
+        stands = there.phase in (journal.FENCED, journal.GIVEN)
+        saved = (there.saved or {}) if stands else fence.put(giving, here.fence, roles)
+        way_back.begin_at(giving, back.subid, here.position)
+        changes = {"position": format_lsn(here.position), "saved": journal.saved({**saved, _LAGGED: True})}
+        journal.move(giving, here.id, (there.phase,), journal.GIVEN, **changes)
+
+
+def _roles(giving: psycopg.Connection, sub: Subscription, way: str) -> Collection[str]:
+    """Return pgsub's roles on the giving side, which may connect behind the fence."""
+    if way != fence.CONNECT:
+        return set()
+    with connect_publisher(sub) as source:
+        return {giving.info.user, source.info.user}
