@@ -335,6 +335,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what was taken is not released, even by a publisher that has lost the commit that gave it": (
         "test_a_publisher_that_loses_its_fence_under_the_run_that_took_the_right_is_fenced_again_and_told",
     ),
+    "a publisher that waits for a standby is not taken for an idle one": (
+        "test_a_standby_that_is_away_and_without_which_the_publisher_sends_nothing_is_told_with_its_slot",
+    ),
     "the right to write is taken only after it was given": ("test_what_was_not_given_is_not_taken",),
     "a given right is released only after the taking side has declined it": (
         "test_what_was_given_is_released_only_by_a_target_that_has_not_taken_it",

@@ -103,7 +103,8 @@ class WorkerRow:
     """pg_stat_subscription without subid and subname: a running worker.
 
     :ivar silent_since: time of its last sign of life if that is not recent, because it is inside a statement. For a
-        table, also the time since which its copy waits for a lock.
+        table, also the time since which its copy waits for a lock. For apply, that since which the publisher waits for
+        a standby.
     :ivar waits_for: the reason if known.
     :ivar sessions: number of the target's sessions that apply. ``sessions_why`` is the reason if apply chooses it.
     """

@@ -194,7 +194,9 @@ class Service:
         with contextlib.suppress(StateStoreError):
             there = apply.alive and not apply.watch.gone
             shown = self._slot_wait.shown(apply.watch.row)
-            self._mirror.refresh(apply_alive=there, syncing=alive, task=shown, publisher_locks=self._watch.lock_waits)
+            self._mirror.refresh(
+                apply_alive=there, syncing=alive, task=shown, publisher_waits=self._watch.publisher_waits
+            )
         self._copy_definition()
         if self._errors.place(APPLY):  # the outcome of a conflict is recorded before apply counts as past it
             with contextlib.suppress(StateStoreError):

@@ -474,6 +474,23 @@ def test_the_runbook_names_the_session_that_apply_waits_for_and_ends_it(pgsub, s
     assert f" for {standby}." in shown and "pg_terminate_backend" not in shown
 
 
+def test_a_standby_that_the_publisher_waits_for_is_shown_with_its_slot_and_is_no_health(pgsub, store, orders, served):
+    slot = 'slot "standby1" of synchronized_standby_slots is inactive'
+    away = f"a standby of the publisher to receive the changes ({slot})"
+    row = replace(_apply_worker(0x20, 0x20), silent_since=ago(60), waits_for=away)
+    store.put_workers(5, [row])
+    checked = pgsub("status", "orders", "--check")
+    assert checked.returncode == 8
+    hint = "\nHINT:  The next command is:\npgsub status orders --runbook\n"
+    assert re.search(rf"apply has waited for [0-9]+ s for {re.escape(away)}{hint}", checked.stderr), checked.stderr
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8
+    assert away in checked.stdout and orders()["waits"]["for"] == away
+    shown = pgsub("status", "orders", "--runbook").stdout
+    assert f" for {away}." in shown and "Start the standby again" in shown and "FROM pg_replication_slots" in shown
+    store.put_workers(5, [replace(row, silent_since=ago(6))])
+    assert pgsub("status", "orders", "--check").returncode == 0
+
+
 def test_a_table_whose_copy_waits_for_a_lock_is_shown_with_its_holder_and_is_no_health(pgsub, store, orders, served):
     """It waited without a word while apply went on."""
     lock = "a lock that PID 7 holds on table public.b (app, psql, idle in transaction): LOCK TABLE b"

@@ -202,7 +202,7 @@ def test_a_table_whose_copy_waits_for_a_lock_of_the_publisher_is_shown_with_the_
 
         def look() -> list[str]:
             watch.tick()
-            mirror.refresh(apply_alive=True, syncing=relids, publisher_locks=watch.lock_waits)
+            mirror.refresh(apply_alive=True, syncing=relids, publisher_waits=watch.publisher_waits)
             assert task.error is None, task.error
             return [row.waits_for for row in store.workers(p.subid) if row.waits_for is not None]
 

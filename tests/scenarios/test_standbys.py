@@ -242,6 +242,31 @@ def test_a_message_marks_a_position_that_can_be_waited_for(primary, published, l
 
 
 @pytest.mark.long
+def test_a_standby_that_is_away_and_without_which_the_publisher_sends_nothing_is_told_with_its_slot(
+    primary, published, launcher, subdb
+):
+    create(launcher, published, primary.conninfo, "--failover")
+    primary.execute("SELECT pg_create_physical_replication_slot('away')")
+    primary.server.append_conf({"synchronized_standby_slots": ' "away" '})
+    primary.server.reload()
+    try:
+        written(primary, published, "second")
+        waits = until(lambda: launcher.status(published)["waits"])
+        away = 'slot "away" of synchronized_standby_slots is inactive'
+        assert waits["for"] == f"a standby of the publisher to receive the changes ({away})"
+        ended = launcher("wait", published, "--for", "caught-up", "--timeout", "1s")
+        assert (ended.returncode, f"It waits for {waits['for']}." in ended.stderr) == (8, True), ended.stderr
+        assert launcher("status", published, "--check", "--max-lag", "100ms").returncode == 8
+        arrived(subdb, published, "first")
+    finally:
+        primary.server.append_conf({"synchronized_standby_slots": ""})
+        primary.server.reload()
+        primary.execute("SELECT pg_drop_replication_slot('away')")
+    arrived(subdb, published, "first", "second")
+    until(lambda: launcher.status(published)["waits"] is None)
+
+
+@pytest.mark.long
 def test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied(
     primary, published, launcher, make_server, subdb
 ):

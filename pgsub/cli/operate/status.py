@@ -59,9 +59,10 @@ The lag is the age of the oldest change that the publisher has and the target ha
 for ten seconds while its WAL goes on, the lag counts from its last message. The age is measured by two clocks, those of
 the publisher and of pgsub run: one here that is behind is noticed by the publisher's messages, one that is ahead adds
 to the lag. If the apply worker, with however many sessions, waits in a statement on the target, the status shows since
-when and for which lock; so it does for a table whose synchronization waits for a lock, on either server. The log says
-so after eight seconds, --check after 30. That sequences cannot follow because a server or a lock is not available is
-reported after a minute, or after five attempts.
+when and for which lock; so it does for a table whose synchronization waits for a lock, on either server. If a standby
+of the publisher's synchronized_standby_slots is away, the publisher sends nothing to a subscription with failover; the
+status shows its slot, and the lag counts from then. The log says so after eight seconds, --check after 30. That
+sequences cannot follow because a server or a lock is not available is reported after a minute, or after five attempts.
 
 pgsub run asks the publisher of the slot every five seconds, through sessions of its own. If it gets no answer for a
 minute while apply goes on (too many connections, another pg_hba.conf), that is an error with the reason; the status
@@ -74,7 +75,8 @@ track_commit_timestamp off or its role may not use replication origins.
 The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, in a switchover, without tables or one of
 its publications, or if the state folder has no subscription, 4 if the publisher and 5 if the target cannot be reached,
 6 if stopped by another error, 7 if the slot is lost, 8 if the lag exceeds --max-lag or has not been known for as long,
-or a lock is waited for, 10 if pgsub run cannot record its work, 13 if Spark cannot run the workers.
+or a lock or a standby of the publisher is waited for, 10 if pgsub run cannot record its work, 13 if Spark cannot run
+the workers.
 
 The letters of srsubstate are i = initialize, d = data copy, f = finished copy, s = synchronized, r = ready.
 errors_total counts all errors since the counters were reset; last_error is shown only while it lasts.

@@ -222,10 +222,10 @@ def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
 
 
 def waits(one: SubscriptionStatus) -> str:
-    """Format the wait of a silent apply worker."""
+    """Format the wait of an apply worker."""
     found = one.waits or {}
-    shown = {"silent_since": readable(found["since"]), "waits_for": found["for"] or "a statement on the target"}
-    return render.rows(["silent_since", "waits_for"], [shown], expanded=True)
+    shown = {"waits_since": readable(found["since"]), "waits_for": found["for"] or "a statement on the target"}
+    return render.rows(["waits_since", "waits_for"], [shown], expanded=True)
 
 
 def table_waits(one: SubscriptionStatus) -> str:

@@ -24,6 +24,13 @@ _OWN_PREPARED = re.compile(
     r"a lock that the subscription's prepared transaction (pgsub_[0-9]+_([0-9]+)_[0-9A-F]+) holds( on table .*)?",
     re.DOTALL,
 )
+#: The wait of the publisher for its standbys (pgsub.launcher.mirror.lock_waits).
+_STANDBY = "a standby of the publisher "
+
+
+def for_standby(waits: Mapping[str, Any]) -> bool:
+    """Return whether apply receives nothing because the publisher waits for a standby. Apply itself is not silent."""
+    return (waits["for"] or "").startswith(_STANDBY)
 
 
 def own_prepared(waits: Mapping[str, Any] | None) -> tuple[str, int] | None:
@@ -108,7 +115,7 @@ def _waiting(name: str, waits: Mapping[str, Any]) -> dict[str, Any]:
         "restarts": 0,
         "finish_lsn": None,
         "reason": f"apply waits for {waits['for']}",
-        "next": _runbook(name),
+        "next": runbook_command(name),
     }
 
 
@@ -117,15 +124,16 @@ def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Seq
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if sub.enabled and row is not None:
         return _next(sub.name, row, conflicts)
-    return _runbook(sub.name) if problems else None
+    return runbook_command(sub.name) if problems else None
 
 
 def _next(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> str:
     conflict = next((one for one in conflicts if row.conflict and one.finish_lsn == row.finish_lsn), None)
     if conflict is not None:
         return f"pgsub conflicts show {word(name)} {conflict.id}"
-    return _runbook(name)
+    return runbook_command(name)
 
 
-def _runbook(name: str) -> str:
+def runbook_command(name: str) -> str:
+    """Return the command that shows the runbook."""
     return f"pgsub status {word(name)} --runbook"

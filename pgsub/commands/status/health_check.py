@@ -16,6 +16,7 @@ from pgsub.common.errors import (
     ReplicationBroken,
     SparkUnusable,
     TargetUnavailable,
+    TimeoutExpired,
 )
 
 #: Seconds without a sign of life after which a health check without its own threshold fails.
@@ -41,11 +42,17 @@ def check(
     :param unwritten: from :func:`pgsub.catalog.locks.troubles`. Other findings may then be outdated.
     """
     found = list(found)
-    findings = [replace(finding, next=one.next) for one in found if (finding := _finding(one, max_lag))]
+    findings = [replace(finding, next=_next(one, finding)) for one in found if (finding := _finding(one, max_lag))]
     findings += [Finding(10, text) for text in unwritten]
     if not found:  # never healthy: the folder may be mistyped or another user's
         findings.append(Finding(3, "no subscription exists"))
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
+
+
+def _next(one: SubscriptionStatus, finding: Finding) -> str | None:
+    """Return the operator's next command, which shows the runbook if what is waited for is known."""
+    known = finding.code == TimeoutExpired.exit_code and one.waits_for is not None
+    return one.next or (blocked_state.runbook_command(one.definition.name) if known else None)
 
 
 def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
@@ -90,6 +97,8 @@ def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
     waits = one.waits or {"seconds": 0.0, "for": None}
     waiting = f"it waits for {waits['for']}" if waits["for"] else ""
     if max_lag is None:
+        if blocked_state.for_standby(waits) and waits["seconds"] > STUCK_SECONDS:
+            return f"apply has waited for {waits['seconds']:.0f} s for {waits['for']}"
         text = f"the apply worker has given no sign of life for {waits['seconds']:.0f} s"
         return ", ".join(filter(None, (text, waiting))) if waits["seconds"] > STUCK_SECONDS else None
     # A new worker does not know its lag yet. Its task is shown slightly later than its launcher.

@@ -150,7 +150,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Samples], ...] = (
     ("pgsub_apply_lag_bytes", "WAL of the publisher that is not applied.", (), _one(_behind)),
     (
         "pgsub_apply_silent_seconds",
-        "Seconds without a sign of life of the apply worker.",
+        "Seconds for which apply has been silent, or has waited for a standby of the publisher.",
         (),
         _one(lambda one: one.waits["seconds"] if one.waits else 0),
     ),

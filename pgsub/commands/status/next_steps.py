@@ -31,6 +31,10 @@ STATUS_OF_XID = (
     "SELECT pg_xact_status((pg_snapshot_xmax(pg_current_snapshot())::text::bigint >> 32 << 32 | {xid})::text::xid8),"
     " (SELECT gid FROM pg_prepared_xacts WHERE transaction = {xid}::text::xid);"
 )
+_STANDBY_SLOTS = (
+    "SELECT current_setting('synchronized_standby_slots'), slot_name, active, wal_status, restart_lsn"
+    " FROM pg_replication_slots WHERE slot_type = 'physical';"
+)
 _GIDS = "SELECT gid, prepared, owner FROM pg_prepared_xacts WHERE database = current_database();"
 _WAITING = (
     "SELECT pid, wait_event, pg_blocking_pids(pid), query FROM pg_stat_activity"
@@ -119,6 +123,13 @@ def _held_up(who: str, waits: Row) -> Iterator[Step]:
         yield Step(text, statements=(f"SELECT pg_terminate_backend({pid});",))
     elif waits["for"].startswith(_ON_PUBLISHER):
         yield Step("Let that session end its transaction, or end it on the publisher; pgsub continues by itself.")
+    elif blocked_state.for_standby(waits):
+        yield Step(
+            "The publisher sends only what these standbys have. Start the standby again; or, if it is gone for good,"
+            " remove its slot from that setting of the publisher, and reload its configuration. See on the publisher"
+            " which slots it waits for; pgsub continues by itself.",
+            statements=(_STANDBY_SLOTS,),
+        )
     elif (own := blocked_state.own_prepared(waits)) is not None:
         yield from _own_prepared(*own)
     elif waits["for"].startswith(_PREPARED):

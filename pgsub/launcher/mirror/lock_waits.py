@@ -1,4 +1,8 @@
-"""The locks that workers wait for on the target, and copies on the publisher, with their holders."""
+"""The locks that workers wait for on the target, and copies on the publisher, with their holders.
+
+The publisher itself waits for its standbys: a walsender of a failover slot sends nothing that the standbys of
+synchronized_standby_slots lack (StandbySlotsHaveCaughtup). The server writes that to the publisher's log only.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +74,22 @@ SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
  WHERE {WORKER_SESSIONS} AND a.wait_event = 'SyncRep'
    AND pg_catalog.starts_with(a.application_name, %s)
 """
+# A standby that only lags for a moment is connected. Others see wait_event only with pg_read_all_stats.
+_STANDBYS_AWAY = """
+SELECT own.slot_name::text, away.named
+  FROM pg_catalog.pg_replication_slots own
+  JOIN pg_catalog.pg_stat_activity a ON a.pid = own.active_pid AND a.wait_event = 'WaitForStandbyConfirmation'
+ CROSS JOIN LATERAL (
+       SELECT pg_catalog.string_agg(pg_catalog.format('slot "%%s" of synchronized_standby_slots %%s', n.name,
+              CASE WHEN s.slot_name IS NULL THEN 'does not exist' WHEN s.wal_status = 'lost' THEN 'is lost'
+                   ELSE 'is inactive' END), ', ')
+         FROM (SELECT pg_catalog.lower(pg_catalog.btrim(one, ' "'))
+                 FROM pg_catalog.unnest(pg_catalog.string_to_array(
+                      pg_catalog.current_setting('synchronized_standby_slots', true), ',')) AS one) AS n (name)
+         LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = n.name
+        WHERE s.active IS NOT TRUE) AS away (named)
+ WHERE (own.slot_name = %(slot)s OR pg_catalog.starts_with(own.slot_name::text, %(own)s)) AND away.named IS NOT NULL
+"""
 
 
 def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
@@ -110,6 +130,16 @@ def publisher_locks(connection: psycopg.Connection[Any], subid: int) -> dict[str
     """
     prefix = f"pgsub_{subid}_sync_"
     return _waits(connection, _PUBLISHER_LOCKS, {"own": prefix, "workers": f"^{prefix}"}, "a lock of the publisher")
+
+
+def standbys_away(connection: psycopg.Connection[Any], subid: int, slot_name: str) -> dict[str, str]:
+    """Find the standbys that the publisher waits for before it sends changes, and that are not connected to it.
+
+    :return: their slots, by the name of the subscription's slot that is kept waiting.
+    """
+    names = {"slot": slot_name, "own": f"pgsub_{subid}_sync_"}
+    found = shown(connection, _STANDBYS_AWAY, names)
+    return {name: f"a standby of the publisher to receive the changes ({away})" for name, away in found}
 
 
 def _waits(session: psycopg.Connection[Any], query: str, names: dict[str, Any], lock: str) -> dict[str, str]:

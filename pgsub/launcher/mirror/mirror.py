@@ -104,7 +104,7 @@ class Mirror:
         self.relations: list[RelationState] = []
         self.remote_lsn = self.reported_lsn = 0
         self._task: TaskRow | None = None
-        self._publisher_locks: Mapping[str, str] = {}
+        self._publisher_waits: Mapping[str, str] = {}
         self._followed: tuple[Any, ...] | None = None  #: what :meth:`follow` wrote last
 
     def refresh(
@@ -113,7 +113,7 @@ class Mirror:
         apply_alive: bool,
         syncing: set[int],
         task: TaskRow | None = None,
-        publisher_locks: Mapping[str, str] | None = None,
+        publisher_waits: Mapping[str, str] | None = None,
     ) -> None:
         """Read the ledger and write what changed. Repeat this if a command changed the state store meanwhile.
 
@@ -121,9 +121,9 @@ class Mirror:
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs.
         :param task: the task of the apply worker, None if nothing serves the subscription.
-        :param publisher_locks: locks on the publisher that table synchronization waits for, by the name of the slot.
+        :param publisher_waits: what apply and the synchronization of tables wait for there, by the name of the slot.
         """
-        self._task, self._publisher_locks = task, publisher_locks or {}
+        self._task, self._publisher_waits = task, publisher_waits or {}
         for _ in range(TRIES):
             self._outdated = False
             self._refresh(apply_alive, syncing)
@@ -142,9 +142,10 @@ class Mirror:
         heard = self._heartbeats.of(subid)
         heartbeats = [p for age, p in heard if age < worker_rows.STALE_SECONDS]
         newest = self._heartbeats.newest(subid, worker_takeover.APPLY)
-        elsewhere = {r.srrelid: self._publisher_locks.get(r.sync_slot or "") for r in self.relations}
+        elsewhere = {r.srrelid: self._publisher_waits.get(r.sync_slot or "") for r in self.relations}
         locks = {relid: elsewhere.get(relid) for relid in syncing}
-        workers = self._workers.rows(heard, newest, self._task, apply_alive=apply_alive, syncing=locks)
+        away = self._publisher_waits.get(self._sub.slot_name or "")
+        workers = self._workers.rows(heard, newest, self._task, apply_alive=apply_alive, syncing=locks, away=away)
         self._wait_log.tell(workers, self.relations)
         copies = self._copying(_newest([heartbeat for _, heartbeat in heard]), syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())

@@ -52,7 +52,7 @@ class SlotWatch:
     meets the same problem and reports it. A slot that synchronizes no table is logged once. It may have been made after
     the backup from which the target was restored.
 
-    :ivar lock_waits: see :func:`~pgsub.launcher.mirror.lock_waits.publisher_locks`.
+    :ivar publisher_waits: what slots wait for on the publisher: locks, and standbys that are away.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SlotWatch:
         self._slots_read: SlotsRead | None = None  #: of the last read; None once handled
         self._unnamed: set[str] = set()  #: slots of the previous read that belonged to no table
         self._warned: set[str] = set()
-        self.lock_waits: dict[str, str] = {}
+        self.publisher_waits: dict[str, str] = {}
 
     def tick(self, relations: Sequence[RelationState] = ()) -> None:
         """Report what was read, and read again if it is time.
@@ -138,15 +138,14 @@ class SlotWatch:
                 state = slots.slot_state(connection, self._sub.slot_name)
                 waiting = self._backlog.waiting(connection) if state is not None else None
                 read = self._read_slots(connection, state)
-                with translating(connection, "look at locks of the publisher"):
-                    self.lock_waits = lock_waits.publisher_locks(connection, self._sub.subid)
+                self.publisher_waits = self._waits(connection, self._sub.slot_name)
                 self._missing = _missing(connection, self._sub)
             finally:
                 connection.close()
         except StateStoreError:
             return  # the recorder logs it
         except PgsubError as error:
-            self._failure, self.lock_waits = error, {}
+            self._failure, self.publisher_waits = error, {}
             return
         self._unseen_since, self._seen, self._failure, self._slots_read = began, True, None, read
         row = self._row(state, waiting) if state is not None else None
@@ -157,6 +156,12 @@ class SlotWatch:
         usable = slots.sync_slots(connection, self._sub.subid)
         told = {row.worker for row in self._store.errors(self._sub.subid) if row.class_ == SlotLost.__name__}
         return SlotsRead(usable, main is not None and not main.in_recovery, told)
+
+    def _waits(self, connection: publisher.Connection, slot_name: str) -> dict[str, str]:
+        with translating(connection, "look at locks and standbys of the publisher"):
+            away = lock_waits.standbys_away(connection, self._sub.subid, slot_name)
+            # guard: a publisher that waits for a standby is not taken for an idle one, without "away | "
+            return away | lock_waits.publisher_locks(connection, self._sub.subid)
 
     def close(self) -> None:
         """Wait for a running read."""

@@ -30,7 +30,7 @@ class WorkerRows:
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, subid), {})
         self._silent: dict[int, str] = {}  #: workers without a sign of life, and since when
-        self._held_up: dict[int, tuple[float, str]] = {}  #: tables that wait for a lock, and since when
+        self._held_up: dict[int, tuple[float, str]] = {}  #: workers that wait without being silent, and since when
 
     def rows(
         self,
@@ -40,13 +40,15 @@ class WorkerRows:
         *,
         apply_alive: bool,
         syncing: Mapping[int, str | None],
+        away: str | None = None,
     ) -> list[WorkerRow]:
         """Return a row for each worker. A silent worker's row has its last state and its wait.
 
         :param heard: heartbeats, each with its age in seconds.
         :param newest: the apply worker's newest heartbeat. ``task`` is its task.
         :param apply_alive: whether the apply job runs.
-        :param syncing: relids whose sync worker runs, each with the publisher's lock that it waits for.
+        :param syncing: relids whose sync worker runs, each with what it waits for on the publisher.
+        :param away: the standbys without which the publisher sends apply nothing.
         """
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
@@ -55,7 +57,9 @@ class WorkerRows:
                 rows[heartbeat.worker] = self._row(age, heartbeat)
         if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
             rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeats arrive
-        rows |= {row.relid: row for row in self._waiting(rows, syncing) if row.relid is not None}
+        elsewhere = {worker_takeover.APPLY: away} if away and worker_takeover.APPLY in rows else {}
+        waiting = self._waiting(rows, {**elsewhere, **syncing})
+        rows |= {row.relid or worker_takeover.APPLY: row for row in waiting}
         shown = [rows[worker] for worker in sorted(rows)]
         # parallel apply workers are threads of the leader
         if apply_alive and newest is not None and worker_takeover.APPLY in rows:
@@ -63,7 +67,10 @@ class WorkerRows:
         return shown
 
     def _waiting(self, rows: Mapping[int, WorkerRow], syncing: Mapping[int, str | None]) -> Iterator[WorkerRow]:
-        """Yield rows of tables that wait for a lock. A copy sends heartbeats only while rows arrive."""
+        """Yield rows of workers that wait without being silent.
+
+        A copy sends heartbeats only while rows arrive. Apply sends them while the publisher waits for a standby.
+        """
         locks = self._locks() if syncing else {}
         now, before, self._held_up = time.monotonic(), self._held_up, {}
         for relid in sorted(syncing):
