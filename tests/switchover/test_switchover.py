@@ -244,6 +244,27 @@ def test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it(m
     until(lambda: mover.rows(1, "SELECT count(*) FROM writes") == [(2,)])
 
 
+@pytest.mark.parametrize("step", ["enabled", *long(["disabled", "promoted"])])
+def test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left(mover: Mover, step: str) -> None:
+    _insert(mover, 0, 1)
+    mover("--no-verify", kill=step)
+    read_only = f'ALTER DATABASE "{mover.databases[1].name}" SET default_transaction_read_only = on'
+    mover.alone(1, f"SET default_transaction_read_only = off; DELETE FROM pgsub.switchover; {read_only}")
+    if step == "enabled":
+        told = "pgsub switchover moved --abort"
+        one_error(mover.cli("reconcile", "moved_back", "--force", "--yes"), 3, "has lost its switchover", told)
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "the target has lost changes", "--abort")
+    found = mover("--status")
+    assert (found["state"], found["giving"], found["taking"]) == ("under way", "given", "lost")
+    assert mover("--abort")["state"] == "as before"
+    assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
+    assert [(row["subname"], row["subenabled"]) for row in mover.subscriptions()] == [("moved", True)]
+    _insert(mover, 0, 2)
+    _refused(mover, 1)
+    until(lambda: mover.rows(1, "SELECT count(*) FROM writes") == [(2,)])
+    assert mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
+
+
 #: What a publisher that was restored, or the standby in its place, has of the switchover, and what it lacks.
 _OPEN = "ALTER DATABASE {} RESET default_transaction_read_only"
 _UNGIVEN = {

@@ -40,17 +40,21 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
     If the taking side has lost its row, with changes that it had applied, the row is in phase :data:`journal.LOST`.
     """
     entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
-    if entry is None:
-        return _lost(store, sub, store.way_back_of(sub.subid))
+    if entry is not None and entry.phase != journal.DECLINED:
+        return entry
+    back = store.way_back_of(sub.subid)
     # A declined switchover is unfinished only while its own reverse subscription exists.
-    if entry.phase == journal.DECLINED and store.way_back_of(sub.subid) is None:
-        return None
-    return entry
+    if entry is not None and back is not None and entry.back_subid == back.subid:
+        return entry
+    return _lost(store, sub, back)
 
 
 def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> Entry | None:
-    """Return the row that the taking side has lost, as the giving side knows it."""
-    if back is None or back.enabled:
+    """Return the row that the taking side has lost, as the giving side knows it.
+
+    The reverse subscription may be enabled: it is from when the right was taken until the other one is dropped.
+    """
+    if back is None:
         return None
     with ledger_session(store, back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)

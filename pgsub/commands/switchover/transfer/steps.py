@@ -19,11 +19,13 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription.drop import drop
+from pgsub.commands.subscription.enable_disable import enable
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
 from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
+from pgsub.commands.switchover.transfer.turn import end_subscription
 from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
@@ -303,10 +305,15 @@ class Switchover:
 
         :raises StateForbids: the taking side has taken the right.
         """
+        if entry.phase == journal.LOST:
+            end_subscription(self._options, self._store, self._back.name, self._reporter)
         with PauseLimit([self._giving, self._taking], time.monotonic() + RELEASE):
             right_to_write.release(entry, self._giving, self._taking, self._command, self._kept)
         self.in_pause = False
         drain.withdraw(self._taking, self._sub.subid)
+        # The lost target had taken the right, so the subscription may have been ended. A later run does not know that.
+        if entry.phase == journal.LOST and not self._store.subscription(self._sub.name).enabled:
+            enable(self._options.state_dir, self._sub.name, reporter=self._reporter)
         reporter = InnerReporter(self._reporter, backward=True)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
         failpoints.point("switchover.dropped")

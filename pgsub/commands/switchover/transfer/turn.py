@@ -38,6 +38,13 @@ def _nothing() -> None:
     pass
 
 
+def end_subscription(options: SwitchoverOptions, store: StateStore, name: str, reporter: Reporter) -> None:
+    """Disable a subscription, and wait until its workers have ended."""
+    if store.subscription(name).enabled:
+        disable(options.state_dir, name, reporter=reporter)
+    wait(WaitOptions(name, options.state_dir, "disabled", timeout=END_SECONDS))
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The last steps of a switchover.
@@ -134,10 +141,7 @@ class Turn:
 
         :param fence: whether to fence off a worker that still runs without its launcher.
         """
-        folder, name = self.options.state_dir, self.sub.name
-        if self.store.subscription(name).enabled:
-            disable(folder, name, reporter=self.reporter)
-        wait(WaitOptions(name, folder, "disabled", timeout=END_SECONDS))
+        end_subscription(self.options, self.store, self.sub.name, self.reporter)
         if fence:
             # guard: no worker of the subscription commits once the way back replicates
             worker_takeover.take_over(self.taking, self.sub.subid, worker_takeover.APPLY)
