@@ -41,6 +41,7 @@ _IN_TEXT = {
     "switchover --abort --gone": "switchover/test_servers_gone.py",
     "switchover --gone": "switchover/test_servers_gone.py",
     "verify --from --repair": "commands/test_repair.py",
+    "verify --rows": "switchover/test_servers_gone.py",
 }
 _INLINE = re.compile(r"`pgsub ([^`]+)`")
 #: What a command does not become another one by.
