@@ -28,7 +28,8 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     if not known:
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
-            detail="It was restored, or a standby that lagged took its place. It would delete rows that it has lost.",
+            detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"
+            " that server has lost.",
             hint=f"See where the switchover of {word(ended.name)} stands, and undo it:\n"
             f"{_command(sub, ended)} --status\n{_command(sub, ended)} --abort",
         )
