@@ -13,6 +13,11 @@ from fix_program import Cli, one_error, until, valid
 from fix_served import writing
 from fix_servers import Database
 
+from pgsub.commands.reporter import CallbackReporter, Reporter
+from pgsub.commands.verify import repair
+from pgsub.commands.verify.result import NOT_COMPARED, Verification
+from pgsub.commands.verify.verify import VerifyOptions
+
 pytestmark = pytest.mark.unserved_first
 
 Tables = tuple[Database, Database]
@@ -106,6 +111,31 @@ def test_nothing_newer_is_overwritten_while_the_publisher_writes_to_the_rows_tha
     found = _repair(cli, name, "--yes", "--table", "public.a")
     assert found["equal"] and found["repair"]["tables"] == []
     _same(tables, "a")
+
+
+def test_a_table_that_could_not_be_compared_at_first_is_repaired_in_a_later_round(
+    served: Served, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO b VALUES (1, 1.50), (2, 2.00), (3, 3.00)")
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], "UPDATE a SET t = 'fault' WHERE id = 3; DELETE FROM b")
+    compare = repair.verify
+
+    def cut(options: VerifyOptions, *, reporter: Reporter) -> Verification:
+        """Compare as if the connection had been lost before table b."""
+        monkeypatch.setattr(repair, "verify", compare)
+        found = compare(options, reporter=reporter)
+        for table in found.tables:
+            if table.relname == "b":
+                table.outcome, table.result = NOT_COMPARED, None
+        return found
+
+    monkeypatch.setattr(repair, "verify", cut)
+    options = VerifyOptions(name, cli.state)
+    done = repair.repair(options, reporter=CallbackReporter(), confirm=lambda found: None)
+    assert done.after.equal and done.rows["public", "b"].inserted == 3
+    _same(tables, "a", "b")
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ right.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -91,8 +91,8 @@ def repair(
     with told_apart():
         while wanted := _wanted(found.after):
             _round(options, found, wanted, reporter)
-            left, found.after = _unexplained(found.after), verify(options, reporter=reporter)
-            if _unexplained(found.after) >= left:  # something undoes the repair
+            left, found.after = _unexplained(found.after, wanted), verify(options, reporter=reporter)
+            if _unexplained(found.after, wanted) >= left:  # something undoes the repair
                 break
     return found
 
@@ -127,8 +127,10 @@ def _unfit(table: TableVerdict) -> str | None:
     return reason
 
 
-def _unexplained(compared: Verification) -> int:
-    return sum(one.result.differences.unexplained for one in compared.tables if one.result is not None)
+def _unexplained(compared: Verification, names: Collection[Name]) -> int:
+    """Return how many rows of these tables differ for no known reason, as far as they were compared."""
+    ours = [one for one in compared.tables if (one.schemaname, one.relname) in names]
+    return sum(one.result.differences.unexplained for one in ours if one.result is not None)
 
 
 def _keys(table: TableVerdict) -> list[Key]:
