@@ -54,6 +54,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a job is submitted though somebody has removed old files from Spark's local folder": (
         "test_jobs_go_on_though_the_files_of_spark_were_cleaned_up",
     ),
+    "Spark is started again after somebody has removed its local folder": (
+        "test_spark_starts_again_after_somebody_removed_its_local_folder",
+    ),
     "the files of jobs are not written where others could exchange them": (
         "test_the_files_of_jobs_are_not_written_where_another_user_could_exchange_them",
     ),

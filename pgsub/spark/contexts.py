@@ -36,6 +36,7 @@ started: dict[int, Started] = {}  #: by process ID
 own: set[SparkContext] = set()  #: contexts opened here, until they are closed
 opened: WeakSet[SparkContext] = WeakSet()  #: contexts opened here, including closed ones
 guests: set[SparkContext] = set()  #: contexts of others that were used
+homeless: WeakSet[SparkContext] = WeakSet()  #: own contexts whose files somebody removed; no job runs in them any more
 pids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  #: process IDs of JVMs, by pyspark's gateway
 _folders: list[tempfile.TemporaryDirectory[str]] = []  #: of :func:`have_folder`, removed when the process ends
 _folders_lock = threading.Lock()
@@ -79,6 +80,9 @@ def ended(context: SparkContext) -> str | None:
         return "the Java process of Spark died"
     if code == 0 or not (context in own or context in guests):
         return "Spark was closed"
+    # guard: Spark is started again after somebody has removed its local folder
+    if context in homeless:
+        return "the local folder of Spark was removed"
     try:
         stopped = not present(context) or context._jsc.sc().isStopped()
     except (Py4JError, OSError):

@@ -38,6 +38,9 @@ _numbers = itertools.count(1)
 #: Texts of a lack of memory, or of space in ``spark.local.dir``, on any machine. Such a job may succeed later.
 _NO_ROOM = ("No space left on device", "OutOfMemoryError", "Failed to create local dir")
 
+#: Texts of a driver whose ``spark.local.dir`` was removed. DiskBlockManager makes folders in its own, never its own again.
+_HOMELESS = ("Task serialization failed", "NoSuchFileException", "blockmgr-")
+
 _DYING_SECONDS = 2.0  #: seconds that a process may take to end after its connections
 
 
@@ -116,9 +119,11 @@ class Job(Generic[Item, Result]):
     def _failure(self, error: Exception) -> PgsubError:
         if self._cancelled:
             return JobCancelled(f'job "{self.name}" was cancelled')
+        text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+        if self._context in contexts.own and all(words in text for words in _HOMELESS):
+            contexts.homeless.add(self._context)
         if (how := ended(self._context)) is not None:
             return _ended(self._context, how, f'while job "{self.name}" ran')
-        text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
         detail = deployment.telling_lines(text)
         if any(words in text for words in _NO_ROOM):
             return WorkerDied(f'Spark had no room for job "{self.name}"', detail=detail)

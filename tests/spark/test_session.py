@@ -73,6 +73,16 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     assert capfd.readouterr() == ("", "")
 
 
+def test_spark_starts_again_after_somebody_removed_its_local_folder(opened, state_dir):
+    first = opened()
+    shutil.rmtree(state_dir / "run")
+    with pytest.raises(WorkerDied, match="the local folder of Spark was removed while job"):
+        Submitter(first).submit("double", tasks.double, [21]).result(60)
+    assert not alive(first)
+    close_context(first)
+    assert Submitter(opened()).submit("double", tasks.double, [21]).result(60) == [42]
+
+
 def fill(context):
     """Take all of its heap, 512 MB."""
     held = []
