@@ -28,6 +28,13 @@ from pgsub.common.failpoints import POINTS
 from pgsub.demo.servers import Setting
 
 SCHEMA = "w"
+#: What a server's sessions and prepared transactions do, where one waits for another.
+SESSIONS = """
+    SELECT datname, pid, backend_type, application_name, state, wait_event_type, wait_event, pg_blocking_pids(pid)::text,
+           clock_timestamp() - xact_start, left(query, 80) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+    UNION ALL SELECT database, NULL, 'prepared', gid, NULL, NULL, NULL, NULL, clock_timestamp() - prepared, NULL
+    FROM pg_prepared_xacts
+"""
 #: Seconds within which any lag must vanish.
 LIMIT = 240.0
 NAME = "pgsub"  #: of the subscription that lasts, and of its slot
@@ -299,7 +306,11 @@ class Ground:
 
     def settle(self) -> dict[str, float]:
         """Wait until all that is committed now is on both targets; seconds that took."""
-        return self.lag.vanish(self.alive, LIMIT)
+        try:
+            return self.lag.vanish(self.alive, LIMIT)
+        except AssertionError as error:
+            sessions = "\n".join(str(row) for one in (self.pubdb, self.subdb) for row in one.rows(SESSIONS))
+            raise AssertionError(f"{error}\n{sessions}") from error
 
     @contextlib.contextmanager
     def rest(self) -> Iterator[None]:
