@@ -4,7 +4,8 @@ Leaving out a table or a transaction leaves the others nearly as they were, so a
 What the tables may hold and the transactions may do is chosen so that every subscriber must end with the same rows:
 inserts never meet a row that only the target has, and where a row of several equal ones is to be found, the equal ones
 are identical. A transaction that is prepared never changes one of several equal rows: the next transaction that wanted
-such a row would wait for it, the server's own apply worker too, before the COMMIT PREPARED behind it is read.
+such a row would wait for it, the server's own apply worker too, before the COMMIT PREPARED behind it is read. Nor does
+it insert one: the server's own apply worker, which looks for rows with a dirty snapshot, would wait for that, too.
 """
 
 from __future__ import annotations

@@ -54,13 +54,17 @@ class Writer:
     def _into(self, table: Table) -> Composed:
         return _join([Identifier(column.name) for column in (*table.key, *table.columns)])
 
+    def _apart(self, table: Table) -> int:
+        """What keeps a row that is to be prepared from being equal to one that others look for."""
+        return self._chance.randrange(10**6, 10**9) if self._held and table.searched else 0
+
     def _insert(self, table: Table) -> tuple[str, Composable]:
-        row = _join([Literal(self._chance.randrange(40)), *self._row(table)])
+        row = _join([Literal(self._chance.randrange(40) + self._apart(table)), *self._row(table)])
         return "insert", _SQL("INSERT INTO {} ({}) VALUES ({})").format(table.name, self._into(table), row)
 
     def _insert_some(self, table: Table) -> tuple[str, Composable]:
         chance = self._chance
-        first, many = 100 + 100 * chance.randrange(8), chance.choice([3, 10, 60, 90])
+        first, many = 100 + 100 * chance.randrange(8) + self._apart(table), chance.choice([3, 10, 60, 90])
         return "insert", _SQL("INSERT INTO {} ({}) SELECT {} FROM generate_series({}, {}) g {}").format(
             table.name,
             self._into(table),
