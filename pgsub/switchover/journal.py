@@ -39,7 +39,7 @@ GIVING, TAKING = "giving", "taking"
 OPEN, FENCED, GIVEN, RELEASING, RELEASED = "open", "fenced", "given", "releasing", "released"
 PLANNED, PREPARED, TAKEN, PROMOTED, DONE, DECLINED = "planned", "prepared", "taken", "promoted", "done", "declined"
 
-#: Phase of a row of the taking side that is gone, because the server was restored. No row has it.
+#: Phase of a taking side that has lost its row, or the later phases of it, because it was restored. No row has it.
 LOST = "lost"
 #: Phases of the taking side in which clients may write there.
 HAS_TAKEN = (TAKEN, PROMOTED, DONE)
@@ -155,6 +155,18 @@ def given_away(connection: psycopg.Connection, id: str) -> Entry | None:
 def of(connection: psycopg.Connection, id: str) -> Entry | None:
     """Return this server's row of a switchover."""
     return _found(connection, "id = %s", id)
+
+
+def has_lagged(here: Entry | None, there: Entry) -> bool:
+    """Return whether the taking side has lost changes since the right was given.
+
+    It records the position before the right is given. So another position, like a missing row, is of an earlier time.
+
+    :param here: the taking side's row. ``there`` is the giving side's.
+    """
+    if there.phase != GIVEN or (here is not None and here.phase in HAS_TAKEN):
+        return False
+    return here is None or here.position != there.position
 
 
 def _found(connection: psycopg.Connection, condition: str, *values: str) -> Entry | None:

@@ -23,9 +23,9 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     if ended is None or there is None or there.phase != journal.GIVEN:
         return
     with ledger_session(store, ended) as taking:
-        known = journal.of(taking, there.id) is not None
+        here = journal.of(taking, there.id)
     # guard: a target that has lost the switchover does not overwrite the publisher
-    if not known:
+    if journal.has_lagged(here, there):
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
             detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"

@@ -28,7 +28,7 @@ _SAID = {
     journal.PROMOTED: "Clients write on the target. The subscription is to end.",
     journal.DONE: "Clients write on the target. The subscription is to be dropped.",
     journal.DECLINED: "Clients write on the publisher. What was made for the way back is to be removed.",
-    journal.LOST: "The target was restored to a time before the switchover, and does not take the right to write.",
+    journal.LOST: "The target has lost changes since the publisher gave the right to write, and does not take it.",
     journal.RELEASING: "Clients write on the publisher. What was made for the way back is to be removed.",
     journal.RELEASED: "Clients write on the publisher.",
 }

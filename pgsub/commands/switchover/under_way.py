@@ -5,6 +5,7 @@ That row could name any subscription as the reverse one, so :meth:`StateStore.wa
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import psycopg
@@ -12,7 +13,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -37,16 +38,29 @@ class TargetLagged(StateForbids):
 def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) -> Entry | None:
     """Return the row of this subscription's unfinished switchover, None if there is none.
 
-    If the taking side has lost its row, with changes that it had applied, the row is in phase :data:`journal.LOST`.
+    If the taking side has lost changes since the right was given, the row is in phase :data:`journal.LOST`.
     """
-    entry = journal.of_subscription(taking, journal.TAKING, sub.subid)
-    if entry is not None and entry.phase != journal.DECLINED:
+    entry, back = journal.of_subscription(taking, journal.TAKING, sub.subid), store.way_back_of(sub.subid)
+    if entry is not None and entry.phase in journal.HAS_TAKEN:
         return entry
-    back = store.way_back_of(sub.subid)
+    if entry is not None and entry.phase != journal.DECLINED:
+        return _lagged(store, back, entry) or entry
     # A declined switchover is unfinished only while its own reverse subscription exists.
     if entry is not None and back is not None and entry.back_subid == back.subid:
         return entry
     return _lost(store, sub, back)
+
+
+def _lagged(store: StateStore, back: Subscription | None, entry: Entry) -> Entry | None:
+    """Return the row of a taking side that was restored to a time when it had not taken the right."""
+    if back is None:
+        return None
+    with contextlib.suppress(TargetUnavailable), ledger_session(store, back) as giving:
+        there = journal.of(giving, entry.id)
+        # guard: a target that is back at a time before it took the right has lost the switchover
+        if there is not None and journal.has_lagged(entry, there):
+            return replace(entry, phase=journal.LOST)
+    return None
 
 
 def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> Entry | None:

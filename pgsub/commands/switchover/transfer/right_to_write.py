@@ -71,7 +71,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
     if there is None or there.phase != journal.GIVEN:
         raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
     # guard: a target that has lost changes since the right was given does not take it
-    if here is None or (here.phase not in journal.HAS_TAKEN and here.position != there.position):
+    if here is None or journal.has_lagged(here, there):
         raise TargetLagged()
     if here.phase in (journal.PREPARED, journal.DECLINED):
         saved = here.saved or {}
