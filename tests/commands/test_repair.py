@@ -132,10 +132,24 @@ def test_a_table_that_could_not_be_compared_at_first_is_repaired_in_a_later_roun
         return found
 
     monkeypatch.setattr(repair, "verify", cut)
-    options = VerifyOptions(name, cli.state)
-    done = repair.repair(options, reporter=CallbackReporter(), confirm=lambda found: None)
+    asked: list[Verification] = []
+    done = repair.repair(VerifyOptions(name, cli.state), reporter=CallbackReporter(), confirm=asked.append)
     assert done.after.equal and done.rows["public", "b"].inserted == 3
+    assert [sum(table.differing for table in found.tables) for found in asked] == [1, 3]
     _same(tables, "a", "b")
+
+
+def test_a_table_that_was_equal_at_first_is_not_repaired(served: Served, tables: Tables) -> None:
+    cli, name = served
+    _plant(tables[1], "UPDATE a SET t = 'fault' WHERE id = 3")
+
+    def written(found: Verification) -> None:
+        tables[1].execute("INSERT INTO b VALUES (7777, 7.00)")
+
+    done = repair.repair(VerifyOptions(name, cli.state), reporter=CallbackReporter(), confirm=written)
+    assert done.rows["public", "a"].updated == 1 and ("public", "b") not in done.rows
+    assert done.after.equal is False  # as any comparison says
+    assert tables[1].value("SELECT count(*) FROM b WHERE id = 7777") == 1
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.verify.apply_to_point import catch_up, served
-from pgsub.commands.verify.result import UNEQUAL, TableVerdict, Verification, told_apart
+from pgsub.commands.verify.result import EQUAL, UNEQUAL, TableVerdict, Verification, told_apart
 from pgsub.commands.verify.result import document as verification_document
 from pgsub.commands.verify.table_comparisons import publisher_side
 from pgsub.commands.verify.verify import VerifyOptions, verify
@@ -72,24 +72,26 @@ def repair(
 ) -> Reparation:
     """Compare the tables, and repair differences without a known reason.
 
-    :param confirm: called before anything is changed. It may raise an exception to refuse.
+    :param confirm: called before anything is changed, and again before a table is changed that could not be compared at
+        first. It may raise an exception to refuse.
     :param publisher_is_right: repair tables that the target publishes, too.
     :raises StateForbids: the target publishes a table that differs.
     :raises PgsubError: see :func:`pgsub.commands.verify.verify.verify`. Earlier repairs remain.
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)
-    differing = [table for table in before.tables if _keys(table)]
-    for caution in _published_here(options, differing):
-        # guard: a row on its way to the publisher is not reported as a difference
-        if not (dry_run or publisher_is_right):
-            raise StateForbids(caution.message, detail=caution.detail, hint=caution.hint)
-        reporter.warning(caution.message, caution.detail, caution.hint)
-    if dry_run or not differing:
-        return found
-    confirm(before)
+    equal = {(one.schemaname, one.relname) for one in before.tables if one.outcome == EQUAL}
+    agreed: set[Name] = set()
     with told_apart():
-        while wanted := _wanted(found.after):
+        while wanted := _wanted(found.after, equal):
+            # A table that could not be compared at first is new in a later round.
+            if new := [table for name, (table, _) in wanted.items() if name not in agreed]:
+                _check_published_here(options, new, reporter, allowed=dry_run or publisher_is_right)
+            if dry_run:
+                break
+            if new:
+                confirm(found.after)
+            agreed |= wanted.keys()
             _round(options, found, wanted, reporter)
             left, found.after = _unexplained(found.after, wanted), verify(options, reporter=reporter)
             if _unexplained(found.after, wanted) >= left:  # something undoes the repair
@@ -97,10 +99,22 @@ def repair(
     return found
 
 
+def _check_published_here(
+    options: VerifyOptions, tables: Sequence[TableVerdict], reporter: Reporter, *, allowed: bool
+) -> None:
+    """Check that the target does not publish a differing table, or warn of it if it is to be repaired anyway.
+
+    :raises StateForbids: it does, and that is not allowed.
+    """
+    for caution in _published_here(options, tables):
+        # guard: a row on its way to the publisher is not reported as a difference
+        if not allowed:
+            raise StateForbids(caution.message, detail=caution.detail, hint=caution.hint)
+        reporter.warning(caution.message, caution.detail, caution.hint)
+
+
 def _published_here(options: VerifyOptions, tables: Sequence[TableVerdict]) -> list[Caution]:
     """Warn of differing tables that the target publishes, because clients' writes there may still be on their way."""
-    if not tables:
-        return []
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         if sub.origin != "none":
@@ -151,8 +165,14 @@ def _key(result: TableResult, one: Difference) -> Key:
     return tuple(values[position] for position in result.table.key)
 
 
-def _wanted(compared: Verification) -> Wanted:
-    return {(one.schemaname, one.relname): (one, keys) for one in compared.tables if (keys := _keys(one))}
+def _wanted(compared: Verification, equal: Collection[Name]) -> Wanted:
+    """Return what to repair.
+
+    :param equal: tables that were equal at first.
+    """
+    differing = {(one.schemaname, one.relname): (one, keys) for one in compared.tables if (keys := _keys(one))}
+    # guard: what differs only later may be on its way to the publisher, without " if name not in equal"
+    return {name: what for name, what in differing.items() if name not in equal}
 
 
 def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: Reporter) -> None:
