@@ -54,6 +54,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a job is submitted though somebody has removed old files from Spark's local folder": (
         "test_jobs_go_on_though_the_files_of_spark_were_cleaned_up",
     ),
+    "the folder of a Spark that runs is not removed": (
+        "test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other",
+    ),
     "Spark is started again after somebody has removed its local folder": (
         "test_spark_starts_again_after_somebody_removed_its_local_folder",
     ),
@@ -332,6 +335,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a target that has lost changes since the right was given does not take it": (
         "test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it",
     ),
+    "a target that is back at a time before it took the right has lost the switchover": (
+        "test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left",
+    ),
     "a target that has lost the switchover does not overwrite the publisher": (
         "test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left",
     ),
@@ -357,6 +363,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "rows of a subscription created after the comparison are neither replaced nor deleted": (
         "test_rows_of_a_subscription_that_is_made_while_a_repair_runs_are_not_deleted",
+    ),
+    "what differs only later may be on its way to the publisher": (
+        "test_a_table_that_was_equal_at_first_is_not_repaired",
     ),
     "a row on its way to the publisher is not reported as a difference": (
         "test_a_row_on_its_way_to_the_publisher_is_not_taken_for_a_fault",

@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 #: Texts of a lack of memory, or of space in ``spark.local.dir``, on any machine. Such a job may succeed later.
 _NO_ROOM = ("No space left on device", "OutOfMemoryError", "Failed to create local dir")
 
-#: Texts of a driver whose ``spark.local.dir`` was removed. DiskBlockManager makes folders in its own, never its own again.
+#: Texts of a driver whose ``spark.local.dir`` was removed. DiskBlockManager makes folders in its own, but not its own.
 _HOMELESS = ("Task serialization failed", "NoSuchFileException", "blockmgr-")
 
 _DYING_SECONDS = 2.0  #: seconds that a process may take to end after its connections

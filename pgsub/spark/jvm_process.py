@@ -6,6 +6,7 @@ it reads the end of its standard input (PythonGatewayServer.scala).
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shlex
@@ -37,8 +38,11 @@ _SMALL = 4096
 #: Folders that Spark makes at its start: blocks, its own files, files of its jobs, and a few more.
 _FOLDERS = 8
 _SOCKET_FOLDER = 103 - 42
+#: Name in a scratch folder of a link to the folder of its sockets.
+_LINK = "sockets"
 #: Seconds after which every started JVM has written the port of its gateway.
 _STARTING = 600.0
+_locks: dict[Path, int] = {}  #: descriptors of locked files, by the scratch folder
 
 #: The appender writes to standard error, which is the log file.
 _LOG4J = """rootLogger.level = warn
@@ -115,19 +119,19 @@ def _has_room(folder: Path) -> bool:
 
 
 def scratch_folder(run: Path) -> Path:
-    """Return a private folder in which Spark can make folders, without which it does not start.
+    """Make a private folder for the blocks and sockets of one JVM, which is locked until it is removed.
+
+    Those of processes that were killed are removed. Others may use the same state folder, from a container, too, where
+    a PID says nothing.
 
     :param run: the one in the state folder. If that has no space, the folder is a temporary one, because apply must
         start nevertheless.
     :raises SparkUnusable: there is no room for that, either.
     """
     try:
-        for folder in (run, run / "spark"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=run / "spark") as probe:
-            for number in range(_FOLDERS):
-                (Path(probe) / str(number)).mkdir()
-        return run
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_abandoned(run)
+        return _made(run)
     except OSError as error:
         with suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="pgsub-"))
@@ -137,11 +141,59 @@ def scratch_folder(run: Path) -> Path:
         ) from None
 
 
-def remove_scratch(scratch: Path, run: Path) -> None:
-    """Remove the sockets of a JVM that has ended, and its scratch folder if that is a temporary one."""
-    remove_sockets(socket_place(scratch))
-    if scratch != run:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _made(run: Path) -> Path:
+    scratch = Path(tempfile.mkdtemp(prefix="spark.", dir=run.absolute()))
+    try:
+        lock = _locks[scratch] = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with tempfile.TemporaryDirectory(dir=scratch) as probe:  # Spark does not start where it can make none
+            for number in range(_FOLDERS):
+                (Path(probe) / str(number)).mkdir()
+    except OSError:
+        remove_scratch(scratch)
+        raise
+    return scratch
+
+
+def _remove_abandoned(run: Path) -> None:
+    """Remove the folders of processes that have ended without that."""
+    for scratch in run.glob("spark.*"):
+        # guard: the folder of a Spark that runs is not removed
+        if not _in_use(scratch):
+            remove_scratch(scratch)
+    # A JVM that cannot write its port runs forever. One that can ends with its standard input.
+    for place in run.glob("gateway.*"):
+        if _is_old(place):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _in_use(scratch: Path) -> bool:
+    try:
+        lock = os.open(scratch / "lock", os.O_RDWR)
+    except OSError:  # it may be made at this moment
+        return not _is_old(scratch)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _is_old(place: Path) -> bool:
+    with suppress(OSError):
+        return time.time() - place.stat().st_mtime > _STARTING
+    return False
+
+
+def remove_scratch(scratch: Path) -> None:
+    """Remove the folder of a JVM that has ended, with its sockets."""
+    with suppress(OSError):
+        shutil.rmtree((scratch / _LINK).readlink(), ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    if (lock := _locks.pop(scratch, None)) is not None:
+        os.close(lock)
 
 
 def reason(error: Exception) -> str:
@@ -151,10 +203,9 @@ def reason(error: Exception) -> str:
 
 
 def log_file(state_dir: Path) -> Path:
-    """Make the log with mode 0600 and its private folders. Remove scratch files of a killed JVM."""
+    """Make the log with mode 0600 and its private folders."""
     for name in ("log", "run"):
         (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_scratch(state_dir / "run")
     configuration = state_dir / "run" / "log4j2.properties"
     if not configuration.exists() or configuration.read_text() != _LOG4J:  # a full disk has no space to rewrite it
         write_atomically(configuration, _LOG4J)
@@ -175,56 +226,23 @@ def rotate(state_dir: Path) -> None:
             os.truncate(log, 0)
 
 
-def _remove_scratch(run: Path) -> None:
-    try:
-        os.kill(int((run / "jvm.pid").read_text()), 0)
-    except (OSError, ValueError):  # nobody uses them
-        shutil.rmtree(run / "spark", ignore_errors=True)
-    # A JVM that cannot write its port runs forever. One that can ends with its standard input.
-    starts = (place for place in run.glob("gateway.*") if time.time() - place.stat().st_mtime > _STARTING)
-    for place in (*run.glob("sockets.*"), *starts):
-        try:
-            os.kill(int(place.suffix[1:]), 0)
-        except (OSError, ValueError):
-            remove_sockets(place)
-
-
-def make_socket_folder(run: Path) -> Path | None:
-    """Make a folder that other users cannot enter, for the sockets between the JVM and its python processes.
+def socket_folder(scratch: Path) -> Path | None:
+    """Return a folder that other users cannot enter, for the sockets between the JVM and its python processes.
 
     A socket's address has 103 bytes on every system, of which Spark's name takes 42.
 
-    :param run: private folder for it. If its path is too long, it contains a link to a temporary folder.
+    :param scratch: from :func:`scratch_folder`. If its path is too long, a temporary folder is made, to which it links.
     :return: None if no path is short enough.
     """
-    place = socket_place(run)
-    remove_sockets(place)
-    run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = place.absolute()
-    if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
-        folder.mkdir(mode=0o700)
-        return folder
+    if _is_short(scratch):
+        return scratch
     folder = Path(tempfile.mkdtemp(prefix="pgsub-"))
-    place.symlink_to(folder)
-    if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
-        return folder
-    remove_sockets(place)
-    return None
+    (scratch / _LINK).symlink_to(folder)
+    return folder if _is_short(folder) else None
 
 
-def socket_place(run: Path) -> Path:
-    """Return the path of this process's sockets. Others that share the state folder must not remove them."""
-    return run / f"sockets.{os.getpid()}"
-
-
-def remove_sockets(place: Path) -> None:
-    """Remove the sockets of a process whose JVM has ended."""
-    if place.is_symlink():
-        with suppress(OSError):
-            shutil.rmtree(place.readlink(), ignore_errors=True)
-            place.unlink()
-    else:
-        shutil.rmtree(place, ignore_errors=True)
+def _is_short(folder: Path) -> bool:
+    return len(os.fsencode(folder)) <= _SOCKET_FOLDER
 
 
 def _environment(

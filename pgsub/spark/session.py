@@ -79,7 +79,8 @@ def _open(workers: int, state_dir: Path, submitted: Mapping[str, str]) -> SparkC
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _connect(launch_gateway(), workers, state_dir, {})
+        scratch = jvm_process.scratch_folder(state_dir / "run")  # removed by a later start, once this process has ended
+        return _connect(launch_gateway(), workers, state_dir, {}, scratch)
     chosen = settings.user_settings(submitted, jvm_process.spark_home())
     deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
     return _start(workers, state_dir, submitted, chosen, None)
@@ -122,22 +123,20 @@ def _start(
         contexts.started[jvm.proc.pid] = contexts.Started(found, run / "jvm.pid", scratch)
         return _connect(jvm, workers, state_dir, chosen, scratch)
     except BaseException:
-        jvm_process.remove_scratch(scratch, run)
+        jvm_process.remove_scratch(scratch)
         raise
 
 
-def _connect(
-    jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], scratch: Path | None = None
-) -> SparkContext:
+def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], scratch: Path) -> SparkContext:
     """Make the context in a running JVM, which is ended if that fails.
 
-    :param scratch: folder for Spark's scratch files and sockets, None for the one in the state folder.
+    :param scratch: folder for Spark's scratch files and sockets.
     """
     jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
     try:
         jvm_process.log_in(jvm)
-        conf = _configuration(jvm, workers, scratch or state_dir / "run", chosen)
+        conf = _configuration(jvm, workers, scratch, chosen)
         with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
         contexts.own.add(context)
@@ -163,7 +162,7 @@ def _configuration(jvm: Any, workers: int, scratch: Path, chosen: Mapping[str, s
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
     own = settings.defaults(master, scratch, own_spark)
     if jvm.proc is not None and settings.is_local(master):
-        folder = jvm_process.make_socket_folder(scratch)
+        folder = jvm_process.socket_folder(scratch)
         own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
@@ -184,7 +183,7 @@ def _python(conf: SparkConf) -> str | None:
 def _write_pid(jvm: Any, state_dir: Path) -> None:
     pid = contexts.pids[jvm] = int(jvm.jvm.java.lang.ProcessHandle.current().pid())
     (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # a full disk; the PID only helps the next start to clean up
+    with suppress(OSError):  # a full disk; the PID is only for those who look
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
@@ -214,8 +213,9 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         jvm_process.forget()  # kills a remaining JVM
         started = contexts.started.pop(process.pid)
         with suppress(OSError):  # a read-only disk
-            started.pid_file.unlink(missing_ok=True)
-        jvm_process.remove_scratch(started.scratch, started.pid_file.parent)
+            if started.pid_file.read_text() == f"{process.pid}\n":  # not of another process with this state folder
+                started.pid_file.unlink(missing_ok=True)
+        jvm_process.remove_scratch(started.scratch)
         if train and process.returncode == 0:
             class_archive.train_in_background(started.archive, {**os.environ, **importing_environment()})
 

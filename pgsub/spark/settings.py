@@ -95,15 +95,15 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
+def defaults(master: str, scratch: Path, own_spark: bool) -> dict[str, str]:
     """Return pgsub's own settings, which apply where the user made none.
 
-    :param run_folder: private folder for Spark's scratch files.
+    :param scratch: private folder for Spark's scratch files.
     :param own_spark: whether Spark belongs to the installed pyspark package.
     """
     if not is_local(master):
         return dict(_DEFAULTS)
-    chosen = {**_DEFAULTS, **_LOCAL_DEFAULTS, "spark.local.dir": str(run_folder / "spark")}
+    chosen = {**_DEFAULTS, **_LOCAL_DEFAULTS, "spark.local.dir": str(scratch)}
     if own_spark:
         chosen["spark.python.daemon.module"] = "pgsub.spark.daemon"
     if not master.startswith("local-cluster"):  # Spark makes the secret itself (SecurityManager.scala)

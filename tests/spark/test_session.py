@@ -22,11 +22,11 @@ from spark import task_functions as tasks
 from thorough import only_thorough, thorough
 
 from pgsub.common.errors import Directive, StateForbids
-from pgsub.spark import contexts, settings, training
+from pgsub.spark import contexts, jvm_process, settings, training
 from pgsub.spark.contexts import alive
 from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
-from pgsub.spark.jvm_process import environ, log_file
+from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import close_context, open_context
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,29 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     assert Submitter(second).submit("double", tasks.double, [21]).result(60) == [42]
     assert not alive(first) and alive(second)
     assert capfd.readouterr() == ("", "")
+
+
+def _scratch(state_dir):
+    return list((state_dir / "run").glob("spark.*"))
+
+
+def test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other(state_dir):
+    run = state_dir / "run"
+    made = f"from pgsub.spark import jvm_process as j; from pathlib import Path; j.scratch_folder(Path({str(run)!r}))"
+    words = [sys.executable, "-c", f"{made}; print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        one.stdout.readline()
+        [living] = _scratch(state_dir)
+        subprocess.run([sys.executable, "-c", f"{made}; import os; os._exit(1)"], check=False)
+        assert len(_scratch(state_dir)) == 2
+        own = jvm_process.scratch_folder(run)
+        assert sorted(_scratch(state_dir)) == sorted([living, own])
+        one.kill()
+    jvm_process.remove_scratch(own)
+    assert _scratch(state_dir) == [living]
+    last = jvm_process.scratch_folder(run)
+    assert _scratch(state_dir) == [last]
+    jvm_process.remove_scratch(last)
 
 
 def test_spark_starts_again_after_somebody_removed_its_local_folder(opened, state_dir):
@@ -137,7 +160,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert conf["spark.scheduler.mode"] == "FAIR" and conf["spark.ui.killEnabled"] == "false"
     assert conf["spark.ui.liveUpdate.period"] == "0"
     assert _mode(state_dir / "log" / "spark.log") == 0o600
-    assert {_mode(state_dir / name) for name in ("log", "run", "run/spark")} == {0o700}
+    assert {_mode(place) for place in (state_dir / "log", state_dir / "run", *_scratch(state_dir))} == {0o700}
     for known in (contexts.own, contexts.opened):
         known.discard(context)  # as one that a notebook has opened: it is used, and never closed
     assert opened(workers=3) is context
@@ -156,7 +179,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     contexts.guests.add(context)
     assert not alive(context) and contexts.lost(context)  # as a notebook's that was stopped
     assert not (state_dir / "run" / "jvm.pid").exists()
-    assert list((state_dir / "run" / "spark").iterdir()) == []
+    assert _scratch(state_dir) == []
 
 
 @pytest.mark.long
@@ -180,7 +203,7 @@ def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkey
         assert _children(daemon) == before
     finally:
         close_context(context)
-        left = [*(state / "run").glob("sockets.*"), *(path for path in [folder] if path.exists())]
+        left = [*_scratch(state), *(path for path in [folder] if path.exists())]
         shutil.rmtree(state.parent)
     assert left == []
 
@@ -325,7 +348,7 @@ def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with
     opened()
     until(lambda: killed not in _machines(state_dir))
     os.utime(left, (0, 0))
-    log_file(state_dir)
+    jvm_process.remove_scratch(jvm_process.scratch_folder(run))
     assert not left.exists()
 
 
