@@ -215,6 +215,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a slot with a gap is not followed": (
         "test_a_slot_that_was_made_again_under_its_name_is_not_followed_over_the_gap",
     ),
+    "a spool file that was removed or changed is not read": (
+        "test_a_spool_file_that_was_removed_or_changed_is_not_read",
+        "test_a_file_that_is_removed_under_a_streamed_transaction_makes_it_come_again_whole",
+    ),
     "a rolled-back subtransaction leaves nothing": ("test_aborted_subtransactions_leave_nothing",),
     "a restored publisher is rejected": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
     "a publisher whose files were put back is not followed over the gap": (

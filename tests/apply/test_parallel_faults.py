@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import patience
 import psycopg
 import pytest
+from fix_engine import Task
 from fix_failpoints import WithoutThreads
 from fix_pair import MakePair, Pair
 from fix_parallel import OPEN, TABLE, Parallel, Replays, publishing, wait_open
@@ -24,10 +25,11 @@ from pgsub.apply.parallel import worker
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.table_state_filter import Decision
+from pgsub.apply.stream import spool
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.start import streams
 from pgsub.apply.worker.worker import ApplyPolicy
-from pgsub.common.errors import ApplyError, Fenced
+from pgsub.common.errors import ApplyError, Fenced, SpoolFailed
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Column, Insert, Relation
 
@@ -283,6 +285,43 @@ def test_of_a_prepared_transaction_that_is_streamed_again_nothing_stays(
     p.until("SELECT count(*) FROM log", value=110 if end == "COMMIT" else 50, task=task)
     p.stop(task)
     p.same("t", "log")
+
+
+def test_a_file_that_is_removed_under_a_streamed_transaction_makes_it_come_again_whole(
+    parallel: Parallel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOCK_TIMEOUT", "60s")
+    monkeypatch.setattr(spool, "_RECENT", 30_000)
+    p = parallel(f"{TABLE}; CREATE TABLE log (v text)")
+    rows = "INSERT INTO log SELECT lpad(g::text, 100, 'x') FROM generate_series({}, {}) g"
+    task = p.start(spool_dir=str(tmp_path))
+    with closing(p.subdb.connect()) as other, publishing(p, rows.format(0, 0)) as session:
+        wait_open(p, task)
+        other.execute("BEGIN; LOCK TABLE t")
+        session.execute("INSERT INTO t VALUES (1, 'x')")
+        p.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1, task=task)
+        session.execute(rows.format(1, 100).encode())
+        _wait_spooled(task, tmp_path, 10_000).unlink()
+        session.execute(rows.format(101, 600).encode())
+        with suppress(SpoolFailed):
+            _wait_spooled(task, tmp_path, 50_000)
+        other.execute("COMMIT")
+        session.execute("COMMIT")
+    with pytest.raises(SpoolFailed, match="was removed or changed"):
+        p.stop(task)
+    p.apply()
+    p.same("t", "log")
+
+
+def _wait_spooled(task: Task, folder: Path, size: int) -> Path:
+    deadline = time.monotonic() + patience.SECONDS
+    while not task.done():
+        for file in folder.glob("*/*.changes"):
+            if file.stat().st_size > size:
+                return file
+        assert time.monotonic() < deadline
+    task.result()
+    raise AssertionError
 
 
 def test_rows_after_a_streamed_transaction_go_into_the_columns_that_were_described_meanwhile(pair: MakePair) -> None:

@@ -20,12 +20,13 @@ import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub.apply.stream import assembler, spool_space
+from pgsub.apply.stream import spool as spool_module
 from pgsub.apply.stream.spool import Spool, SpooledTransaction, SpoolFailed
 from pgsub.apply.stream.spool_space import limit
 from pgsub.apply.worker import batch_size
 from pgsub.common.errors import ApplyError, Directive, SparkUnusable, UsageError
 from pgsub.launcher.retry import Retry
-from pgsub.protocol.frames import Frames
+from pgsub.protocol.frames import Frames, Segment
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (a int, b text); ALTER TABLE u REPLICA IDENTITY FULL"
@@ -344,6 +345,47 @@ def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
     assert "No space left" in caught.value.message
     transaction._path = tmp_path / "gone"
     spool.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "emptied", "emptied while it is written", "overwritten"])
+@pytest.mark.parametrize("recent", [0, 1 << 20], ids=["read from the file", "read from memory, too"])
+def test_a_spool_file_that_was_removed_or_changed_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, recent: int
+) -> None:
+    """What comes after it would be read in the place of what it had."""
+    monkeypatch.setattr(spool_module, "_RECENT", recent)
+    spool = Spool(str(tmp_path), "1-0")
+    transaction = spool.open(7)
+    rows = [Frames.around([b"%06d" % number * 10]).all() for number in range(60_000)]
+    transaction.append(rows[0])
+    if "while" not in how:
+        transaction.pause()
+    transaction.follow()
+    [file] = tmp_path.rglob("7.changes")
+    if how in ("removed", "replaced"):
+        file.unlink()
+    if how != "removed":
+        file.write_bytes(bytes(rows[0].size) if how == "overwritten" else b"")
+    with pytest.raises(SpoolFailed, match=r"7\.changes.* was removed or changed") as caught:
+        assert _written_and_read(transaction, rows[1:]) == b"".join(bytes(row.wire) for row in rows), "other rows"
+    assert caught.value.directive is Directive.RETRY and "from the publisher again" in str(caught.value.hint)
+    transaction.remove()
+    spool.close()
+
+
+def _written_and_read(transaction: SpooledTransaction, rows: list[Segment]) -> bytes:
+    for row in rows:
+        transaction.append(row)
+    transaction.pause()
+    return b"".join(bytes(segment.wire) for segment in transaction.segments(0, transaction.end))
+
+
+def test_a_spool_folder_that_was_removed_fails_only_a_transaction_that_is_kept_there(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path), "1-0")
+    [made] = tmp_path.iterdir()
+    made.rmdir()
+    with pytest.raises(SpoolFailed, match=r"7\.changes.* was removed or changed"):
+        spool.open(7).append(Frames.around([b"x"]).all())
 
 
 def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:

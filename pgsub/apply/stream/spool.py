@@ -7,6 +7,9 @@ server truncates the file instead. Leaving them out gives the same rows, whateve
 A logical message in a stream has the xid of the whole transaction (pgoutput_message). From the first change of a
 subtransaction until its abort the session was inside it, so messages in between are left out too. The file contains the
 Stream Abort messages to mark these ends.
+
+Somebody may remove or empty a file to free space. What is appended to a new file of that name has other offsets, so the
+reader would get rows twice and miss others. Therefore each use checks that it is the same file with its length.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pgsub.apply.stream.spool_space import SpoolSpace, refuse_exchangeable
-from pgsub.common.errors import InternalError, SpoolFailed
+from pgsub.common.errors import SpoolFailed
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.reader import INT32
@@ -116,6 +119,7 @@ class SpooledTransaction:
     def __init__(self, path: Path, room: SpoolSpace | None = None) -> None:
         self._path = path
         self._room = room
+        self._identity: tuple[int, int] | None = None  #: device and inode, once the file is created
         self._writer: BinaryIO | None = None
         self._aborted: set[int] = set()
         self._ended: list[Segment] = []  #: Stream Aborts since the last message was written
@@ -137,14 +141,16 @@ class SpooledTransaction:
     def append(self, messages: Segment) -> None:
         """Append messages.
 
-        :raises PgsubError: no space is left, or the disk fails; the publisher will send the transaction again.
+        :raises SpoolFailed: no space is left, the disk fails, or the file was removed or changed; the publisher will
+            send the transaction again.
         """
-        if self._room is not None:
-            self._room.take(messages.size + sum(segment.size for segment in self._ended))
-        with self._writing():
+        with self._accessing("write to"):
+            if self._room is not None:
+                self._room.take(messages.size + sum(segment.size for segment in self._ended))
             if self._writer is None:
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
+                new = 0 if self._identity else os.O_CREAT
+                self._writer = os.fdopen(self._open(os.O_WRONLY | os.O_APPEND | new), "ab", buffering=_BUFFER)
+                self._check_size(self._writer)
             for segment in (*self._ended, messages):
                 self._writer.write(segment.wire)
                 if self._recent is not None and self._recent.add(self.size, segment):
@@ -156,33 +162,69 @@ class SpooledTransaction:
     def publish(self) -> None:
         """Make everything written so far visible to a reader that follows the file.
 
-        :raises PgsubError: the buffered bytes do not fit on the disk.
+        :raises SpoolFailed: the buffered bytes do not fit on the disk.
         """
         if self._writer is not None and self._recent is None:
-            with self._writing():
+            with self._accessing("write to"):
                 self._writer.flush()
         self.end = self.size
 
     def pause(self) -> None:
         """Close the descriptor at the end of a stream block; the transaction may last for hours.
 
-        :raises PgsubError: the buffered bytes do not fit on the disk.
+        :raises SpoolFailed: the buffered bytes do not fit on the disk, or the file was emptied.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
-            with self._writing():
-                writer.close()
+            with self._accessing("write to"), writer:
+                writer.flush()
+                self._check_size(writer)
         self.end = self.size
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _accessing(self, action: str) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise self._changed("It is no longer there.") from None
         except OSError as error:
             raise SpoolFailed(
-                f'could not write to spool file "{self._path}": {error.strerror}',
-                hint="Free space where the spool folder is; apply continues by itself.",
+                f'could not {action} spool file "{self._path}": {error.strerror}',
+                hint="Check the disk of the spool folder, and free space there; apply continues by itself.",
             ) from None
+
+    def _changed(self, detail: str) -> SpoolFailed:
+        return SpoolFailed(
+            f'spool file "{self._path}" was removed or changed while its transaction was in progress',
+            detail=detail,
+            hint="Leave the files of the spool in place, and limit their size with PGSUB_SPOOL_LIMIT; apply gets the"
+            " transaction from the publisher again by itself.",
+        )
+
+    def _open(self, flags: int) -> int:
+        """Open the file; return its descriptor.
+
+        :raises SpoolFailed: another file has its name.
+        """
+        descriptor = os.open(self._path, flags, 0o600)
+        found = os.fstat(descriptor)
+        identity = found.st_dev, found.st_ino
+        self._identity = self._identity or identity
+        # guard: a spool file that was removed or changed is not read
+        if identity != self._identity:
+            os.close(descriptor)
+            raise self._changed("Another file has its name.")
+        return descriptor
+
+    def _check_size(self, file: BinaryIO) -> None:
+        """Check that the file has what was written to it, after the buffered bytes are written.
+
+        :raises SpoolFailed: it has another length.
+        """
+        found = os.fstat(file.fileno()).st_size
+        # guard: a spool file that was removed or changed is not read
+        if found != self.size:
+            raise self._changed(f"It has {found} bytes, {self.size} were written.")
 
     def abort(self, subxid: int, message: Segment) -> None:
         """Discard exactly the changes of one subtransaction.
@@ -198,6 +240,7 @@ class SpooledTransaction:
 
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
+        :raises SpoolFailed: the file cannot be read, or was removed or changed.
         """
         followed = self._recent  # by another thread
         recent = followed.since(start) if followed is not None else []
@@ -210,20 +253,22 @@ class SpooledTransaction:
         left, rest = end - start, b""
         if left <= 0:
             return
-        with open(self._path, "rb", buffering=0) as file:
+        with self._accessing("read"), os.fdopen(self._open(os.O_RDONLY), "rb", buffering=0) as file:
             file.seek(start)
             wanted = _BUFFER
             while left > 0:
                 data = file.read(min(wanted, left))
                 left -= len(data)
                 if not data:
-                    raise InternalError(f'spool file "{self._path}" is shorter than what was written')
+                    raise self._changed("It is shorter than what was written.")
                 rest += data
                 edges = frames.walk(rest, len(rest), len(rest))
                 wanted = max(_BUFFER, frames.size_of_first(rest, edges[-1]) - len(rest) + edges[-1])
                 if len(edges) > 1:
                     yield Frames(rest[: edges[-1]], edges).all()
                     rest = rest[edges[-1] :]
+        if rest:
+            raise self._changed("It contains other bytes than were written.")
 
     def kept(self) -> Iterator[Segment]:
         """Yield the messages in order, without those of aborted subtransactions."""
