@@ -20,7 +20,9 @@ _Text = TypeVar("_Text", str, str | None)
 #: SQLSTATE deadlock_detected.
 DEADLOCK = "40P01"
 _SERIALIZATION = "40001"
-_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", _SERIALIZATION, DEADLOCK, "55P03"})
+#: All reasons of a server to end or refuse a session (57P01 to 57P05, 25P03, 25P04): none is a fault of a change.
+_SESSION_END = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
+_TRANSIENT = _SESSION_END | {"25006", _SERIALIZATION, DEADLOCK, "55P03"}
 #: Class 54 is "wired-in limits, not resource exhaustion" (errcodes.txt): those of a row, a statement or a table, which
 #: fail again. The server reports with the same SQLSTATE that it has no transaction IDs or multixacts left, until a
 #: vacuum has made room. Only the file that reports it tells them apart; texts may be translated.

@@ -77,7 +77,8 @@ def _refuse(it: Watched, state: str) -> None:
 @pytest.mark.long
 def test_what_a_retry_mends_never_disables_and_is_not_counted(watched: Watched) -> None:
     watched.pair.pubdb.execute("INSERT INTO t VALUES (1)")
-    for state in ("40P01", "40001", "55P03", "53100", "53200", "53300", "57P01", "57P03", "08006", "25006"):
+    ended = ("57P01", "57P03", "57P04", "57P05", "25P03", "25P04")
+    for state in ("40P01", "40001", "55P03", "53100", "53200", "53300", *ended, "08006", "25006"):
         _refuse(watched, state)
         assert watched.fails().sqlstate == state
         assert watched.enabled, state

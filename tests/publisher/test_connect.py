@@ -252,6 +252,8 @@ def test_the_words_of_an_old_pooler_lead_to_the_servers_own_address():
     [
         (None, "server closed the connection unexpectedly", PublisherUnavailable),
         ("57P01", "terminating connection due to administrator command", PublisherUnavailable),
+        ("57P04", "terminating connection due to conflict with recovery", PublisherUnavailable),
+        ("25P04", "terminating connection due to transaction timeout", PublisherUnavailable),
         ("57014", "canceling statement due to user request", PublisherUnavailable),
         ("55006", 'replication slot "s" is active for PID 7', PublisherUnavailable),
         ("53300", "sorry, too many clients already", PublisherUnavailable),
