@@ -278,8 +278,9 @@ def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_
     recorded = scene.newest()
     assert (recorded["conflict_type"], recorded["action"]) == ("insert_exists", "stopped")
     assert recorded["remote_tuple"]["v"] == "theirs" and recorded["local_conflicts"][0]["row"]["v"] == "mine"
-    remove, enable, resync, wait = scene.runbook()[1:]
+    remove, enable, adopt, resync, wait = scene.runbook()[1:]
     assert resync["commands"] == ["pgsub refresh s --resync public.late"]
+    assert adopt["commands"] == ["pgsub refresh s --resync public.late --adopt"]
     for database in (scene.subdb, scene.native):
         database.execute(*remove["statements"])
     scene.typed(enable["commands"][0])

@@ -140,6 +140,24 @@ def test_a_table_that_comes_back_is_copied_as_a_new_one(served, tables):
 
 
 @pytest.mark.long
+def test_a_table_that_comes_back_with_its_rows_is_compared_by_the_command_of_hint_and_runbook(stored, tables):
+    """--adopt alone leaves tables as they are that are subscribed."""
+    cli, (pubdb, subdb) = stored, tables
+    assert cli("refresh", "s", "--resync", "public.a", "--yes").returncode == 0
+    pubdb.execute("ALTER PUBLICATION p DROP TABLE a")
+    assert cli("refresh", "s").returncode == 0
+    pubdb.execute("ALTER PUBLICATION p ADD TABLE a; DELETE FROM a WHERE id = 1")
+    refused = cli("refresh", "s")
+    assert refused.returncode != 0
+    command = "pgsub refresh s --resync public.a --adopt"
+    assert command in refused.stderr.splitlines()
+    steps = valid("status", cli("status", "s", "--runbook", "--json").stdout)["runbook"]
+    assert command in [line for step in steps for line in step["commands"]]
+    assert cli(*command.split()[1:], "--yes").returncode == 0
+    assert subdb.rows("SELECT * FROM a ORDER BY id") == pubdb.rows("SELECT * FROM a ORDER BY id")
+
+
+@pytest.mark.long
 def test_a_target_table_that_was_dropped_and_created_again_is_a_new_table(served, tables):
     cli, name = served
     subdb = tables[1]

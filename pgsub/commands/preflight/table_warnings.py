@@ -10,6 +10,7 @@ from pgsub.commands.preflight import adoption
 from pgsub.commands.preflight.findings import Caution, Table, concerning
 from pgsub.common import conflict_rules, quoting
 from pgsub.common.plural import some
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
@@ -18,7 +19,7 @@ from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.session import ledger_privileges
 from pgsub.target.sql.statement_builder import table_name
 
-#: Maximum number of statements in a hint.
+#: Maximum number of statements, or of tables in a command, in a hint.
 _STATEMENTS = 5
 
 
@@ -98,15 +99,22 @@ def where_rows_go(session: psycopg.Connection, tables: Sequence[Table]) -> Itera
     )
 
 
-def not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
-    """Warn of tables that keep their own rows beside the copied ones."""
+def not_empty(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
+    """Warn of tables that keep their own rows beside the copied ones.
+
+    Once they are subscribed, an ``--adopt`` that does not name them has no effect on them.
+    """
+    names = [table.name for table in tables if table.empty is False and table.mode != adoption.MODE]
+    listed = names if len(names) <= _STATEMENTS else ["TABLE"]
+    resync = " ".join(f"--resync {word(name)}" for name in listed)
     return concerning(
-        [table.name for table in tables if table.empty is False and table.mode != adoption.MODE],
+        names,
         "{} on the target [is|are] not empty",
         "The publisher's rows are added to those that are there; a key that is there already is an error of the"
         " table's synchronization.",
         "Empty the tables. Where they have the publisher's rows already, add --adopt: what differs is brought, and what"
-        " the publisher does not have is deleted.",
+        " the publisher does not have is deleted. For tables that are subscribed by then, the command is:\n"
+        f"pgsub refresh {word(sub.name)} {resync} --adopt",
         most=len(tables),
     )
 

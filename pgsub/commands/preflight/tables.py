@@ -92,7 +92,7 @@ def check_tables(
     found.warnings += privileges.publisher(checked, connection.info.user)
     found.warnings += privileges.target(checked, session.info.user)
     found.warnings += unowned
-    found.warnings += table_warnings.not_empty(found.tables)
+    found.warnings += table_warnings.not_empty(found.tables, sub)
     found.warnings += table_warnings.foreign_partitions(found.tables) if copy_data else ()
     found.warnings += table_warnings.values_left_out([table.remote for table in found.tables], sub.on_conflict)
     if copy_data and sub.origin == "none":

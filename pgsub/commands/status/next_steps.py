@@ -236,10 +236,10 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
     if statements:
         text = f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}."
         yield Step(text, statements=statements)
-    yield Step(
-        "Or empty the table on the target and copy it again.",
-        (f"pgsub refresh {word(one.definition.name)} --resync {word('.'.join(names))}",),
-    )
+    again = f"pgsub refresh {word(one.definition.name)} --resync {word('.'.join(names))}"
+    text = "Or, if the table has the publisher's rows already, compare it; rows that the publisher lacks are deleted."
+    yield Step(text, (f"{again} --adopt",))
+    yield Step("Or empty the table on the target and copy it again.", (again,))
 
 
 def _hinted(hint: str) -> Iterator[Step]:
