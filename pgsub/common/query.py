@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Buffer, Params
-from psycopg.adapt import Loader
-from psycopg.pq import TransactionStatus
+from psycopg.abc import AdaptContext, Buffer, Params
+from psycopg.adapt import Dumper, Loader, PyFormat
+from psycopg.pq import Format, TransactionStatus
 
 from pgsub.common import quoting
 from pgsub.common.errors import ProtocolViolation
@@ -68,6 +68,40 @@ def _shown(
     with connection.cursor() as cursor:
         cursor.adapters.register_loader("text", type("_Loader", (_Legible,), {"encoding": encoding}))
         return cursor.execute(query.encode(), params).fetchall()
+
+
+class Binary(NamedTuple):
+    """A parameter of :func:`raw_cursor` in binary form, which the receive function of its type reads."""
+
+    type_oid: int
+    raw: bytes
+
+
+class _BinaryDumper(Dumper):
+    format = Format.BINARY
+
+    def __init__(self, cls: type, context: AdaptContext | None = None, oid: int = 0) -> None:
+        super().__init__(cls, context)
+        self.oid = oid
+
+    def get_key(self, obj: Binary, format: PyFormat) -> tuple[type, int]:  # type: ignore[override]
+        """Return a key by which values of different types have different dumpers."""
+        return self.cls, obj.type_oid
+
+    def upgrade(self, obj: Binary, format: PyFormat) -> _BinaryDumper:
+        """Return the dumper of a value's type."""
+        return _BinaryDumper(self.cls, oid=obj.type_oid)
+
+    def dump(self, obj: Binary) -> bytes:
+        """Return the bytes."""
+        return obj.raw
+
+
+def raw_cursor(connection: psycopg.Connection) -> psycopg.RawCursor[tuple[Any, ...]]:
+    """Return a cursor whose queries have ``$1`` and so on, and take :class:`Binary` values."""
+    cursor = psycopg.RawCursor(connection)
+    cursor.adapters.register_dumper(Binary, _BinaryDumper)
+    return cursor
 
 
 def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None) -> Any:

@@ -13,6 +13,7 @@ are known. A record from before the table's copy explains nothing, because the c
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from psycopg import sql
 
 from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.common import table_lock
+from pgsub.common.query import Binary, raw_cursor
 from pgsub.reconcile import equality, expressions
 from pgsub.reconcile.expressions import ComparedTable
 from pgsub.reconcile.hashes import hashes
@@ -30,6 +32,8 @@ from pgsub.reconcile.reading.recorded_rows import LOCAL, NEW, Recorded, Values
 from pgsub.target.ledger.skipped_changes import Covered
 
 _BATCH = 1000
+#: Maximum number of binary values that one statement reads.
+_PARAMETERS = 500
 #: Maximum number of rows of one table that are read, the last ones. Earlier ones do not explain anything.
 MOST = 200_000
 
@@ -200,12 +204,12 @@ class _Reader:
         return found
 
     def _has_key(self, row: Values) -> bool:
-        return not self._table.keyed or all(isinstance(row.get(name), str) for name in self._key)
+        return not self._table.keyed or all(isinstance(row.get(name), str | bytes) for name in self._key)
 
     def _described(self, rows: Sequence[Recorded]) -> Iterator[tuple[int, _Described]]:
         """Describe rows. Of a row with an invalid value only the key is known, and none is if that is invalid."""
         try:
-            answers = self._asked(rows)
+            rows, answers = self._asked(rows)
         except (psycopg.DataError, psycopg.ProgrammingError):  # the text of a regclass may be no name on the target
             half = len(rows) // 2
             only_key = {name: rows[0].values.get(name) for name in self._key}
@@ -218,13 +222,33 @@ class _Reader:
         for row, (key, *texts) in zip(rows, answers, strict=True):
             yield key, self._of(row, texts)
 
-    def _asked(self, rows: Sequence[Recorded]) -> list[Any]:
+    def _asked(self, rows: Sequence[Recorded]) -> tuple[Sequence[Recorded], list[Any]]:
         names = [self._table.columns[n].name for n in self._read]
-        arrays = [[self._sent(name, row.values.get(name)) for row in rows] for name in names]
         with self._connection.transaction():
             target = self._table.target
             table_lock.verify_types(self._connection, target.named_types, target.schema, target.name)
-            return psycopg.RawCursor(self._connection).execute(self._query, arrays).fetchall()
+            # guard: binary values of a record are read as the target reads them
+            rows = self._in_text(rows)
+            arrays = [[self._sent(name, row.values.get(name)) for row in rows] for name in names]
+            return rows, psycopg.RawCursor(self._connection).execute(self._query, arrays).fetchall()
+
+    def _in_text(self, rows: Sequence[Recorded]) -> Sequence[Recorded]:
+        """Replace binary values by the text that the target has for them."""
+        types = {column.name: column.type_oid for column in self._table.columns}
+        found = [
+            (n, name, Binary(types[name], value))
+            for n, row in enumerate(rows)
+            for name, value in row.values.items()
+            if isinstance(value, bytes) and name in types
+        ]
+        changed: defaultdict[int, dict[str, str]] = defaultdict(dict)
+        for start in range(0, len(found), _PARAMETERS):
+            some = found[start : start + _PARAMETERS]
+            outputs = ", ".join(f"pg_catalog.format('%s', ${n})" for n in range(1, len(some) + 1))
+            [texts] = raw_cursor(self._connection).execute(f"SELECT {outputs}".encode(), [v for _, _, v in some])
+            for (n, name, _), text in zip(some, texts, strict=True):
+                changed[n][name] = text
+        return [row._replace(values={**row.values, **changed[n]}) for n, row in enumerate(rows)]
 
     def _sent(self, name: str, value: Any) -> str | None:
         """Return the value if the target is to read it. Long ones have the same text there, or are not known."""

@@ -96,6 +96,24 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 1), (2, 2)]
 
 
+def test_of_binary_values_the_effect_is_found_as_of_texts(stuck: MakeStuck) -> None:
+    it = stuck("--binary")
+    for database in (it.pubdb, it.subdb):
+        database.execute("ALTER TABLE b ADD at timestamptz, ADD during interval, ADD word char(5), ADD raw bytea")
+    values = "1.50, '2026-01-02 03:04:05.678+00', '1 day 2 s', 'é', '\\x0001'"
+    it.subdb.execute(f"INSERT INTO b VALUES (1); INSERT INTO b VALUES (2, {values})")
+    error = skipped(it, "whole", f"BEGIN; INSERT INTO b VALUES (1, {values}), (2, {values}); DELETE FROM b; COMMIT")
+    words = ("--lsn", str(error.finish_lsn), "--dry-run", "--json")
+    rows = valid("conflicts", it.run("conflicts", "replay", "s", *words).stdout)["replay"]["rows"]
+    assert [(row["outcome"], row["key"]["id"]) for row in rows[:2]] == [("conflict", "1"), ("identical", "2")]
+    assert rows[0]["remote"]["n"] == "1.50" and rows[0]["remote"]["word"] == "é" and len(rows) == 4
+    it.subdb.execute("DELETE FROM b")
+    dry = valid("conflicts", it.ok("conflicts", "replay", "s", *words).stdout)["replay"]["rows"]
+    assert {row["outcome"] for row in dry} == {"would_apply"}
+    replayed(it, *words[:2])
+    assert it.subdb.rows("SELECT * FROM b") == []
+
+
 @pytest.mark.long
 def test_a_whole_transaction_is_applied_in_its_order_or_not_at_all(stuck: MakeStuck) -> None:
     it = stuck()

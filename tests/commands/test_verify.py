@@ -254,6 +254,24 @@ def test_a_row_that_a_rule_has_just_kept_is_explained_before_the_launcher_has_he
     assert cli.stop(launcher) == 0
 
 
+def test_binary_values_of_skipped_and_held_changes_explain_differences(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    words = ("--binary", "--on-conflict", "public.a:insert_exists=skip")
+    assert cli("alter", name, *words).returncode == 0
+    assert cli("alter", name, "--hold", "public.b").returncode == 0
+    target.execute("INSERT INTO a VALUES (500, 'mine')")
+    publisher.execute("INSERT INTO a VALUES (500, 'theirs'); INSERT INTO b VALUES (500, 1.50)")
+    found = _verify(cli, name)
+    for table, reason in (("a", "skipped_change"), ("b", "held_change")):
+        one = _table(found, table)
+        assert (one["outcome"], one["explained"]) == ("equal", one["missing"] + one["different"])
+        assert [row["explained"] for row in one["differences"]] == [reason]
+    _plant(target, "UPDATE a SET t = 'fault' WHERE id = (SELECT min(id) FROM a)")
+    a = _table(_verify(cli, name, code=6), "a")
+    assert (a["different"], a["explained"]) == (2, 1)
+
+
 @pytest.mark.long
 def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
     cli, name = served

@@ -194,14 +194,14 @@ def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
     binary = values.kinds[position] == BINARY
     if not binary or column.type_oid in _LONG:
         raw = raw[: 4 * (KEPT + 1)]  # no more is ever shown, and a value may have a gigabyte
-    # guard: a long text in binary form is no row of bytes, without "and column.type_oid not in _TEXTS "
-    return (
-        _text_of(raw, column.type_oid) if binary and column.type_oid not in _TEXTS else raw.decode("utf-8", "replace")
-    )
+    return of_binary(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")
 
 
-def _text_of(raw: bytes, oid: int) -> str:
+def of_binary(raw: bytes, oid: int) -> str:
     """Return the output of the type's output function if psycopg knows the type, else the bytes."""
+    # guard: a long text in binary form is no row of bytes
+    if oid in _TEXTS:
+        return raw.decode("utf-8", "replace")
     if oid in _JSON:
         return raw[_JSON[oid] :].decode("utf-8", "replace")
     if oid == _CHAR:  # like charout (char.c)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
-from pgsub.protocol.reader import UNCHANGED
+from pgsub.apply.conflicts import conflict_text
+from pgsub.common.query import Binary
+from pgsub.protocol.messages import Column, Delete, Insert, Message, Relation, Tuple, Update
+from pgsub.protocol.reader import BINARY, UNCHANGED
+from pgsub.target.catalog.relation import TargetColumn
 from pgsub.target.sql.row_lookup import Row
 
 
@@ -86,7 +89,7 @@ def with_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
     searched = new if isinstance(message, Insert) else message.old or new
     assert searched is not None
     sent = [
-        {c.name: text(one, i) for i, c in enumerate(remote.columns) if one.kinds[i] != UNCHANGED}
+        {c.name: _shown(one, i, c) for i, c in enumerate(remote.columns) if one.kinds[i] != UNCHANGED}
         for one in (searched, new)
         if one is not None
     ]
@@ -94,7 +97,16 @@ def with_sent(finding: Finding, remote: Relation, message: Message) -> Finding:
     return replace(finding, key=key, remote=None if new is None else sent[-1])
 
 
-def text(values: Tuple, position: int) -> str | None:
-    """Return one value as the publisher sent it; None for NULL."""
+def sent(values: Tuple, position: int, column: TargetColumn) -> str | Binary | None:
+    """Return one value as the publisher sent it, for the target to read; None for NULL."""
     raw = values.values[position]
+    if raw is not None and values.kinds[position] == BINARY:
+        return Binary(column.type_oid, raw)
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _shown(values: Tuple, position: int, column: Column) -> str | None:
+    raw = values.values[position]
+    if raw is not None and values.kinds[position] == BINARY:
+        return conflict_text.of_binary(raw, column.type_oid)
     return None if raw is None else raw.decode("utf-8", "replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pgsub.apply.preview.finding import text
+from pgsub.apply.preview.finding import sent
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap
@@ -76,7 +76,7 @@ class Table:
         """Return sent values as the target reads them; unchanged TOAST values are left out, or NULL in a whole row."""
         columns = self.relation.columns
         wanted = [i for i in range(len(columns)) if nulls or values.kinds[i] != UNCHANGED]
-        return self.lookup.read({columns[i].name: text(values, i) for i in wanted})
+        return self.lookup.read({columns[i].name: sent(values, i, columns[i]) for i in wanted})
 
     def gone(self, key: Fingerprint, found: Version) -> None:
         """Delete the row that was found."""

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.apply.commit.skipped_writer import changed
 from pgsub.apply.conflicts import schema_fault
-from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences, text, with_sent
+from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences, sent, with_sent
 from pgsub.apply.preview.row_versions import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
@@ -235,14 +235,15 @@ class Simulation:
 
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
-        sent = {relation.columns[i].name: text(values, i) for i in relation.lookup}
+        columns = relation.columns
+        found = {columns[i].name: sent(values, i, columns[i]) for i in relation.lookup}
         for i in relation.lookup:
             if values.values[i] is not None:
                 # also for a row that this transaction wrote: apply would search for it in the same way
                 check_equality(relation.columns[i])
             if schema_fault.exceeds(values, i, relation.columns[i]):
                 raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
-        return {**table.lookup.read(sent), **{c.name: None for c in relation.local_only}}
+        return {**table.lookup.read(found), **{c.name: None for c in relation.local_only}}
 
     def _find(self, table: Table, key: Row) -> Version | None:
         known = table.done.versions.get(table.key(key))

@@ -10,14 +10,14 @@ import psycopg
 from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Relation, Tuple, Update
-from pgsub.protocol.reader import NULL, TEXT
+from pgsub.protocol.reader import BINARY, NULL, TEXT
 from pgsub.target.ledger.skipped_changes import UTC_TEXT, Covered
 
 SKIPPED, HELD, CONFLICT = "skipped_change", "held_change", "conflict"
 #: What a recorded row is: the publisher's after the change, the publisher's before it, or the target's.
 NEW, OLD, LOCAL = "new", "old", "local"
 
-#: Values of a row by column. Those that are not texts are unknown, except None.
+#: Values of a row by column: texts, bytes for binary values. Others are unknown, except None.
 Values = Mapping[str, Any]
 _SKIPPED = f"""
 SELECT id, (finish_lsn - '0/0'::pg_lsn)::bigint, {UTC_TEXT.format("skipped_at")}, body->'new', body->'old'
@@ -63,7 +63,15 @@ def skipped(
         # guard: what was left out before the copy of a table explains no difference
         if covered.has_skip(change):
             continue
-        yield from (Recorded(SKIPPED, of, one, lsn, at) for of, one in zip((NEW, OLD), rows, strict=True) if one)
+        of_rows = zip((NEW, OLD), rows, strict=True)
+        yield from (Recorded(SKIPPED, of, _with_bytes(one), lsn, at) for of, one in of_rows if one)
+
+
+def _with_bytes(row: Values) -> Values:
+    return {
+        name: bytes.fromhex(one["binary"]) if isinstance(one, dict) and "binary" in one else one
+        for name, one in row.items()
+    }
 
 
 def held(connection: psycopg.Connection, subid: int, relid: int) -> Iterator[Recorded]:
@@ -86,7 +94,7 @@ def held(connection: psycopg.Connection, subid: int, relid: int) -> Iterator[Rec
 def _texts(relation: Relation, row: Tuple) -> Values:
     named = zip(relation.columns, row.kinds, row.values, strict=True)
     return {
-        c.name: None if value is None else value.decode(errors="replace")
+        c.name: value if value is None or kind == BINARY else value.decode(errors="replace")
         for c, kind, value in named
-        if kind in (TEXT, NULL)
+        if kind in (TEXT, NULL, BINARY)
     }

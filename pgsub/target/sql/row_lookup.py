@@ -1,8 +1,9 @@
 """Rows of target tables as a preview reads them: nothing is written, and no code of a table runs.
 
-The target's input functions read the publisher's text. Comparisons use the target's text of both sides. Unique
-indexes and constraints are evaluated by SELECT. So no trigger fires, no default is evaluated, no sequence advances, and
-no row is locked. Mirrors RelationFindReplTupleByIndex and CheckAndReportConflict (execReplication.c).
+The target's input functions read the publisher's text, and its receive functions binary values. Comparisons use the
+target's text of both sides. Unique indexes and constraints are evaluated by SELECT. So no trigger fires, no default is
+evaluated, no sequence advances, and no row is locked. Mirrors RelationFindReplTupleByIndex and CheckAndReportConflict
+(execReplication.c).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from psycopg import sql
 from pgsub.common import table_lock
 from pgsub.common.connections import session_role
 from pgsub.common.errors import TableReplaced
+from pgsub.common.query import Binary, raw_cursor
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.row_constraints import RowConstraints
@@ -27,6 +29,9 @@ from pgsub.target.sql.statement_builder import found_by, only
 
 #: A row as texts of the target, by column.
 Row = Mapping[str, str | None]
+#: A row as the publisher sent it.
+SentRow = Mapping[str, str | Binary | None]
+_Values = Sequence[str | Binary | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class ReadOnlySession:
         self._open, self._role = False, None
         self._verified = {None}
 
-    def rows(self, table: TargetRelation, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+    def rows(self, table: TargetRelation, query: str, values: _Values) -> list[tuple[Any, ...]]:
         """Run a query on a table as its role.
 
         :raises psycopg.Error: the transaction has ended; the next query begins another.
@@ -82,7 +87,7 @@ class ReadOnlySession:
                 table_lock.verify_types(self._connection, types, table.schema, table.name)
                 self._verified.add(types)
             # the query contains names and expressions from the catalogs, in which % is an ordinary character
-            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+            return raw_cursor(self._connection).execute(query.encode(), values).fetchall()
         except (psycopg.Error, TableReplaced):
             self._end()
             raise
@@ -99,11 +104,11 @@ class InTransaction:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
-    def rows(self, table: TargetRelation, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+    def rows(self, table: TargetRelation, query: str, values: _Values) -> list[tuple[Any, ...]]:
         """See :class:`ReadOnlySession`."""
         with roles.acting(self._connection, table.acts_as):
             table_lock.verify_types(self._connection, table.named_types, table.schema, table.name)
-            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+            return raw_cursor(self._connection).execute(query.encode(), values).fetchall()
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
         """See :class:`ReadOnlySession`."""
@@ -129,7 +134,7 @@ class TableLookup:
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
         self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
-    def read(self, row: Row) -> Row:
+    def read(self, row: SentRow) -> Row:
         """Convert a row's values to the target's text of them.
 
         :raises psycopg.Error: a value is invalid for its column's type.
@@ -213,7 +218,7 @@ class TableLookup:
         what: str,
         columns: Sequence[TargetColumn],
         build: Callable[[], sql.Composed],
-        values: Sequence[str | None],
+        values: _Values,
     ) -> list[tuple[Any, ...]]:
         """Run a query. It is composed once for each set of columns, because that takes longer than to run it."""
         key = (what, *(c.name for c in columns))
@@ -222,7 +227,7 @@ class TableLookup:
             query = self._queries[key] = build().as_string()
         return self._session.rows(self._target, query, values)
 
-    def _sent(self, row: Row) -> list[TargetColumn]:
+    def _sent(self, row: SentRow) -> list[TargetColumn]:
         return [c for c in self._target.columns if c.name in row]
 
     def _found(self, row: Sequence[Any]) -> Found:
