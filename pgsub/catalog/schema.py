@@ -49,6 +49,7 @@ CREATE TABLE pg_subscription (
     pgsub_generation INTEGER NOT NULL DEFAULT 0,
     pgsub_unrefreshed INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_unrefreshed IN (0, 1)),
     pgsub_recorded INTEGER NOT NULL DEFAULT 0,
+    pgsub_table_set INTEGER NOT NULL DEFAULT 0,
     pgsub_way_back_of INTEGER,
     pgsub_options_changed_at TEXT NOT NULL
 );

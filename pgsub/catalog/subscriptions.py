@@ -53,6 +53,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "generation": ("pgsub_generation", INT),
     "unrefreshed": ("pgsub_unrefreshed", BOOL),
     "recorded": ("pgsub_recorded", INT),
+    "table_set": ("pgsub_table_set", INT),
     "apply_workers": ("pgsub_apply_workers", SESSIONS),
     "way_back_of": ("pgsub_way_back_of", optional(INT)),
 }
@@ -60,10 +61,10 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
 #: or they are read from the target.
 _NOT_COPIED = {
     *("subid", "name", "connection", "target", "slot_name", "two_phase", "skip_lsn", "skips"),
-    *("owner", "dboid", "unavailable", "moves", "recorded"),
+    *("owner", "dboid", "unavailable", "moves", "recorded", "table_set"),
 }
 #: Changes of these fields restart no worker, as in maybe_reread_subscription().
-_NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed"}
+_NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed", "table_set"}
 _SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
 _URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(SECRETS)) + ")=)")
@@ -158,10 +159,14 @@ class SubscriptionCatalog:
             columns = ", ".join(f"{column} = ?" for column in values)
             self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
 
-    def note_recorded(self, subid: int, number: int) -> None:
-        """Note the number of the ledger's next copy of a definition. Does nothing if the subscription was dropped."""
+    def note_recorded(self, subid: int, number: int, table_set: int) -> None:
+        """Note the number of the ledger's next copy of a definition. Does nothing if the subscription was dropped.
+
+        :param table_set: number of the ledger's set of tables.
+        """
         with self._database.transaction():
-            self._database.run("UPDATE pg_subscription SET pgsub_recorded = ? WHERE oid = ?", number, subid)
+            numbers = "pgsub_recorded = ?, pgsub_table_set = max(pgsub_table_set, ?)"
+            self._database.run(f"UPDATE pg_subscription SET {numbers} WHERE oid = ?", number, table_set, subid)
 
     def require(self, subid: int) -> None:
         """Raise an error if a subscription was dropped. Inside a transaction it then stays until the end.

@@ -28,7 +28,7 @@ from pgsub.target.session.connect import SessionName, is_superuser, must_use_pas
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
 #: Fields that launchers write, or commands that change one field without waiting for each other.
-_APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "recorded")
+_APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "recorded", "table_set")
 
 
 def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:

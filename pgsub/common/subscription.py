@@ -65,18 +65,19 @@ class Subscription:
     generation: int = 0  #: number of changes of its publications, see there
     unrefreshed: bool = False  #: a command changed them and has not confirmed that the tables follow
     recorded: int = 0  #: number of the newest copy of the definition that the ledger was given, see there
+    table_set: int = 0  #: number of the newest set of tables that the ledger is known to have had, see there
     way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Return whether a running worker need not restart: only options differ that the server rereads without one."""
     fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase", "sequences", "unrefreshed")
-    return replace(before, **{f: getattr(after, f) for f in (*fields, "recorded")}) == after
+    return replace(before, **{f: getattr(after, f) for f in (*fields, "recorded", "table_set")}) == after
 
 
 def same_definition(before: Subscription, after: Subscription | None) -> bool:
     """Return whether no command has changed the definition."""
-    return after is not None and replace(before, recorded=after.recorded) == after
+    return after is not None and replace(before, recorded=after.recorded, table_set=after.table_set) == after
 
 
 def receiver_timeout(text: str) -> float | None:

@@ -187,14 +187,15 @@ class Runner(SupervisedThread):
         """
         since = time.monotonic()
         # guard: nothing is streamed by publications that the tables do not follow yet
-        while definitions.tables_are_behind(session, self.sub):
+        while definitions.tables_are_behind(session, self._shared.now(self.sub.subid) or self.sub):
             if self._over():
                 return False
             if time.monotonic() > since + BEHIND_SECONDS:
                 raise TablesBehind(
                     f'the tables of subscription "{self.sub.name}" are still those of its publications before',
-                    detail="A command that changed the publications is still running, or was interrupted. Nothing is"
-                    " applied until the tables follow, because changes would be passed over.",
+                    detail="A command that changed the publications is still running, or was interrupted. Or the target"
+                    " was restored, or is a standby that lagged, and lacks a change of the tables. Nothing is applied"
+                    " until the tables follow, because changes would be passed over.",
                     hint=f"If no such command runs, let them follow:\npgsub refresh {word(self.sub.name)}",
                 )
             self._stop_event.wait(TICK)

@@ -80,9 +80,9 @@ class Shared:
         self.recorder.subscriptions()
         return self.recorder.current(subid)
 
-    def note_recorded(self, subid: int, number: int) -> None:
-        """Note the number of the ledger's next copy of a definition in the state store."""
-        self.recorder.run(lambda: self.store.note_recorded(subid, number))
+    def note_recorded(self, subid: int, number: int, table_set: int) -> None:
+        """Note the number of the ledger's next copy of a definition in the state store, and that of its tables."""
+        self.recorder.run(lambda: self.store.note_recorded(subid, number, table_set))
 
 
 class Service:

@@ -20,7 +20,7 @@ COLUMNS = {
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_owner_name pgsub_apply_mode pgsub_apply_workers "
     "pgsub_max_parallel_apply_workers pgsub_max_sync_workers pgsub_copy_workers pgsub_copy_atomic pgsub_messages "
     "pgsub_sequences pgsub_on_conflict pgsub_skips pgsub_password_enforced pgsub_unavailable pgsub_moves "
-    "pgsub_generation pgsub_unrefreshed pgsub_recorded pgsub_way_back_of pgsub_options_changed_at",
+    "pgsub_generation pgsub_unrefreshed pgsub_recorded pgsub_table_set pgsub_way_back_of pgsub_options_changed_at",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pgsub_sequence": "subid srrelid srsubstate schemaname relname publisher_value publisher_is_called target_value "
     "target_is_called ahead problem taken_at",
@@ -100,6 +100,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_generation": 0,
         "pgsub_unrefreshed": 0,
         "pgsub_recorded": 0,
+        "pgsub_table_set": 0,
         "pgsub_apply_workers": "auto",
     }
 

@@ -57,6 +57,7 @@ OTHER = Subscription(
     generation=2,
     unrefreshed=True,
     recorded=6,
+    table_set=7,
     way_back_of=4,
 )
 

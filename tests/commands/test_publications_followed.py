@@ -106,6 +106,101 @@ def test_a_state_store_from_an_older_backup_is_refused_and_made_anew_from_the_le
     servers = ("--connection", cli.connection, "--target", cli.target)
     ended = cli("run", "s", "--from-target", *servers, "--until-caught-up", "--timeout", "2m")
     assert ended.returncode == 0, ended.stderr
+    assert cli.sql("SELECT pgsub_table_set FROM pg_subscription") == [(1,)]
     launcher = cli.launcher()
+    _all_there(cli, tables)
+    assert cli.stop(launcher) == 0
+
+
+_DEFINITION = "SELECT options::text FROM pgsub.definition"
+_ADD, _REMOVE = ("alter", "s", "--add-publication", "p2"), ("alter", "s", "--drop-publication", "p2")
+
+
+def _go_back(tables: Tables, definition: str) -> None:
+    """Bring the ledger back to before table b was added, as a restored backup does."""
+    tables[1].execute("DELETE FROM pgsub.subscription_rel WHERE srrelid = 'b'::regclass")
+    tables[1].execute("UPDATE pgsub.definition SET options = %s::json", definition)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("changes", "ending"),
+    [
+        ([_ADD, _REMOVE, _ADD], ("refresh", "s")),
+        ([_ADD], ("alter", "s", "--set-publication", "p2", "--set-publication", "p")),
+        ([("refresh", "s")], ("reconcile", "s", "--force", "--yes")),
+    ],
+    ids=["altered", "altered again", "refreshed"],
+)
+def test_a_target_that_lost_a_change_of_its_tables_gets_nothing_until_they_follow_again(
+    cli: Cli, tables: Tables, changes: list[tuple[str, ...]], ending: tuple[str, ...]
+) -> None:
+    launcher = _served(cli, "p")
+    before = tables[1].value(_DEFINITION)
+    if _ADD not in changes:
+        tables[0].execute("ALTER PUBLICATION p ADD TABLE b")
+    for change in changes:
+        assert cli(*change).returncode == 0
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "1m").returncode == 0
+    cli.stop(launcher)
+    _go_back(tables, before)
+    assert cli("alter", "s", "--binary").returncode == 0
+    assert '"binary": true, ' in tables[1].value(_DEFINITION)
+    assert "p2" not in tables[1].value(_DEFINITION)
+    launcher = cli.launcher()
+    _written_while(cli, tables, _BEHIND)
+    assert cli("status", "s", "--check").returncode == 6
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "1s").returncode != 0
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 1001") == 0
+    ended = cli(*ending)
+    assert ended.returncode == 0, ended.stderr
+    _all_there(cli, tables)
+    assert cli.stop(launcher) == 0
+
+
+@pytest.mark.long
+def test_a_target_that_lost_changes_of_no_table_is_served_at_once(cli: Cli, tables: Tables) -> None:
+    tables[0].execute("CREATE PUBLICATION none")
+    launcher = _served(cli, "p")
+    cli.stop(launcher)
+    before = tables[1].value(_DEFINITION)
+    for words in (
+        ("--add-publication", "none"),
+        ("--add-publication", "p2", "--no-refresh"),
+        ("--binary",),
+        ("--rename-to", "t"),
+    ):
+        assert cli("alter", "s", *words).returncode == 0
+    assert tables[1].value(_DEFINITION) != before
+    tables[1].execute("UPDATE pgsub.definition SET options = %s::json", before)
+    tables[0].execute("INSERT INTO a VALUES (1001, 'after it')")
+    launcher = cli.launcher()
+    assert cli("wait", "t", "--for", "caught-up", "--timeout", "1m").returncode == 0
+    assert cli.status("t")["last_error"] is None
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 1001") == 1
+    assert cli.stop(launcher) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "point", "known"),
+    [("refresh", "before_commit", 0), ("refresh", "after_commit", 1), ("alter", "after_commit", 1)],
+)
+def test_a_change_of_tables_that_was_killed_at_its_commit_does_not_count_as_lost(
+    cli: Cli, tables: Tables, command: str, point: str, known: int
+) -> None:
+    launcher = _served(cli, "p")
+    if command == "refresh":
+        tables[0].execute("ALTER PUBLICATION p ADD TABLE b")
+    words = _ADD if command == "alter" else ("refresh", "s")
+    cli(*words, env={"PGSUB_FAILPOINTS": f"refresh.{point}=kill"})
+    assert cli.sql("SELECT pgsub_table_set FROM pg_subscription")[0][0] <= known
+    cli.stop(launcher)
+    launcher = cli.launcher()
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "1m").returncode == 0
+    # the launcher notes what the command did not, so its loss would be seen
+    until(lambda: cli.sql("SELECT pgsub_table_set FROM pg_subscription") == [(known,)])
+    assert cli("refresh", "s").returncode == 0
+    assert cli.sql("SELECT pgsub_table_set FROM pg_subscription") == [(1,)]
     _all_there(cli, tables)
     assert cli.stop(launcher) == 0

@@ -22,7 +22,7 @@ from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_handling import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.switchover import journal
-from pgsub.target.ledger import subscriptions, two_phase_state
+from pgsub.target.ledger import definitions, subscriptions, two_phase_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
                 table_changes.warn_of_discarded(wanted, reporter)
                 if wanted.again:
                     confirm(wanted)
-                if wanted.changes or sub.unrefreshed:
+                if wanted.changes or sub.unrefreshed or definitions.table_set(session, sub.subid) != sub.table_set:
                     table_changes.carry_out(session, wanted, options.deadline)
                     record(session, wanted, store)
             table_changes.report_done(wanted, reporter)
@@ -99,7 +99,8 @@ def _plan(
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
     """Record the result in the state store, so that commands that wait for tables see new ones."""
     sub = wanted.sub
-    store.alter(sub.subid, unrefreshed=False)
+    table_set = max(sub.table_set, definitions.table_set(session, sub.subid))
+    store.alter(sub.subid, unrefreshed=False, table_set=table_set)
     if not wanted.changes:
         return
     rows = subscriptions.relations(session, sub.subid)

@@ -112,7 +112,7 @@ class _Attempt:
             for claim in applies:
                 change = self._moved(claim, change)
             subscription_tables.change(session, subid, change)
-            definitions.tables_follow(session, wanted.sub, options(wanted.sub))
+            definitions.tables_follow(session, wanted.sub, options(wanted.sub), changed=bool(wanted.add or wanted.drop))
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")

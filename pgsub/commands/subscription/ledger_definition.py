@@ -83,6 +83,7 @@ def read(session: psycopg.Connection, given: Subscription, store: StateStore) ->
         **_options(recorded, given),
         **target_facts(session),
         recorded=definitions.number_of(recorded),
+        table_set=definitions.table_set_of(recorded),
         two_phase=two_phase_state.state(session, given.subid),
         skip_lsn=pending.lsn if pending is not None else 0,
         skips=skip.shown(pending, rules),

@@ -12,7 +12,9 @@ The state store notes it before the ledger has it. So a state store with a lower
 another one took its place, and it is refused. Later changes of it do not make it newer. (4) The old state store must
 not serve a subscription that was rebuilt elsewhere. So each rebuild first raises ``moves``, and a state store with a
 lower number is refused. (5) A state store may be older than its whole subscription, which was dropped and created again
-with the same slot.
+with the same slot. (6) The target may come back as it was before a change of the tables, from a backup or a standby
+that lagged. So each set of tables has a number, ``table_set``, in the commit that changes them. The state store notes
+it only after that commit. A ledger with a lower one has lost the change, and nobody streams until a refresh.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from pgsub.target.session.transactions import durable
 #: Reads a definition from the state store, None if it was dropped there.
 Read = Callable[[], Subscription | None]
 
+#: Numbers are below it, unless the ledger's owner writes others.
+_LIMIT = 2**31
 _RECORD = """
 INSERT INTO pgsub.definition AS d (subid, options) VALUES (%s, %s::json) ON CONFLICT (subid)
  DO UPDATE SET options = excluded.options WHERE d.options::text IS DISTINCT FROM excluded.options::text
@@ -50,13 +54,13 @@ INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (sub
 
 
 def record(
-    connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any], note: Callable[[int], None]
+    connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any], note: Callable[[int, int], None]
 ) -> bool:
     """Store the options of a definition. Nothing is written if nothing differs.
 
     The publications remain those that the tables follow.
 
-    :param note: writes the number of the copy to the state store, before the ledger has it.
+    :param note: writes the number of the copy to the state store, before the ledger has it, and that of its tables.
     :return: False if the options are older than the copy, and so were not stored.
     """
     with durable(connection):
@@ -65,22 +69,37 @@ def record(
         # while another command writes newer ones
         if number > sub.recorded or stored.get("generation", 0) > options["generation"]:
             return False
-        kept = ("publications", "generation") if options["unrefreshed"] else ()
-        wanted = _copy(sub, {**options, **{name: stored[name] for name in kept if name in stored}})
-        if wanted != {name: value for name, value in stored.items() if name != "recorded"}:
-            note(sub.recorded + 1)
+        tables = table_set_of(stored)
+        kept = ("publications", "generation") if options["unrefreshed"] or tables < sub.table_set else ()
+        wanted = _copy(sub, {**options, **{name: stored[name] for name in kept if name in stored}}, tables)
+        differs = wanted != {name: value for name, value in stored.items() if name != "recorded"}
+        # or a command was killed before it noted the set
+        if differs or tables > sub.table_set:
+            note(sub.recorded + 1, tables)
             _write(connection, sub.subid, wanted, sub.recorded + 1)
         return True
 
 
-def tables_follow(connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any]) -> None:
-    """Store the options of a definition in the transaction that makes the tables follow its publications."""
-    _write(connection, sub.subid, _copy(sub, options), number_of(recorded(connection, sub.subid)))
+def tables_follow(
+    connection: psycopg.Connection, sub: Subscription, options: Mapping[str, Any], *, changed: bool
+) -> None:
+    """Store the options of a definition in the transaction that makes the tables follow its publications.
+
+    :param changed: whether a table was added or removed. The set then has a new number.
+    """
+    stored = recorded(connection, sub.subid)
+    # of both, so that a ledger that had lost changes is no longer behind
+    tables = max(table_set_of(stored), sub.table_set) + changed
+    _write(connection, sub.subid, _copy(sub, options, tables), number_of(stored))
 
 
-def _copy(sub: Subscription, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the ledger has of a definition. The slot is there only to see that it changed."""
-    return dict(json.loads(json.dumps({**options, "unrefreshed": False, "slot_name": sub.slot_name})))
+def _copy(sub: Subscription, options: Mapping[str, Any], tables: int) -> dict[str, Any]:
+    """Return what the ledger has of a definition. The slot is there only to see that it changed.
+
+    :param tables: number of the set of tables. It is left out as long as no command has changed the set.
+    """
+    numbers = {"table_set": tables} if tables else {}
+    return dict(json.loads(json.dumps({**options, "unrefreshed": False, "slot_name": sub.slot_name, **numbers})))
 
 
 def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any], number: int) -> None:
@@ -89,16 +108,34 @@ def _write(connection: psycopg.Connection, subid: int, options: Mapping[str, Any
 
 def number_of(stored: Mapping[str, Any] | None) -> int:
     """Return the number of the ledger's copy, 0 if there is none."""
-    number = (stored or {}).get("recorded")
-    return number if isinstance(number, int) else 0
+    return _number(stored, "recorded")
+
+
+def table_set_of(stored: Mapping[str, Any] | None) -> int:
+    """Return the number of the ledger's set of tables, 0 if no command has changed it."""
+    return _number(stored, "table_set")
+
+
+def _number(stored: Mapping[str, Any] | None, name: str) -> int:
+    number = (stored or {}).get(name)
+    return number if isinstance(number, int) and 0 <= number < _LIMIT else 0
+
+
+def table_set(connection: psycopg.Connection, subid: int) -> int:
+    """Return the number of the ledger's set of tables, as committed."""
+    return table_set_of(recorded(connection, subid))
 
 
 def tables_are_behind(connection: psycopg.Connection, sub: Subscription) -> bool:
-    """Return whether the tables still follow the previous publications."""
-    if not sub.unrefreshed:
-        return False
+    """Return whether the tables still follow the previous publications, or follow them again.
+
+    :param sub: as the state store has it now, read before the ledger.
+    """
     stored = recorded(connection, sub.subid) or {}
-    return int(stored.get("generation", 0)) < sub.generation
+    # guard: nothing is streamed to a target that has lost a change of its tables
+    if table_set_of(stored) < sub.table_set:
+        return True
+    return sub.unrefreshed and int(stored.get("generation", 0)) < sub.generation
 
 
 def recorded(connection: psycopg.Connection, subid: int) -> dict[str, Any] | None:
