@@ -348,6 +348,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a target that has lost the switchover does not overwrite the publisher": (
         "test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left",
     ),
+    "a publisher that loses the right to write after the switchover is fenced again": (
+        "test_a_publisher_that_loses_its_fence_after_the_switchover_is_fenced_again_and_made_equal",
+    ),
     "the writes are not reported as moved while the publisher may have lost its fence": (
         "test_a_publisher_that_lost_its_fence_since_the_target_took_the_right_is_fenced_again_and_told",
     ),

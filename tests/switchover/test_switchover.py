@@ -325,6 +325,28 @@ def test_a_publisher_that_lost_its_fence_since_the_target_took_the_right_is_fenc
     one_error(mover.cli("switchover", "moved", "--yes"), 3, "has been switched over already")
 
 
+def test_a_publisher_that_loses_its_fence_after_the_switchover_is_fenced_again_and_made_equal(mover: Mover) -> None:
+    _insert(mover, 0, 1)
+    mover("--no-verify")
+    mover.side = 1
+    mover.caught_up()
+    _go_back_in_time(mover, "open", running=True)
+    sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^pgsub .* apply'"
+    mover.alone(0, sessions)  # which end with the server that fails
+    until(lambda: "has not moved the writes" in mover.cli("status", "moved_back", "--runbook").stdout)
+    _insert(mover, 1, 2)
+    found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
+    assert "so clients may write there, too" in found["said"]
+    assert [one["command"] for one in found["choices"]] == ["pgsub switchover moved"]
+    words = ("switchover", "moved", "--yes")
+    one_error(mover.cli(*words), 3, "the publisher has lost changes since", "pgsub reconcile moved_back")
+    _refused(mover, 0)
+    made = mover.cli("reconcile", "moved_back", "--force", "--yes")
+    assert made.returncode == 0, made.stderr
+    until(lambda: mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)])
+    one_error(mover.cli(*words), 3, "has been switched over already")
+
+
 @pytest.mark.long
 def test_a_publisher_that_lost_all_of_the_switchover_is_told_and_not_changed(mover: Mover) -> None:
     mover("--no-verify", kill="taken")

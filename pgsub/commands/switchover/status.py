@@ -52,7 +52,7 @@ def status(options: SwitchoverOptions) -> Outcome:
         active, back_name = options.names
         sub, back = store.find(active), store.find(back_name)
         if sub is None and back is not None:
-            return Outcome(active, back_name, DONE, said=f'Subscription "{back_name}" replicates now.')
+            return _of_ended(options, store, back)
         sub = store.subscription(active)
         try:
             with ledger_session(store, sub) as taking:
@@ -64,6 +64,15 @@ def status(options: SwitchoverOptions) -> Outcome:
                 raise
             return _of_giving(options, store, back)
         return _of_both(options, store, here, store.way_back_of(here.subid))
+
+
+def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Outcome:
+    """Return that the writes were moved, and whether the publisher has lost its fence since."""
+    with contextlib.suppress(TargetUnavailable, StateForbids):
+        if (there := giving_fence.lost_since(store, back)) is not None:
+            again = [Choice("keep clients from writing there again", options.command)]
+            return Outcome(*options.names, DONE, there.phase, said=_LAGGED, choices=again)
+    return Outcome(*options.names, DONE, said=f'Subscription "{back.name}" replicates now.')
 
 
 def _of_declined(

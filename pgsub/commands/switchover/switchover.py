@@ -24,7 +24,7 @@ from pgsub.commands.switchover.parties import (
     taking_session,
     the_one,
 )
-from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps, way_back_subscription
+from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone, steps, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
@@ -69,6 +69,7 @@ def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             hint=f"Return the right to write to the publisher:\n{options.command} --abort --gone target",
         )
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
+        giving_fence.check_ended(options, store)
         return _in_spite_of_lost_connections(options, store, reporter)
 
 

@@ -69,17 +69,49 @@ def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back
         raise PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate) from None
     except StateForbids as error:  # it may be any server, so nothing is changed there
         raise _not_recognized(options, error) from None
-    raise _lagged(sub, back)
+    raise _lagged(back, "drop the subscription, which ends the switchover", f"pgsub drop {word(sub.name)} --yes")
 
 
-def _lagged(sub: Subscription, back: Subscription) -> PublisherLagged:
+def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
+    """Check that the giving side of a switchover that has ended has kept its fence. Otherwise fence it again.
+
+    :raises PublisherLagged: clients may have written there.
+    """
+    active, name = options.names
+    back = store.find(name) if store.find(active) is None else None
+    if back is None or (there := lost_since(store, back)) is None:
+        return
+    with connect_publisher(back) as taking:
+        here = journal.of(taking, there.id)
+    if here is None or here.phase not in journal.HAS_TAKEN:
+        return
+    with ledger_session(store, back) as giving:
+        # guard: a publisher that loses the right to write after the switchover is fenced again
+        _fence_again(giving, None, back, there, here)
+        right_to_write.commands(options, back, back)("fence")
+        fence.end_sessions(giving, [], time.monotonic() + right_to_write.END_SECONDS)
+    raise _lagged(back, "make it equal", f"pgsub reconcile {word(back.name)}")
+
+
+def lost_since(store: StateStore, back: Subscription) -> Entry | None:
+    """Return the row of a giving side that is back at a time before it gave the right, None for any other.
+
+    :param back: the reverse subscription, the only one since the switchover has ended.
+    """
+    if back.way_back_of is None:
+        return None
+    with ledger_session(store, back) as giving:
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+    return None if there is None or there.phase == journal.GIVEN else there
+
+
+def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
     return PublisherLagged(
         _MOVED,
         detail=f"{_CAUSE} It is fenced again, but clients may have written there, and it may lack changes that the"
         " target has.",
-        hint="See which rows differ, with the target as the publisher, and save what clients need of them. Then drop"
-        f" the subscription, which ends the switchover:\npgsub verify {word(back.name)} --rows\n"
-        f"pgsub drop {word(sub.name)} --yes",
+        hint="See which rows differ, with the target as the publisher, and save what clients need of them. Then"
+        f" {end}:\npgsub verify {word(back.name)} --rows\n{command}",
     )
 
 
@@ -95,9 +127,12 @@ def _not_recognized(options: SwitchoverOptions, error: StateForbids) -> Publishe
 
 
 def _fence_again(
-    giving: psycopg.Connection, sub: Subscription, back: Subscription, there: Entry | None, here: Entry
+    giving: psycopg.Connection, sub: Subscription | None, back: Subscription, there: Entry | None, here: Entry
 ) -> None:
-    """Put up what is lost, in one transaction: the fence, the row of the journal, the start of the way back."""
+    """Put up what is lost, in one transaction: the fence, the row of the journal, the start of the way back.
+
+    :param sub: the ending subscription, None if it has been dropped.
+    """
     assert here.position is not None
     roles = _roles(giving, sub, here.fence)
     with durable(giving):
@@ -113,9 +148,11 @@ def _fence_again(
         journal.move(giving, here.id, (there.phase,), journal.GIVEN, **changes)
 
 
-def _roles(giving: psycopg.Connection, sub: Subscription, way: str) -> Collection[str]:
+def _roles(giving: psycopg.Connection, sub: Subscription | None, way: str) -> Collection[str]:
     """Return pgsub's roles on the giving side, which may connect behind the fence."""
     if way != fence.CONNECT:
         return set()
+    if sub is None:
+        return {giving.info.user}
     with connect_publisher(sub) as source:
         return {giving.info.user, source.info.user}
