@@ -36,7 +36,7 @@ SESSIONS = """
     FROM pg_prepared_xacts
 """
 #: Seconds within which any lag must vanish.
-LIMIT = 240.0
+LIMIT = 600.0
 NAME = "pgsub"  #: of the subscription that lasts, and of its slot
 _TARGET: dict[str, Setting] = {
     "track_commit_timestamp": True,

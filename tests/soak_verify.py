@@ -60,7 +60,7 @@ class Verify:
 
     def _once(self, name: str, *words: str) -> list[dict[str, Any]] | None:
         printed = self._ground.folder / "verify.json"
-        command = self._ground.start("verify", name, "--json", "--timeout", "60s", *words, printed=printed)
+        command = self._ground.start("verify", name, "--json", "--timeout", "150s", *words, printed=printed)
         if self._chance.random() < 0.25:
             time.sleep(self._chance.choice([0.5, 1.0, 2.0, 4.0]))
             command.kill()
