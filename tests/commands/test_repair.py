@@ -152,6 +152,24 @@ def test_a_table_that_was_equal_at_first_is_not_repaired(served: Served, tables:
     assert tables[1].value("SELECT count(*) FROM b WHERE id = 7777") == 1
 
 
+_UNDOES = """
+CREATE FUNCTION {0}_undoes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+ IF pg_trigger_depth() = 1 THEN UPDATE public.{1}; END IF; RETURN NULL; END $$;
+CREATE TRIGGER undoes AFTER UPDATE ON {0} FOR EACH ROW EXECUTE FUNCTION {0}_undoes();
+ALTER TABLE {0} ENABLE ALWAYS TRIGGER undoes;
+"""
+
+
+def test_a_repair_ends_though_each_of_two_tables_undoes_that_of_the_other(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO b VALUES (1, 1.50)")
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], "UPDATE a SET t = 'fault' WHERE id = 3; UPDATE b SET n = 7")
+    tables[1].execute(_UNDOES.format("a", "b SET n = n + 1") + _UNDOES.format("b", "a SET t = t || '!' WHERE id = 3"))
+    found = _repair(cli, name, "--yes", code=6)
+    assert found["equal"] is False and found["repair"]["tables"]
+
+
 @pytest.mark.long
 def test_a_repair_that_is_killed_before_it_writes_and_behind_that_is_run_again(
     served: Served, tables: Tables, reached: Callable[[str], None]

@@ -11,7 +11,8 @@ right.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -80,22 +81,19 @@ def repair(
     """
     before = verify(options, reporter=reporter)
     found = Reparation(before, before, dry_run)
-    equal = {(one.schemaname, one.relname) for one in before.tables if one.outcome == EQUAL}
-    agreed: set[Name] = set()
+    repaired: dict[Name, int] = {}  #: how many rows differed before, by table
     with told_apart():
-        while wanted := _wanted(found.after, equal):
+        while wanted := _wanted(found, repaired):
             # A table that could not be compared at first is new in a later round.
-            if new := [table for name, (table, _) in wanted.items() if name not in agreed]:
+            if new := [table for name, (table, _) in wanted.items() if name not in repaired]:
                 _check_published_here(options, new, reporter, allowed=dry_run or publisher_is_right)
             if dry_run:
                 break
             if new:
                 confirm(found.after)
-            agreed |= wanted.keys()
+            repaired |= {name: _unexplained(table) for name, (table, _) in wanted.items()}
             _round(options, found, wanted, reporter)
-            left, found.after = _unexplained(found.after, wanted), verify(options, reporter=reporter)
-            if _unexplained(found.after, wanted) >= left:  # something undoes the repair
-                break
+            found.after = verify(options, reporter=reporter)
     return found
 
 
@@ -141,10 +139,9 @@ def _unfit(table: TableVerdict) -> str | None:
     return reason
 
 
-def _unexplained(compared: Verification, names: Collection[Name]) -> int:
-    """Return how many rows of these tables differ for no known reason, as far as they were compared."""
-    ours = [one for one in compared.tables if (one.schemaname, one.relname) in names]
-    return sum(one.result.differences.unexplained for one in ours if one.result is not None)
+def _unexplained(table: TableVerdict) -> int:
+    """Return how many rows of a table differ for no known reason."""
+    return 0 if table.result is None else table.result.differences.unexplained
 
 
 def _keys(table: TableVerdict) -> list[Key]:
@@ -165,14 +162,19 @@ def _key(result: TableResult, one: Difference) -> Key:
     return tuple(values[position] for position in result.table.key)
 
 
-def _wanted(compared: Verification, equal: Collection[Name]) -> Wanted:
-    """Return what to repair.
+def _wanted(found: Reparation, repaired: Mapping[Name, int]) -> Wanted:
+    """Return what to repair next.
 
-    :param equal: tables that were equal at first.
+    :param repaired: how many rows differed before the repair of a table. Something undoes it if they are not fewer.
     """
-    differing = {(one.schemaname, one.relname): (one, keys) for one in compared.tables if (keys := _keys(one))}
-    # guard: what differs only later may be on its way to the publisher, without " if name not in equal"
-    return {name: what for name, what in differing.items() if name not in equal}
+    differing = {(one.schemaname, one.relname): (one, keys) for one in found.after.tables if (keys := _keys(one))}
+    equal = {(one.schemaname, one.relname) for one in found.before.tables if one.outcome == EQUAL}
+    # guard: what differs only later may be on its way to the publisher, without "name not in equal and "
+    return {
+        name: (one, keys)
+        for name, (one, keys) in differing.items()
+        if name not in equal and _unexplained(one) < repaired.get(name, sys.maxsize)
+    }
 
 
 def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: Reporter) -> None:
