@@ -347,6 +347,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a target that has lost the switchover does not overwrite the publisher": (
         "test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left",
+        "test_a_target_that_loses_the_switchover_after_its_end_is_left",
     ),
     "a publisher that loses the right to write after the switchover is fenced again": (
         "test_a_publisher_that_loses_its_fence_after_the_switchover_is_fenced_again_and_made_equal",

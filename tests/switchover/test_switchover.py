@@ -271,6 +271,25 @@ def test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left(
     assert mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
+def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) -> None:
+    _insert(mover, 0, 1)
+    mover("--no-verify")
+    earlier = "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL"
+    read_only = f'ALTER DATABASE "{mover.databases[1].name}" SET default_transaction_read_only = on'
+    mover.alone(1, f"SET default_transaction_read_only = off; {earlier}; {read_only}")
+    told = "pgsub switchover moved --abort"
+    one_error(mover.cli("reconcile", "moved_back", "--force", "--yes"), 3, "has lost its switchover", told)
+    found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
+    assert (found["giving"], found["taking"]) == ("given", "lost")
+    assert [one["command"] for one in found["choices"]] == [told]
+    undone = mover.cli("switchover", "moved", "--abort", "--yes")
+    assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
+    assert mover.subscriptions() == []
+    assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
+    assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == [("declined",)]
+    _insert(mover, 0, 2)
+
+
 #: What a publisher that was restored, or the standby in its place, has of the switchover, and what it lacks.
 _OPEN = "ALTER DATABASE {} RESET default_transaction_read_only"
 _UNGIVEN = {

@@ -1,4 +1,7 @@
-"""``pgsub switchover --abort``: restores the former state, until the target has taken the right to write."""
+"""``pgsub switchover --abort``: restores the former state, until the target has taken the right to write.
+
+A target that has lost this since has the right no more.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.signals import undone_by_signals
+from pgsub.commands.subscription.drop import drop
+from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
     SwitchoverOptions,
     giving_ledger,
+    session_on_publisher,
     taking_session,
     the_one,
 )
 from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
-from pgsub.commands.switchover.under_way import check_command, under_way
+from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
+from pgsub.commands.switchover.under_way import check_command, lost_since_the_end, under_way
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -34,6 +41,8 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises TargetUnavailable: run the command again for the rest.
     """
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
+        if (undone := _undo_ended(options, store, reporter)) is not None:
+            return undone
         sub = the_one(store, options)
         with contextlib.ExitStack() as stack:
             back = store.find(options.names[1])
@@ -70,6 +79,26 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                     look = PauseComparison(options, store, sub)
                     steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
+
+
+def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome | None:
+    """Undo a switchover that has ended, if the taking side has lost it since: clients can write nowhere then.
+
+    :return: None if it has not.
+    """
+    active, name = options.names
+    back = store.find(name) if store.find(active) is None else None
+    if back is None or (there := lost_since_the_end(store, back)) is None:
+        return None
+    end_subscription(options, store, back.name, reporter)
+    with ledger_session(store, back) as giving, session_on_publisher(options, back) as taking:
+        right_to_write.release(there, giving, taking, right_to_write.commands(options, back, back))
+        with durable(giving):
+            journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+    drop(options.state_dir, back.name, if_exists=True, reporter=InnerReporter(reporter, backward=True))
+    reporter.warning(*SEQUENCES)
+    said = f"Clients write on the publisher. Create subscription {word(active)} again, with --adopt."
+    return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=said)
 
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:

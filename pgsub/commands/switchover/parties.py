@@ -162,6 +162,19 @@ def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscript
         yield session
 
 
+@contextlib.contextmanager
+def session_on_publisher(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
+    """Open a session on the publisher of the reverse subscription that can change the journal there.
+
+    :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
+    """
+    conninfo = passfiles.revealed(back.connection, "publisher", options.state_dir)
+    opened = target.connect(conninfo, "pgsub switchover", replica=False, views=False)
+    with contextlib.closing(opened) as session:
+        ledger_privileges.check(session)
+        yield session
+
+
 def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
     """Return the ending subscription.
 

@@ -11,7 +11,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import giving_fence, server_gone
-from pgsub.commands.switchover.under_way import promotes, under_way
+from pgsub.commands.switchover.under_way import lost_since_the_end, promotes, under_way
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
@@ -67,11 +67,15 @@ def status(options: SwitchoverOptions) -> Outcome:
 
 
 def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Outcome:
-    """Return that the writes were moved, and whether the publisher has lost its fence since."""
+    """Return that the writes were moved, and whether one of the servers has lost that since."""
     with contextlib.suppress(TargetUnavailable, StateForbids):
         if (there := giving_fence.lost_since(store, back)) is not None:
             again = [Choice("keep clients from writing there again", options.command)]
             return Outcome(*options.names, DONE, there.phase, said=_LAGGED, choices=again)
+        if lost_since_the_end(store, back) is not None:
+            undo = [Choice("let clients write on the publisher again", f"{options.command} --abort")]
+            lost = (journal.GIVEN, journal.LOST)
+            return Outcome(*options.names, DONE, *lost, said=_SAID[journal.LOST], choices=undo)
     return Outcome(*options.names, DONE, said=f'Subscription "{back.name}" replicates now.')
 
 

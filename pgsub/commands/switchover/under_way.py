@@ -11,7 +11,7 @@ from dataclasses import replace
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.sessions import ledger_session
+from pgsub.commands.sessions import connect_publisher, ledger_session
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
@@ -75,6 +75,27 @@ def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> En
     if there is None or there.phase == journal.RELEASED:
         return None
     return replace(there, side=journal.TAKING, subid=sub.subid, back_subid=back.subid, phase=journal.LOST)
+
+
+def lost_since_the_end(store: StateStore, back: Subscription) -> Entry | None:
+    """Return the giving side's row of a switchover that has ended and that the taking side has lost since.
+
+    A taking side without a row is not called lost, because its ledger may have been dropped.
+
+    :param back: the reverse subscription, the only one since the switchover has ended.
+    """
+    if back.way_back_of is None:
+        return None
+    with ledger_session(store, back) as giving:
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+    if there is None:
+        return None
+    with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
+        with connect_publisher(back) as taking:
+            here = journal.of(taking, there.id)
+        if here is not None and journal.has_lagged(here, there):
+            return there
+    return None
 
 
 def check_command(entry: Entry, options: SwitchoverOptions) -> None:

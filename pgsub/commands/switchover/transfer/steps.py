@@ -25,7 +25,7 @@ from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOp
 from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
-from pgsub.commands.switchover.transfer.turn import end_subscription
+from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
 from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
@@ -314,6 +314,7 @@ class Switchover:
         # The lost target had taken the right, so the subscription may have been ended. A later run does not know that.
         if entry.phase == journal.LOST and not self._store.subscription(self._sub.name).enabled:
             enable(self._options.state_dir, self._sub.name, reporter=self._reporter)
+            self._reporter.warning(*SEQUENCES)
         reporter = InnerReporter(self._reporter, backward=True)
         drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
         failpoints.point("switchover.dropped")
