@@ -146,10 +146,10 @@ class Switchover:
             elif phase not in (None, journal.OPEN, journal.FENCED):
                 return False
             ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.release(entry)
             self._reporter.warning(
                 f"the switchover {ended} before the target had taken the right to write: everything is left as it was"
             )
-            self.release(entry)
         return False
 
     def _has_taken(self, entry: Entry) -> bool:
