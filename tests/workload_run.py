@@ -56,7 +56,7 @@ class Writer:
 
     def _apart(self, table: Table) -> int:
         """What keeps a row that is to be prepared from being equal to one that others look for."""
-        return self._chance.randrange(10**6, 10**9) if self._held and table.searched else 0
+        return self._chance.randrange(10**6, 5 * 10**8) if self._held and table.searched else 0
 
     def _insert(self, table: Table) -> tuple[str, Composable]:
         row = _join([Literal(self._chance.randrange(40) + self._apart(table)), *self._row(table)])
