@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.common.errors import SchemaFault
+from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
@@ -268,3 +269,79 @@ def test_a_lock_on_a_partition_holds_up_no_change_of_another_one(pair: MakePair)
         session.execute("ROLLBACK")
     p.stop(task)
     p.same("t")
+
+
+#: Tables with a partition t_x, the bounds and a row of it, and the table and the key that the error names.
+DETACHED = {
+    "range": (RANGES.replace("t_high", "t_x"), "FROM (100) TO (1000)", "2, 102", "t", "(k) = (102)"),
+    "below": (
+        "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (k, id)) PARTITION BY LIST (id);"
+        "CREATE TABLE t_2 PARTITION OF t DEFAULT PARTITION BY RANGE (k, id);"
+        "CREATE TABLE t_x PARTITION OF t_2 FOR VALUES FROM (1, 1) TO (9, 9);",
+        "FROM (1, 1) TO (9, 9)",
+        "2, 3",
+        "t_2",
+        "(k, id) = (3, 2)",
+    ),
+    "type": (
+        "CREATE TYPE e AS ENUM ('a', 'b'); CREATE TABLE t (id int, \"K\" e, v text) PARTITION BY LIST (\"K\");"
+        "CREATE TABLE t_x PARTITION OF t FOR VALUES IN ('b', NULL); ALTER TABLE t REPLICA IDENTITY FULL;"
+        "ALTER TABLE t_x REPLICA IDENTITY FULL",
+        "IN ('b', NULL)",
+        "2, 'b'",
+        "t",
+        '("K") = (b)',
+    ),
+    "long": (
+        "CREATE TABLE t (id int, k text, v text) PARTITION BY RANGE (length(k));"
+        "CREATE TABLE t_x PARTITION OF t FOR VALUES FROM (20000) TO (20001);"
+        "CREATE TABLE t_y PARTITION OF t FOR VALUES FROM (1) TO (20000); ALTER TABLE t REPLICA IDENTITY FULL;"
+        "ALTER TABLE t_x REPLICA IDENTITY FULL; ALTER TABLE t_y REPLICA IDENTITY FULL",
+        "FROM (20000) TO (20001)",
+        "2, repeat('x', 20000)",
+        "t",
+        f"(k) = ({'x' * 64}...)",
+    ),
+}
+_CHANGES = ("UPDATE t SET v = 'new' WHERE id = 2", "DELETE FROM t WHERE id = 2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"binary": True}, {"on_conflict": ("update_missing=skip", "delete_missing=skip")}],
+    ids=["text", "binary", "rules"],
+)
+@pytest.mark.parametrize("case", DETACHED)
+def test_a_row_whose_partition_is_detached_stops_apply_and_is_not_missing(
+    pair: MakePair, case: str, options: dict[str, Any]
+) -> None:
+    """As ExecFindPartition: once the partition is attached again, nothing is lost."""
+    tables, bounds, row, fails, key = DETACHED[case]
+    p = pair(
+        f"{tables}; CREATE TABLE u (id int PRIMARY KEY, v text)", pub=ROOT.replace("TABLE t", "TABLE t, u"), **options
+    )
+    p.apply(f"INSERT INTO t VALUES ({row}, 'b')", "INSERT INTO u SELECT g, 'u' FROM generate_series(1, 50) g")
+    parent = p.subdb.value("SELECT inhparent::regclass::text FROM pg_inherits WHERE inhrelid = 't_x'::regclass")
+    for change in _CHANGES:
+        p.subdb.execute(f"ALTER TABLE {parent} DETACH PARTITION t_x")
+        p.pubdb.execute("UPDATE u SET v = 'before'")
+        p.pubdb.execute(f"BEGIN; UPDATE u SET v = 'with'; {change}; COMMIT")
+        with pytest.raises(ApplyError, match=f'no partition of relation "{fails}" found for row') as caught:
+            p.catch_up()
+        assert (caught.value.sqlstate, caught.value.relation) == ("23514", "public.t")
+        assert caught.value.detail == f"Partition key of the failing row contains {key}."
+        assert "Attach the row's partition again" in (caught.value.hint or "")
+        assert p.subdb.rows("SELECT DISTINCT v FROM u") == [("before",)]
+        p.subdb.execute(f"ALTER TABLE {parent} ATTACH PARTITION t_x FOR VALUES {bounds}")
+        p.apply()
+        p.same("t", "u")
+    assert p.events() == []
+
+
+@pytest.mark.parametrize("change", _CHANGES, ids=["update", "delete"])
+def test_a_row_that_another_partition_would_take_is_missing(pair: MakePair, change: str) -> None:
+    p = pair(f"{RANGES}; CREATE TABLE t_default PARTITION OF t DEFAULT", pub=ROOT)
+    p.apply("INSERT INTO t VALUES (1, 1, 'a'), (2, 102, 'b')")
+    p.subdb.execute("ALTER TABLE t DETACH PARTITION t_high")
+    p.apply(change)
+    assert [one["conflict_type"] for one in p.events()] == [f"{change[:6].lower()}_missing"]

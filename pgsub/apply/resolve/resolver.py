@@ -153,6 +153,9 @@ class Resolver:
             if differs is not None and not self._differing(change, differs):
                 return
             if lock and not locked:  # nobody was asked about a row that appears from now on
+                # guard: a row whose partition is detached is not missing
+                self._rows.conflicts.unrouted.add(place)
+                self._rows.sync()
                 self._missing(change)
                 return
         self._rows.conflicts.missed = False

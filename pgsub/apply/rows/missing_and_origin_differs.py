@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.owner_pipeline import OwnerPipeline
+from pgsub.apply.rows.relation_cache import RelationCache
 from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.statements_by_shape import RowStatements
+from pgsub.apply.rows.unrouted_rows import UnroutedRows
 from pgsub.common.errors import ApplyError
 from pgsub.target.sql.pipeline import RowCount
 
@@ -102,12 +104,16 @@ class FoundConflicts:
     :ivar resolving: the caller resolves each conflict.
     :ivar missed: if so, whether the row of the last change was missing.
     :ivar missing: rows that changes did not find, and that may have appeared since.
+    :ivar unrouted: rows that changes did not find, and that may have no partition.
     """
 
-    def __init__(self, pipeline: OwnerPipeline, statements: RowStatements, subid: int, *, looks_again: bool) -> None:
-        self._pipeline, self._subid = pipeline, subid
+    def __init__(
+        self, pipeline: OwnerPipeline, statements: RowStatements, relations: RelationCache, *, looks_again: bool
+    ) -> None:
+        self._pipeline, self._subid = pipeline, relations.subid
         self._statements = statements
         self.missing = MissingRows(looks_again=looks_again)
+        self.unrouted = UnroutedRows(pipeline, statements, relations)
         self.records: list[tuple[int, Record]] = []
         self.depth = 0
         self.resolving = self.missed = False
@@ -119,6 +125,7 @@ class FoundConflicts:
         """Begin a target transaction."""
         self.records, self.depth, self._unresolved, self._several = [], 0, None, None
         self.missing.begin()
+        self.unrouted.forget()
 
     def check_origin(self, place: Place) -> None:
         """Send a query, before a change, for the other origin that wrote the row last (GetTupleTransactionInfo).
@@ -160,6 +167,8 @@ class FoundConflicts:
 
         def on_count(count: int) -> None:
             self.counted(place, count)
+            if not count:
+                self.unrouted.add(place)
             if not count and self.resolving:
                 self.missed = True
             elif not count and not self._is_ruled(place, "missing"):
@@ -211,7 +220,7 @@ class FoundConflicts:
 
         :raises SetFallback: a rule must decide a conflict, or a missing row has appeared; the target transaction is not
             aborted.
-        :raises ApplyError: a change by a unique key found several rows; in the same way.
+        :raises ApplyError: a change by a unique key found several rows, or no partition takes its row; in the same way.
         """
         unresolved, self._unresolved = self._unresolved, None
         several, self._several = self._several, None
@@ -219,9 +228,13 @@ class FoundConflicts:
             raise _several_rows(self._subid, several)
         if unresolved is not None:
             raise unresolved
+        refused = self.unrouted.first()  # before the search, which finds the rows of a partition that is attached now
         came = self.missing.first_that_came(self._present)
         if came is not None:
             raise SetFallback(came.mapped, "a row that was missing is there")
+        # guard: a row whose partition is detached is not missing
+        if refused is not None:
+            raise refused
 
     def record(self, record: Record) -> None:
         """Add a record; it is dropped if an open savepoint is rolled back."""
@@ -241,6 +254,7 @@ class FoundConflicts:
         del self.records[count:]
         self._unresolved = self._several = None
         self.missing.forget()
+        self.unrouted.forget()
 
 
 def _several_rows(subid: int, place: Place) -> ApplyError:

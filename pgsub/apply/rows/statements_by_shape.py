@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.relation_cache import RelationCache
@@ -12,6 +12,7 @@ from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap, check_updatable
 from pgsub.target.catalog.table_names import partitions
 from pgsub.target.sql import row_queries, statements
+from pgsub.target.sql.partitions import Level, unrouted
 from pgsub.target.sql.statement_builder import Statement
 
 #: Maximum number of cached statements. A row that is found by all of its columns has one for each set of NULLs.
@@ -111,6 +112,20 @@ class RowStatements:
             b"W" + strength[:1].encode() + (b"o" if old else b"n"),
             _finds(relation, searched),
             lambda: _checked(relation, row_queries.origin_differs(relation, searched.kinds, old, lock=strength)),
+        )
+
+    def unrouted(self, place: Place, below: Sequence[Level], version: int) -> Statement:
+        """Build a query for the partitioned table that has no partition for ``place.new``.
+
+        :param below: the partitions, as :func:`~pgsub.target.sql.partitions.levels` returns them now.
+        :param version: their hash. DDL on partitions may go unnoticed for a while, so it is part of the shape.
+        """
+        relation, row = place.mapped, place.row
+        return self._known(
+            place,
+            b"L%d" % version,
+            row.kinds.translate(_SETS) + _reads(relation, row),
+            lambda: unrouted(relation, row.kinds, below),
         )
 
     def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:

@@ -48,7 +48,7 @@ class RowWriter:
         self.connection, self.relations = connection, relations
         self._pipeline = OwnerPipeline(connection)
         self._statements = RowStatements(relations)
-        self.conflicts = FoundConflicts(self._pipeline, self._statements, relations.subid, looks_again=looks_again)
+        self.conflicts = FoundConflicts(self._pipeline, self._statements, relations, looks_again=looks_again)
         self._inserts = InsertRun()
         self.copies = True
         self.changes = 0

@@ -6,6 +6,7 @@ The server does not tell it outside of an INSERT. So partition constraints are e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -14,8 +15,11 @@ from pgsub.common import table_lock
 from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.catalog.table_names import PARTITIONS
 from pgsub.target.session import roles
+from pgsub.target.sql.row_queries import row_texts
+from pgsub.target.sql.statement_builder import Builder, Statement
 
 #: Schema and name of a table.
 Name = tuple[str, str]
@@ -25,6 +29,89 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
   JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
+
+# A column depends on the partitioned table whose partition key has it, also in an expression. A partition that is being
+# detached takes no rows.
+_LEVELS = """
+WITH RECURSIVE member AS (
+     SELECT %s::oid AS oid, 0 AS depth
+      UNION ALL
+     SELECT c.oid, m.depth + 1
+       FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid AND NOT i.inhdetachpending
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
+SELECT c.relkind = 'p', c.relname::text, pg_catalog.pg_get_partition_constraintdef(c.oid), ARRAY(
+       SELECT a.attname::text FROM pg_catalog.pg_depend d
+         JOIN pg_catalog.pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid
+        WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = p.partrelid AND d.deptype = 'i'
+          AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0
+        ORDER BY pg_catalog.array_position(p.partattrs::smallint[], a.attnum), a.attnum)
+  FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
+  LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
+ ORDER BY c.relkind = 'p', m.depth DESC, c.oid
+"""
+
+
+class Level(NamedTuple):
+    """A partitioned table or one of its partitions.
+
+    :ivar splits: it has partitions, not rows.
+    :ivar constraint: as SQL; None: it takes every row.
+    :ivar key: columns of its partition key, in their order; those in expressions are the last.
+    """
+
+    splits: bool
+    name: str
+    constraint: str | None
+    key: tuple[str, ...]
+
+
+def levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...]:
+    """Read a partitioned table and its partitions: those with rows, then the others, and the table itself last."""
+    found = connection.execute(_LEVELS.encode(), (root,))
+    return tuple(Level(splits, name, constraint, tuple(key)) for splits, name, constraint, key in found)
+
+
+def unrouted(relation: RelationMap, kinds: bytes, below: Sequence[Level]) -> Statement:
+    """Compose a SELECT of the partitioned table that has no partition for a row, and of its key in the row.
+
+    It returns a row if there is such a table, and if all columns of all partition keys were sent.
+
+    :param kinds: column kinds of the row.
+    :param below: result of :func:`levels`; the SELECT returns the number of one.
+    """
+    build = Builder(relation, kinds)
+    keys = dict.fromkeys(name for level in below for name in level.key)
+    if not keys.keys() <= build.sent.keys():
+        return Statement.fixed("SELECT WHERE false")
+    by_name = {column.name: column for column in relation.target.columns}
+    # types and constraints are SQL from the catalogs
+    values = sql.SQL(", ").join(
+        sql.SQL("{} AS {}").format(
+            by_name[name].collated(
+                sql.SQL("{}::{}").format(build.value(build.sent[name]), sql.SQL(by_name[name].full_type))
+            ),
+            sql.Identifier(name),
+        )
+        for name in keys
+    )
+    takes = sql.SQL(" ").join(
+        sql.SQL("WHEN ({}) THEN {}").format(
+            sql.SQL(level.constraint or "true"), sql.SQL(str(number) if level.splits else "NULL")
+        )
+        for number, level in enumerate(below[:-1])
+    )
+    texts = sql.SQL(" ").join(
+        sql.SQL("WHEN {} THEN {}").format(
+            sql.SQL(str(number)), row_texts([by_name[name] for name in level.key], "pgsub_row")
+        )
+        for number, level in enumerate(below)
+        if level.splits
+    )
+    text = sql.SQL(
+        "SELECT pgsub_level, CASE pgsub_level {} END FROM (SELECT *, CASE WHEN false THEN NULL {} ELSE {} END"
+        " AS pgsub_level FROM (SELECT {}) AS {}) AS pgsub_row WHERE pgsub_level IS NOT NULL"
+    ).format(texts, takes, sql.SQL(str(len(below) - 1)), values, sql.Identifier(relation.target.name))
+    return build.done(text)
 
 
 def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:

@@ -1,0 +1,85 @@
+"""Rows that are missing because no partition takes them, as while their partition is detached.
+
+The server routes the row of a change before it searches it (apply_handle_tuple_routing, worker.c), and fails.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from pgsub.apply.conflicts import conflict_text
+from pgsub.apply.conflicts.conflict import hint
+from pgsub.apply.conflicts.error_context import Place, locate
+from pgsub.apply.rows.owner_pipeline import OwnerPipeline
+from pgsub.apply.rows.relation_cache import RelationCache
+from pgsub.apply.rows.statements_by_shape import RowStatements
+from pgsub.common.errors import ApplyError
+from pgsub.protocol.reader import UNCHANGED
+from pgsub.target.sql.partitions import Level, levels
+from pgsub.target.sql.row_queries import read_texts
+
+
+class UnroutedRows:
+    """Rows of partitioned tables that the changes of one target session did not find."""
+
+    def __init__(self, pipeline: OwnerPipeline, statements: RowStatements, relations: RelationCache) -> None:
+        self._pipeline, self._statements, self._relations = pipeline, statements, relations
+        self._places: list[Place] = []  #: since the last question
+
+    def add(self, place: Place) -> None:
+        """Add a row that a change did not find."""
+        if place.mapped.target.relkind == "p":
+            self._places.append(_routed(place))
+
+    def forget(self) -> None:
+        """Forget the rows, because their changes were undone."""
+        self._places = []
+
+    def first(self) -> ApplyError | None:
+        """Return the server's error for the first row that no partition takes, and forget the rows.
+
+        A partition that somebody attaches from now on is not noticed.
+        """
+        places, self._places = self._places, []
+        if not places:
+            return None
+        # their partitions are read each time: the lock that a change has keeps nobody from attaching one
+        tables = {place.mapped.target.oid for place in places}
+        read = {oid: levels(self._relations.connection, oid) for oid in tables}
+        known = {oid: (below, hash(below)) for oid, below in read.items()}
+        found: list[ApplyError] = []
+        for place in places:
+            below, version = known[place.mapped.target.oid]
+            statement = self._statements.unrouted(place, below, version)
+            self._pipeline.send_row(statement, place, None, functools.partial(self._found, found, place, below))
+        self._pipeline.become(None)
+        self._pipeline.sync()
+        return found[0] if found else None
+
+    def _found(self, found: list[ApplyError], place: Place, below: Sequence[Level], row: list[str | None]) -> None:
+        if found:
+            return
+        level, key = below[int(row[0] or 0)], read_texts(row[1])
+        quoted = {column.name: column.quoted or column.name for column in place.mapped.target.columns}
+        shown = conflict_text.row(dict(zip(level.key, key, strict=True)))
+        error = ApplyError(
+            f'could not apply remote transaction to relation "{place.name}": no partition of relation "{level.name}"'
+            " found for row",
+            detail=f"Partition key of the failing row contains ({', '.join(quoted[n] for n in level.key)}) = {shown}.",
+            hint=hint(
+                "Attach the row's partition again, or create one for it or a DEFAULT partition",
+                self._relations.subname,
+            ),
+            sqlstate="23514",
+        )
+        locate(error, self._relations.subid, place)
+        found.append(error)
+
+
+def _routed(place: Place) -> Place:
+    """Return a change with the row that the server routes as its new one. What was not sent of it is unchanged."""
+    row, lookup = place.searched, place.mapped.lookup
+    if place.old is not None:  # the old row may have no more than its key
+        row = row._replace(kinds=bytes(kind if i in lookup else UNCHANGED for i, kind in enumerate(row.kinds)))
+    return place._replace(new=row, old=None)
