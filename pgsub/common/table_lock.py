@@ -18,6 +18,8 @@ is cast to it. They are verified with the table, except those of pg_catalog, whi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import psycopg
 from psycopg import sql
 
@@ -47,6 +49,23 @@ DEFINITION = """(
                UNION ALL
               SELECT r.xmin::pg_catalog.text || r.ctid::pg_catalog.text
                 FROM pg_catalog.pg_rewrite r WHERE r.ev_class = {oid}) AS d (written))"""
+#: Whether a column of a table (``{oid}``) no longer has the name that the transaction's snapshot shows: the function
+#: returns the present one. Statements find columns by their present names, and rows by the snapshot.
+COLUMNS_RENAMED = """EXISTS (
+       SELECT FROM pg_catalog.pg_attribute a
+        CROSS JOIN LATERAL pg_catalog.pg_identify_object_as_address(
+              'pg_catalog.pg_class'::pg_catalog.regclass, a.attrelid, a.attnum) AS present
+        WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.attname::pg_catalog.text IS DISTINCT FROM present.object_names[3])"""
+#: Whether one of the columns (%(names)s) of a table (%(oid)s) no longer has its number (%(numbers)s).
+_RENUMBERED = """
+SELECT EXISTS (
+       SELECT FROM ROWS FROM (pg_catalog.unnest(%(numbers)s::pg_catalog.int2[]),
+                              pg_catalog.unnest(%(names)s::pg_catalog.text[])) AS known (attnum, attname)
+        WHERE NOT EXISTS (
+              SELECT FROM pg_catalog.pg_attribute a
+               WHERE a.attrelid = %(oid)s AND a.attnum = known.attnum AND a.attname = known.attname))
+"""
 #: Whether this transaction has altered a table ($1), whose lock it then had.
 ALTERED_HERE = """EXISTS (
        SELECT FROM pg_catalog.pg_locks l JOIN (
@@ -135,6 +154,17 @@ def hold(
         raise altered(schema, name)
     verify_types(connection, named_types, schema, name)
     return may_lock
+
+
+def check_columns(connection: psycopg.Connection, oid: int, schema: str, name: str, columns: Mapping[str, int]) -> None:
+    """Check, after a statement that named columns of a table and so keeps it locked, that they were the known ones.
+
+    :param columns: their numbers by name.
+    :raises TableAltered: another column has one of the names, or none.
+    """
+    known = {"oid": oid, "numbers": list(columns.values()), "names": list(columns)}
+    if columns and scalar(connection, _RENUMBERED, known) is not False:
+        raise TableAltered(f'columns of table "{schema}.{name}" were renamed meanwhile', sqlstate="40001")
 
 
 def verify_types(connection: psycopg.Connection, named_types: str | None, schema: str, name: str) -> None:

@@ -25,7 +25,7 @@ from pgsub.publisher.slots import create_slot
 from pgsub.publisher.stream.walsender import quote_identifier
 
 # Catalogs are read as of the snapshot; functions return the present state.
-_REWRITTEN = """
+_REWRITTEN = f"""
     WITH wanted AS (
         SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = %(schema)s AND c.relname = %(name)s)
@@ -35,7 +35,8 @@ _REWRITTEN = """
                 SELECT w.oid FROM wanted w
                 UNION SELECT t.relid FROM wanted w, pg_catalog.pg_partition_tree(w.oid) t) AS m (oid)
             JOIN pg_catalog.pg_class c ON c.oid = m.oid
-            WHERE c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid))"""
+            WHERE c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)
+                OR {table_lock.COLUMNS_RENAMED.format(oid="c.oid")})"""
 
 
 class SlotSnapshot:
@@ -154,7 +155,7 @@ def hold_table(connection: Connection, oid: int, schema: str, name: str) -> None
 
 def _rewritten(schema: str, name: str) -> PublisherUnavailable:
     return PublisherUnavailable(
-        f'table "{schema}.{name}" was rewritten on the publisher while it was copied',
+        f'table "{schema}.{name}" was rewritten on the publisher while it was copied, or its columns were renamed',
         detail="The slot's snapshot does not see its rows as they are now; a new one will.",
     )
 
@@ -169,9 +170,11 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
 
     VACUUM FULL and CLUSTER move rows between block ranges that are read one by one. After TRUNCATE, an ALTER TABLE that
     rewrites, or the creation of another table with the same name, the snapshot sees no rows: neither the copy nor the
-    slot would send them. The read has locked the table until the end of the transaction, so the answer stays true. The
-    snapshot's holder must not lock tables itself. A task would queue behind a session that waits for that lock, and the
-    holder waits for the task: a deadlock that no server can see.
+    slot would send them. After a column was renamed, another one may have been read by its name.
+
+    The read has locked the table until the end of the transaction, so the answer stays true. The snapshot's holder must
+    not lock tables itself. A task would queue behind a session that waits for that lock, and the holder waits for the
+    task: a deadlock that no server can see.
 
     :raises PublisherUnavailable: it was not; another snapshot helps.
     """

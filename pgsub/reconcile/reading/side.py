@@ -5,7 +5,8 @@ Each statement has a transaction of its own. It imports the snapshot, locks the 
 these have the names (:mod:`pgsub.common.table_lock`). So no lock is held for longer than one piece takes to read, and
 TRUNCATE or ALTER TABLE waits no longer. Their effect is noticed at the end: a table with other files than in the
 snapshot was truncated or rewritten, which a snapshot does not show. A table with another name may have been renamed,
-and another table with its old name read in its place, if the session may not lock it.
+and another table with its old name read in its place, if the session may not lock it. So may a column, because names
+mean the present columns, whatever the snapshot.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (
  WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
     OR c.oid::pg_catalog.regclass::pg_catalog.text
        IS DISTINCT FROM pg_catalog.format('%I.%I', n.nspname, c.relname)
+    OR {table_lock.COLUMNS_RENAMED.format(oid="m.oid")}
     OR c.oid = {{oid}}::pg_catalog.oid AND (n.nspname, c.relname) <> ({{schema}}, {{name}})
 """
 # A role that may read a partitioned table need not have privileges on its partitions, which have policies of their own.

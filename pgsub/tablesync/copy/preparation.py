@@ -291,5 +291,11 @@ def _copied(
         types=types,
         # the input functions of the present types read text, but binary values have the form of one type
         definition=relation.definition if plan.binary_copy(sub, table.remote, relation, table.version) else None,
+        columns={} if atomic else _numbers(table),
     )
     return copied, made
+
+
+def _numbers(table: Table) -> dict[str, int]:
+    copied = {column.name for column in table.remote.columns}
+    return {column.name: column.attnum for column in table.target.columns if column.name in copied}

@@ -7,8 +7,8 @@ rules. It too is one transaction. The server has no such copy: its copy_table (t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -58,6 +58,7 @@ class CopiedTable:
     :ivar locks: that role may lock the table.
     :ivar types: the publisher's types, as SQL, of columns that have another type on the target; for hints.
     :ivar definition: see :class:`~pgsub.target.catalog.relation.TargetRelation`; None: the copy does not depend on it.
+    :ivar columns: numbers of the target's columns by name; empty if nothing else is copied by these names.
     """
 
     relation: Relation
@@ -70,6 +71,7 @@ class CopiedTable:
     locks: bool
     types: tuple[tuple[str, str], ...]
     definition: str | None = None
+    columns: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> tuple[str, str]:

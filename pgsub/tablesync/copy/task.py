@@ -208,6 +208,8 @@ class _CopySessions:
                 )
         # guard: chunks of a rewritten table are not mixed
         check_not_rewritten(self._source, *source_of[1:])
+        # guard: chunks are not stored in columns that got each other's names
+        table_lock.check_columns(self._session, table.oid, *table.name, table.columns)
         leave_snapshot(self._source)
         return rows, size
 

@@ -42,6 +42,7 @@ class TargetColumn:
     defaulted: bool = False  #: has a default or an identity
     uncut: str | None = None  #: the type without length, as SQL, if a cast to the length would truncate; else None
     operand: str | None = None  #: equality's operand type, as SQL, if outside pg_catalog and not the column's type
+    attnum: int = 0  #: stays when the column is renamed
 
     def collated(self, value: sql.Composable) -> sql.Composed:
         """Compose a value with the column's collation, so that it compares as in constraints and indexes."""

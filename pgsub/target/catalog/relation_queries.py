@@ -144,7 +144,7 @@ SELECT a.attrelid::bigint, k.named, a.attname::text, a.atttypid::bigint, pg_cata
             SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
               FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
              WHERE l.oid = a.attcollation) END,
-       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '', k.uncut, k.operand
+       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '', k.uncut, k.operand, a.attnum
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
