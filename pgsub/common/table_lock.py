@@ -57,14 +57,18 @@ COLUMNS_RENAMED = """EXISTS (
               'pg_catalog.pg_class'::pg_catalog.regclass, a.attrelid, a.attnum) AS present
         WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
           AND a.attname::pg_catalog.text IS DISTINCT FROM present.object_names[3])"""
-#: Whether one of the columns (%(names)s) of a table (%(oid)s) no longer has its number (%(numbers)s).
-_RENUMBERED = """
+#: Whether one of the columns (%(names)s) of a table (%(oid)s) has another number, type or modifier than it had.
+_REDEFINED = """
 SELECT EXISTS (
-       SELECT FROM ROWS FROM (pg_catalog.unnest(%(numbers)s::pg_catalog.int2[]),
-                              pg_catalog.unnest(%(names)s::pg_catalog.text[])) AS known (attnum, attname)
+       SELECT FROM ROWS FROM (pg_catalog.unnest(%(names)s::pg_catalog.text[]),
+                              pg_catalog.unnest(%(numbers)s::pg_catalog.int2[]),
+                              pg_catalog.unnest(%(types)s::pg_catalog.oid[]),
+                              pg_catalog.unnest(%(modifiers)s::pg_catalog.int4[])
+       ) AS known (name, number, type, modifier)
         WHERE NOT EXISTS (
               SELECT FROM pg_catalog.pg_attribute a
-               WHERE a.attrelid = %(oid)s AND a.attnum = known.attnum AND a.attname = known.attname))
+               WHERE a.attrelid = %(oid)s AND a.attname = known.name
+                 AND (a.attnum, a.atttypid, a.atttypmod) = (known.number, known.type, known.modifier)))
 """
 #: Whether this transaction has altered a table ($1), whose lock it then had.
 ALTERED_HERE = """EXISTS (
@@ -123,7 +127,6 @@ def hold(
     *,
     may_lock: bool | None = None,
     named_types: str | None = None,
-    definition: str | None = None,
 ) -> bool:
     """Lock a table in the open transaction and verify that its name is its own; return whether it is locked.
 
@@ -132,9 +135,7 @@ def hold(
     :param purpose: :data:`WRITING`, :data:`READING`, :data:`EMPTYING`, or :data:`ALONE` to keep others from writing.
     :param may_lock: the role may lock the table; None to ask the server.
     :param named_types: see :func:`verify_types`.
-    :param definition: the known :data:`DEFINITION`; None: nothing depends on it.
     :raises TableReplaced: the name belongs to another table or to none, or one of the types was renamed.
-    :raises TableAltered: it has another definition.
     """
     if may_lock is None:
         may_lock = scalar(connection, _MAY_LOCK, (purpose, oid)) is True
@@ -149,22 +150,25 @@ def hold(
         psycopg.errors.WrongObjectType,
     ):
         raise replaced(oid, schema, name) from None
-    # guard: binary values are not copied into a column that got another type meanwhile
-    if definition is not None and scalar(connection, f"SELECT {DEFINITION.format(oid='%s')}", [oid] * 5) != definition:
-        raise altered(schema, name)
     verify_types(connection, named_types, schema, name)
     return may_lock
 
 
-def check_columns(connection: psycopg.Connection, oid: int, schema: str, name: str, columns: Mapping[str, int]) -> None:
+def check_columns(
+    connection: psycopg.Connection, oid: int, schema: str, name: str, columns: Mapping[str, tuple[int, int, int]]
+) -> None:
     """Check, after a statement that named columns of a table and so keeps it locked, that they were the known ones.
 
-    :param columns: their numbers by name.
-    :raises TableAltered: another column has one of the names, or none.
+    An ALTER TABLE that gives a column another type may change its values, which rows that come later have not.
+
+    :param columns: number, type and modifier by name.
+    :raises TableAltered: another column has one of the names, or none, or a column has another type.
     """
-    known = {"oid": oid, "numbers": list(columns.values()), "names": list(columns)}
-    if columns and scalar(connection, _RENUMBERED, known) is not False:
-        raise TableAltered(f'columns of table "{schema}.{name}" were renamed meanwhile', sqlstate="40001")
+    numbers, types, modifiers = ([one[n] for one in columns.values()] for n in range(3))
+    known = {"oid": oid, "names": list(columns), "numbers": numbers, "types": types, "modifiers": modifiers}
+    if columns and scalar(connection, _REDEFINED, known) is not False:
+        message = f'columns of table "{schema}.{name}" were renamed or got another type meanwhile'
+        raise TableAltered(message, sqlstate="40001")
 
 
 def verify_types(connection: psycopg.Connection, named_types: str | None, schema: str, name: str) -> None:

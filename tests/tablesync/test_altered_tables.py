@@ -10,7 +10,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_program import until
 
-from pgsub.common.errors import PublisherUnavailable, TableAltered
+from pgsub.common.errors import ApplyError, PublisherUnavailable, TableAltered
 from pgsub.tablesync.copy import plan
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), g FROM generate_series(1, 3000) g"
@@ -40,22 +40,19 @@ def _altered_meanwhile(
     return syncing
 
 
-def test_text_is_copied_into_a_column_that_got_another_type_meanwhile(
-    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_no_chunk_fills_a_column_that_got_another_type_and_perhaps_other_values_meanwhile(
+    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: bool
 ) -> None:
-    p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)
-    _altered_meanwhile(p, at, tmp_path, monkeypatch, "ALTER TABLE t ALTER n TYPE bigint").result()
-    p.same("t")
-
-
-def test_binary_values_are_not_copied_into_a_column_that_got_another_type_meanwhile(
-    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rest comes as text: another attempt would find that the ALTER TABLE has written the rows of the first."""
-    p = pair(TABLE, pub=ROWS, state="i", copy_workers=1, binary=True)
-    _altered_meanwhile(p, at, tmp_path, monkeypatch, "ALTER TABLE t ALTER n TYPE real").result()
-    p.same("t")
-    assert p.state("t") == "s" and p.subdb.value("SELECT bool_and(n = id) FROM t")
+    p = pair(TABLE, pub=ROWS, state="i", copy_workers=1, binary=binary)
+    altering = "ALTER TABLE t ALTER n TYPE real USING n / 100"
+    with pytest.raises(TableAltered):
+        _altered_meanwhile(p, at, tmp_path, monkeypatch, altering).result()
+    # the ALTER TABLE has written the rows of the first chunk, so they are not known as copied
+    with pytest.raises(ApplyError, match="could not continue the interrupted copy") as raised:
+        p.sync("t")
+    assert "--resync" in (raised.value.hint or "")
+    assert p.subdb.value("SELECT count(*) FROM t WHERE n = id") == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ def test_no_chunk_fills_another_column_of_the_target_by_the_name_of_the_first_ch
 ) -> None:
     p = pair(TWO_ALIKE, pub=ROWS_OF_TWO, state="i", copy_workers=1, binary=binary)
     syncing = _altered_meanwhile(p, at, tmp_path, monkeypatch, RENAMING[renaming])
-    with pytest.raises(TableAltered, match="were renamed meanwhile"):
+    with pytest.raises(TableAltered):
         syncing.result()
     p.sync("t")
     _same_by_name(p)

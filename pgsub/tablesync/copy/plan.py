@@ -127,11 +127,6 @@ def copy_of_rows(remote: RemoteTable, leaf: Leaf, ctids: Sequence[str], *, binar
     return copy_statement(remote, columns=names, leaf=leaf, ctids=ctids, binary=binary).as_string(None)
 
 
-def as_text(statement: str) -> str:
-    """Return one of the COPY statements of :func:`make` in the text format."""
-    return statement.removesuffix(" WITH (FORMAT binary)")
-
-
 def _rows(reltuples: float) -> int | None:
     return int(reltuples) if reltuples >= 0 else None
 

@@ -289,13 +289,11 @@ def _copied(
         acts_as=relation.acts_as,
         locks=may_lock(relation, relation.acts_as),
         types=types,
-        # the input functions of the present types read text, but binary values have the form of one type
-        definition=relation.definition if plan.binary_copy(sub, table.remote, relation, table.version) else None,
-        columns={} if atomic else _numbers(table),
+        columns=_columns(table),
     )
     return copied, made
 
 
-def _numbers(table: Table) -> dict[str, int]:
+def _columns(table: Table) -> dict[str, tuple[int, int, int]]:
     copied = {column.name for column in table.remote.columns}
-    return {column.name: column.attnum for column in table.target.columns if column.name in copied}
+    return {c.name: (c.attnum, c.type_oid, c.typmod) for c in table.target.columns if c.name in copied}

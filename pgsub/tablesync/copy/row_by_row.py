@@ -57,8 +57,7 @@ class CopiedTable:
     :ivar acts_as: role that stores the rows; None: the session's own.
     :ivar locks: that role may lock the table.
     :ivar types: the publisher's types, as SQL, of columns that have another type on the target; for hints.
-    :ivar definition: see :class:`~pgsub.target.catalog.relation.TargetRelation`; None: the copy does not depend on it.
-    :ivar columns: numbers of the target's columns by name; empty if nothing else is copied by these names.
+    :ivar columns: number, type and modifier of the target's columns by name.
     """
 
     relation: Relation
@@ -70,8 +69,7 @@ class CopiedTable:
     acts_as: str | None
     locks: bool
     types: tuple[tuple[str, str], ...]
-    definition: str | None = None
-    columns: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> tuple[str, str]:

@@ -16,14 +16,14 @@ import psycopg
 from pgsub.apply import verified_publisher
 from pgsub.common import failpoints, server_words, table_lock
 from pgsub.common.connections.exported_snapshot import ExportedSnapshot
-from pgsub.common.errors import ApplyError, Fenced, PgsubError, TableAltered, TargetUnavailable
+from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.server_errors import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, hold_table, leave_snapshot, use_snapshot
 from pgsub.publisher.stream.transport import reachable
-from pgsub.tablesync.copy import conflict, copy_to_copy, plan, row_by_row
+from pgsub.tablesync.copy import conflict, copy_to_copy, row_by_row
 from pgsub.tablesync.copy.adoption import Adopter, Adoption, alone
 from pgsub.tablesync.copy.adoption_writer import Bringing
 from pgsub.tablesync.copy.below_libpq import Moved
@@ -202,26 +202,16 @@ class _CopySessions:
             rows, size = row_by_row.move(self._source, writer, copy_out, table, moved)
         else:
             with roles.acting(self._session, table.acts_as):
-                copy_out, copy_in = self._hold(table, copy_out)
+                table_lock.hold(self._session, table.oid, *table.name, may_lock=table.locks)
                 rows, size = copy_to_copy.move(
-                    self._source, self._session, copy_out, copy_in, moved, direct=self._direct
+                    self._source, self._session, copy_out, table.copy_in, moved, direct=self._direct
                 )
         # guard: chunks of a rewritten table are not mixed
         check_not_rewritten(self._source, *source_of[1:])
-        # guard: chunks are not stored in columns that got each other's names
+        # guard: chunks are not stored in columns that got each other's names, or another type
         table_lock.check_columns(self._session, table.oid, *table.name, table.columns)
         leave_snapshot(self._source)
         return rows, size
-
-    def _hold(self, table: CopiedTable, copy_out: str) -> tuple[str, str]:
-        """Lock the target's table, and return both COPY statements in a format that its present columns can read."""
-        known = table.definition
-        try:
-            table_lock.hold(self._session, table.oid, *table.name, may_lock=table.locks, definition=known)
-        except TableAltered:
-            # The next attempt could not go on: an ALTER TABLE that rewrites gives the rows of other chunks its own xid.
-            return plan.as_text(copy_out), plan.as_text(table.copy_in)
-        return copy_out, table.copy_in
 
     def _resume(self, piece: Piece, resumption: Resumption) -> tuple[int, int]:
         session, key, sub = self._session, piece.key, self._spec.subscription
