@@ -7,6 +7,8 @@ src/bin/pg_basebackup/t/040_pg_createsubscriber.pl.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 from contextlib import closing, contextmanager
 
@@ -264,6 +266,32 @@ def test_a_standby_that_is_away_and_without_which_the_publisher_sends_nothing_is
         primary.execute("SELECT pg_drop_replication_slot('away')")
     arrived(subdb, published, "first", "second")
     until(lambda: launcher.status(published)["waits"] is None)
+
+
+@pytest.mark.long
+def test_a_standby_that_stands_still_and_without_which_the_publisher_sends_nothing_is_told_with_its_slot(
+    primary, published, launcher, make_server, subdb
+):
+    create(launcher, published, primary.conninfo, "--failover")
+    there = set(primary.rows("SELECT slot_name::text FROM pg_replication_slots"))
+    standby = make_server(standby_of=primary.server)
+    [(slot,)] = set(primary.rows("SELECT slot_name::text FROM pg_replication_slots")) - there
+    primary.server.append_conf({"synchronized_standby_slots": slot, "wal_sender_timeout": 0})
+    primary.server.reload()
+    receiver = Database(standby, "app", there=True).value("SELECT pid FROM pg_stat_wal_receiver")
+    os.kill(receiver, signal.SIGSTOP)  # as one whose disk does
+    try:
+        written(primary, published, "second")
+        waits = until(lambda: launcher.status(published)["waits"])
+        assert f'slot "{slot}" of synchronized_standby_slots is of a standby that does not answer' in waits["for"]
+        assert launcher("status", published, "--check", "--max-lag", "100ms").returncode == 8
+        arrived(subdb, published, "first")
+    finally:
+        os.kill(receiver, signal.SIGCONT)
+    arrived(subdb, published, "first", "second")
+    until(lambda: launcher.status(published)["waits"] is None)
+    primary.server.append_conf({"synchronized_standby_slots": "", "wal_sender_timeout": "60s"})
+    primary.server.reload()
 
 
 @pytest.mark.long

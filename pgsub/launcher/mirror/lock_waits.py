@@ -74,7 +74,8 @@ SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
  WHERE {WORKER_SESSIONS} AND a.wait_event = 'SyncRep'
    AND pg_catalog.starts_with(a.application_name, %s)
 """
-# A standby that only lags for a moment is connected. Others see wait_event only with pg_read_all_stats.
+# A standby that only lags answers, at least every 10 s by default (wal_receiver_status_interval). Others see wait_event
+# and the answers only with pg_read_all_stats.
 _STANDBYS_AWAY = """
 SELECT own.slot_name::text, away.named
   FROM pg_catalog.pg_replication_slots own
@@ -82,14 +83,20 @@ SELECT own.slot_name::text, away.named
  CROSS JOIN LATERAL (
        SELECT pg_catalog.string_agg(pg_catalog.format('slot "%%s" of synchronized_standby_slots %%s', n.name,
               CASE WHEN s.slot_name IS NULL THEN 'does not exist' WHEN s.wal_status = 'lost' THEN 'is lost'
-                   ELSE 'is inactive' END), ', ')
+                   WHEN s.active THEN 'is of a standby that does not answer' ELSE 'is inactive' END), ', ')
          FROM (SELECT pg_catalog.lower(pg_catalog.btrim(one, ' "'))
                  FROM pg_catalog.unnest(pg_catalog.string_to_array(
                       pg_catalog.current_setting('synchronized_standby_slots', true), ',')) AS one) AS n (name)
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = n.name
-        WHERE s.active IS NOT TRUE) AS away (named)
+         LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
+        WHERE s.active IS NOT TRUE OR r.reply_time < pg_catalog.clock_timestamp() - %(silent)s::interval
+       ) AS away (named)
  WHERE (own.slot_name = %(slot)s OR pg_catalog.starts_with(own.slot_name::text, %(own)s)) AND away.named IS NOT NULL
 """
+
+
+#: Seconds without an answer after which a connected standby counts as one that keeps the publisher waiting.
+SILENT_SECONDS = 30
 
 
 def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
@@ -137,7 +144,7 @@ def standbys_away(connection: psycopg.Connection[Any], subid: int, slot_name: st
 
     :return: their slots, by the name of the subscription's slot that is kept waiting.
     """
-    names = {"slot": slot_name, "own": f"pgsub_{subid}_sync_"}
+    names = {"slot": slot_name, "own": f"pgsub_{subid}_sync_", "silent": f"{SILENT_SECONDS} s"}
     found = shown(connection, _STANDBYS_AWAY, names)
     return {name: f"a standby of the publisher to receive the changes ({away})" for name, away in found}
 
