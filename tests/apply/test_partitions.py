@@ -345,3 +345,20 @@ def test_a_row_that_another_partition_would_take_is_missing(pair: MakePair, chan
     p.subdb.execute("ALTER TABLE t DETACH PARTITION t_high")
     p.apply(change)
     assert [one["conflict_type"] for one in p.events()] == [f"{change[:6].lower()}_missing"]
+
+
+_REGIONS = "CREATE TABLE t (region text, id int, v text, PRIMARY KEY (region, id)) PARTITION BY LIST (region);"
+
+
+@pytest.mark.parametrize("change", ["UPDATE t SET v = 'new' WHERE id = 2", "DELETE FROM t WHERE id = 2"])
+def test_a_row_that_a_partition_of_partitions_lacks_is_missing(pair: MakePair, change: str) -> None:
+    """The constraints of these partitions read the key of the table above as well."""
+    p = pair(
+        pub=f"{_REGIONS} CREATE TABLE t_eu PARTITION OF t FOR VALUES IN ('eu'); CREATE PUBLICATION p FOR TABLE t",
+        sub=f"{_REGIONS} CREATE TABLE t_eu PARTITION OF t FOR VALUES IN ('eu') PARTITION BY RANGE (id);"
+        "CREATE TABLE t_eu_low PARTITION OF t_eu FOR VALUES FROM (0) TO (100)",
+    )
+    p.apply("INSERT INTO t VALUES ('eu', 1, 'a'), ('eu', 2, 'b')")
+    p.subdb.execute("DELETE FROM t WHERE id = 2")
+    p.apply(change)
+    assert [one["conflict_type"] for one in p.events()] == [f"{change[:6].lower()}_missing"]

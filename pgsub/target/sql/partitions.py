@@ -30,11 +30,11 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
  WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-# A column depends on the partitioned table whose partition key has it, also in an expression. A partition that is being
-# detached takes no rows.
+# A column depends on the partitioned table whose partition key has it, also in an expression. The constraint of a
+# partition reads the keys of all tables above it. A partition that is being detached takes no rows.
 _LEVELS = """
 WITH RECURSIVE member AS (
-     SELECT %s::oid AS oid, 0 AS depth
+     SELECT %(root)s::oid AS oid, 0 AS depth
       UNION ALL
      SELECT c.oid, m.depth + 1
        FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid AND NOT i.inhdetachpending
@@ -44,7 +44,13 @@ SELECT c.relkind = 'p', c.relname::text, pg_catalog.pg_get_partition_constraintd
          JOIN pg_catalog.pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid
         WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = p.partrelid AND d.deptype = 'i'
           AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0
-        ORDER BY pg_catalog.array_position(p.partattrs::smallint[], a.attnum), a.attnum)
+        ORDER BY pg_catalog.array_position(p.partattrs::smallint[], a.attnum), a.attnum),
+       ARRAY(
+       SELECT a.attname::text FROM pg_catalog.pg_partition_ancestors(c.oid) AS above (oid)
+         JOIN pg_catalog.pg_depend d ON d.objid = above.oid
+         JOIN pg_catalog.pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid
+        WHERE m.depth = 0 AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'i'
+          AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0)
   FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
   LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
  ORDER BY c.relkind = 'p', m.depth DESC, c.oid
@@ -57,18 +63,22 @@ class Level(NamedTuple):
     :ivar splits: it has partitions, not rows.
     :ivar constraint: as SQL; None: it takes every row.
     :ivar key: columns of its partition key, in their order; those in expressions are the last.
+    :ivar above: of the table that changes name, columns of its own key and of those of the tables above it.
     """
 
     splits: bool
     name: str
     constraint: str | None
     key: tuple[str, ...]
+    above: tuple[str, ...]
 
 
 def levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...]:
     """Read a partitioned table and its partitions: those with rows, then the others, and the table itself last."""
-    found = connection.execute(_LEVELS.encode(), (root,))
-    return tuple(Level(splits, name, constraint, tuple(key)) for splits, name, constraint, key in found)
+    found = connection.execute(_LEVELS.encode(), {"root": root})
+    return tuple(
+        Level(splits, name, constraint, tuple(key), tuple(above)) for splits, name, constraint, key, above in found
+    )
 
 
 def unrouted(relation: RelationMap, kinds: bytes, below: Sequence[Level]) -> Statement:
@@ -80,7 +90,7 @@ def unrouted(relation: RelationMap, kinds: bytes, below: Sequence[Level]) -> Sta
     :param below: result of :func:`levels`; the SELECT returns the number of one.
     """
     build = Builder(relation, kinds)
-    keys = dict.fromkeys(name for level in below for name in level.key)
+    keys = dict.fromkeys(name for level in below for name in (*level.key, *level.above))
     if not keys.keys() <= build.sent.keys():
         return Statement.fixed("SELECT WHERE false")
     by_name = {column.name: column for column in relation.target.columns}
