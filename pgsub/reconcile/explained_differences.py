@@ -210,7 +210,8 @@ class _Reader:
         """Describe rows. Of a row with an invalid value only the key is known, and none is if that is invalid."""
         try:
             rows, answers = self._asked(rows)
-        except (psycopg.DataError, psycopg.ProgrammingError):  # the text of a regclass may be no name on the target
+        # the text of a regclass may be no name on the target, and a binary value be of the type that a column had
+        except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.ProtocolViolation):
             half = len(rows) // 2
             only_key = {name: rows[0].values.get(name) for name in self._key}
             if half:

@@ -272,6 +272,19 @@ def test_binary_values_of_skipped_and_held_changes_explain_differences(served: S
     assert (a["different"], a["explained"]) == (2, 1)
 
 
+def test_a_binary_value_of_the_type_that_a_column_had_explains_nothing_and_hides_no_difference(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    publisher, target = tables
+    assert cli("alter", name, "--binary").returncode == 0
+    assert cli("alter", name, "--hold", "public.b").returncode == 0
+    target.execute("ALTER TABLE b ALTER id TYPE bigint")
+    publisher.execute("INSERT INTO b VALUES (500, 1.50)")
+    b = _table(_verify(cli, name, code=6), "b")
+    assert (b["outcome"], b["missing"], b["explained"]) == ("different", 1, 0)
+
+
 @pytest.mark.long
 def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
     cli, name = served
