@@ -30,8 +30,9 @@ from pgsub.demo.servers import Setting
 SCHEMA = "w"
 #: What a server's sessions and prepared transactions do, where one waits for another.
 SESSIONS = """
-    SELECT datname, pid, backend_type, application_name, state, wait_event_type, wait_event, pg_blocking_pids(pid)::text,
-           clock_timestamp() - xact_start, left(query, 80) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+    SELECT datname, pid, backend_type, application_name, state, wait_event_type, wait_event,
+           pg_blocking_pids(pid)::text, clock_timestamp() - xact_start, left(query, 80)
+      FROM pg_stat_activity WHERE pid <> pg_backend_pid()
     UNION ALL SELECT database, NULL, 'prepared', gid, NULL, NULL, NULL, NULL, clock_timestamp() - prepared, NULL
     FROM pg_prepared_xacts
 """
