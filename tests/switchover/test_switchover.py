@@ -282,7 +282,10 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) 
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
     assert (found["giving"], found["taking"]) == ("given", "lost")
     assert [one["command"] for one in found["choices"]] == [told]
-    undone = mover.cli("switchover", "moved", "--abort", "--yes")
+    words = ("switchover", "moved", "--abort", "--yes")
+    killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
+    assert killed.returncode in (-9, 137)
+    undone = mover.cli(*words)
     assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
     assert mover.subscriptions() == []
     assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]

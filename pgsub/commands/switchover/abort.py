@@ -6,6 +6,7 @@ A target that has lost this since has the right no more.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
@@ -90,9 +91,11 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
     back = store.find(name) if store.find(active) is None else None
     if back is None or (there := lost_since_the_end(store, back)) is None:
         return None
+    check_command(there, options)
     end_subscription(options, store, back.name, reporter)
+    run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
     with ledger_session(store, back) as giving, session_on_publisher(options, back) as taking:
-        right_to_write.release(there, giving, taking, right_to_write.commands(options, back, back))
+        right_to_write.release(there, giving, taking, run_command)
         with durable(giving):
             journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
     drop(options.state_dir, back.name, if_exists=True, reporter=InnerReporter(reporter, backward=True))

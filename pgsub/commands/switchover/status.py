@@ -70,10 +70,10 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
     """Return that the writes were moved, and whether one of the servers has lost that since."""
     with contextlib.suppress(TargetUnavailable, StateForbids):
         if (there := giving_fence.lost_since(store, back)) is not None:
-            again = [Choice("keep clients from writing there again", options.command)]
+            again = [Choice("keep clients from writing there again", _commands(options, there)[0])]
             return Outcome(*options.names, DONE, there.phase, said=_LAGGED, choices=again)
-        if lost_since_the_end(store, back) is not None:
-            undo = [Choice("let clients write on the publisher again", f"{options.command} --abort")]
+        if (there := lost_since_the_end(store, back)) is not None:
+            undo = [Choice("let clients write on the publisher again", _commands(options, there)[1])]
             lost = (journal.GIVEN, journal.LOST)
             return Outcome(*options.names, DONE, *lost, said=_SAID[journal.LOST], choices=undo)
     return Outcome(*options.names, DONE, said=f'Subscription "{back.name}" replicates now.')

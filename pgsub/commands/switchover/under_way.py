@@ -44,21 +44,22 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
     if entry is not None and entry.phase in journal.HAS_TAKEN:
         return entry
     if entry is not None and entry.phase != journal.DECLINED:
-        return _lagged(store, back, entry) or entry
+        return _lagged(taking, store, back, entry) or entry
     # A declined switchover is unfinished only while its own reverse subscription exists.
     if entry is not None and back is not None and entry.back_subid == back.subid:
         return entry
     return _lost(store, sub, back)
 
 
-def _lagged(store: StateStore, back: Subscription | None, entry: Entry) -> Entry | None:
+def _lagged(taking: psycopg.Connection, store: StateStore, back: Subscription | None, entry: Entry) -> Entry | None:
     """Return the row of a taking side that was restored to a time when it had not taken the right."""
     if back is None:
         return None
     with contextlib.suppress(TargetUnavailable), ledger_session(store, back) as giving:
         there = journal.of(giving, entry.id)
+        here = journal.of(taking, entry.id)  # again, because another run may have given the right meanwhile
         # guard: a target that is back at a time before it took the right has lost the switchover
-        if there is not None and journal.has_lagged(entry, there):
+        if there is not None and journal.has_lagged(here, there):
             return replace(entry, phase=journal.LOST)
     return None
 
@@ -88,8 +89,8 @@ def lost_since_the_end(store: StateStore, back: Subscription) -> Entry | None:
         return None
     with ledger_session(store, back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
-    if there is None:
-        return None
+    if there is None or there.phase in (journal.RELEASING, journal.RELEASED):
+        return there  # it was being undone
     with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
         with connect_publisher(back) as taking:
             here = journal.of(taking, there.id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 import psycopg
 
@@ -20,6 +21,7 @@ from pgsub.commands.sessions import connect_publisher, ledger_session
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions
 from pgsub.commands.switchover.transfer import right_to_write
+from pgsub.commands.switchover.under_way import check_command
 from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -76,6 +78,7 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     """Check that the giving side of a switchover that has ended has kept its fence. Otherwise fence it again.
 
     :raises PublisherLagged: clients may have written there.
+    :raises UsageError: the fence is a command, and none is given.
     """
     active, name = options.names
     back = store.find(name) if store.find(active) is None else None
@@ -85,10 +88,12 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
         here = journal.of(taking, there.id)
     if here is None or here.phase not in journal.HAS_TAKEN:
         return
+    check_command(here, options)
     with ledger_session(store, back) as giving:
+        # before the commit after which no run comes here again
+        right_to_write.commands(options, replace(back, target=back.connection), back)("fence")
         # guard: a publisher that loses the right to write after the switchover is fenced again
         _fence_again(giving, None, back, there, here)
-        right_to_write.commands(options, back, back)("fence")
         fence.end_sessions(giving, [], time.monotonic() + right_to_write.END_SECONDS)
     raise _lagged(back, "make it equal", f"pgsub reconcile {word(back.name)}")
 
@@ -102,7 +107,7 @@ def lost_since(store: StateStore, back: Subscription) -> Entry | None:
         return None
     with ledger_session(store, back) as giving:
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
-    return None if there is None or there.phase == journal.GIVEN else there
+    return there if there is not None and there.phase in (journal.OPEN, journal.FENCED) else None
 
 
 def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
