@@ -148,7 +148,7 @@ class SpooledTransaction:
             if self._room is not None:
                 self._room.take(messages.size + sum(segment.size for segment in self._ended))
             if self._writer is None:
-                new = 0 if self._identity else os.O_CREAT
+                new = 0 if self._identity else os.O_CREAT | os.O_TRUNC  # an earlier attempt may have left it
                 self._writer = os.fdopen(self._open(os.O_WRONLY | os.O_APPEND | new), "ab", buffering=_BUFFER)
                 self._check_size(self._writer)
             for segment in (*self._ended, messages):
