@@ -285,6 +285,8 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) 
     words = ("switchover", "moved", "--abort", "--yes")
     killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
     assert killed.returncode in (-9, 137)
+    found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
+    assert (found["giving"], [one["command"] for one in found["choices"]]) == ("releasing", [told])
     undone = mover.cli(*words)
     assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
     assert mover.subscriptions() == []

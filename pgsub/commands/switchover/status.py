@@ -74,8 +74,9 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
             return Outcome(*options.names, DONE, there.phase, said=_LAGGED, choices=again)
         if (there := lost_since_the_end(store, back)) is not None:
             undo = [Choice("let clients write on the publisher again", _commands(options, there)[1])]
-            lost = (journal.GIVEN, journal.LOST)
-            return Outcome(*options.names, DONE, *lost, said=_SAID[journal.LOST], choices=undo)
+            taking = journal.LOST if there.phase == journal.GIVEN else None  # otherwise it is being undone
+            said = _SAID[taking or there.phase]
+            return Outcome(*options.names, DONE, there.phase, taking, said=said, choices=undo)
     return Outcome(*options.names, DONE, said=f'Subscription "{back.name}" replicates now.')
 
 

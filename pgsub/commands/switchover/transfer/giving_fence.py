@@ -10,6 +10,7 @@ because clients may have written there: neither this run nor a later one reports
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -81,8 +82,11 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     :raises UsageError: the fence is a command, and none is given.
     """
     active, name = options.names
-    back = store.find(name) if store.find(active) is None else None
-    if back is None or (there := lost_since(store, back)) is None:
+    back, there = store.find(name) if store.find(active) is None else None, None
+    if back is not None:
+        with contextlib.suppress(TargetUnavailable):  # then the writes are said to have been moved, as they were
+            there = lost_since(store, back)
+    if back is None or there is None:
         return
     with connect_publisher(back) as taking:
         here = journal.of(taking, there.id)
