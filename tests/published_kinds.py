@@ -90,7 +90,7 @@ _HASHES = """
 _LEAVES = "".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text);" for name in ("low", "high", "farther"))
 _ROOT = "t WITH (publish_via_partition_root)"
 
-KINDS = (
+_SAFELY_NAMED = (
     Kind(
         "plain",
         """CREATE TABLE t (id bigint PRIMARY KEY, v text, n numeric, f float8, at timestamptz, b bytea, j jsonb, a text[],
@@ -410,7 +410,7 @@ def hard_names(name: str, tables: tuple[str, ...], **more: bool) -> Kind:
 
 
 KINDS = (
-    *KINDS,
+    *_SAFELY_NAMED,
     hard_names("""na.mes "of" it's %s""", _HARD_NAMES),
     hard_names("ünïcödé 表", ("таблица", "🐘 elephant", "e\u0301"), utf8_only=True),
 )

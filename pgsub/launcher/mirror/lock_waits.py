@@ -23,6 +23,8 @@ from pgsub.target.ledger.worker_takeover import APPLY, WORKER_SESSIONS
 
 #: Seconds without a heartbeat after which a worker is assumed to run a statement. It sends several per second.
 SILENT_SECONDS = 2.0
+#: Seconds without an answer after which a connected standby counts as one that keeps the publisher waiting.
+STANDBY_SILENT_SECONDS = 30
 #: Seconds of waiting after which the wait is logged.
 LOG_SECONDS = 8.0
 
@@ -95,10 +97,6 @@ SELECT own.slot_name::text, away.named
 """
 
 
-#: Seconds without an answer after which a connected standby counts as one that keeps the publisher waiting.
-SILENT_SECONDS = 30
-
-
 def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
     """Find what sessions of a subscription wait for: locks, or standbys that must confirm a commit.
 
@@ -144,7 +142,7 @@ def standbys_away(connection: psycopg.Connection[Any], subid: int, slot_name: st
 
     :return: their slots, by the name of the subscription's slot that is kept waiting.
     """
-    names = {"slot": slot_name, "own": f"pgsub_{subid}_sync_", "silent": f"{SILENT_SECONDS} s"}
+    names = {"slot": slot_name, "own": f"pgsub_{subid}_sync_", "silent": f"{STANDBY_SILENT_SECONDS} s"}
     found = shown(connection, _STANDBYS_AWAY, names)
     return {name: f"a standby of the publisher to receive the changes ({away})" for name, away in found}
 
