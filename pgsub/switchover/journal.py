@@ -157,18 +157,6 @@ def of(connection: psycopg.Connection, id: str) -> Entry | None:
     return _found(connection, "id = %s", id)
 
 
-def has_lagged(here: Entry | None, there: Entry) -> bool:
-    """Return whether the taking side has lost changes since the right was given.
-
-    It records the position before the right is given. So another position, like a missing row, is of an earlier time.
-
-    :param here: the taking side's row. ``there`` is the giving side's.
-    """
-    if there.phase != GIVEN or (here is not None and here.phase in HAS_TAKEN):
-        return False
-    return here is None or here.position != there.position
-
-
 def _found(connection: psycopg.Connection, condition: str, *values: str) -> Entry | None:
     found = row(connection, f"SELECT {_COLUMNS} FROM pgsub.switchover WHERE {condition}", values)
     return None if found is None else _entry(found)

@@ -16,9 +16,12 @@ from fix_program import one_error, until, valid
 from fix_proxy import Proxy
 from fix_switchover import Mover
 from forked import Started
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from switching_clients import Clients
 from thorough import long
+
+from pgsub.commands.switchover.parties import DATABASE_LOCK
 
 
 def _insert(mover: Mover, side: int, number: int) -> int:
@@ -271,10 +274,16 @@ def test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left(
     assert mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
-def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) -> None:
+@pytest.mark.parametrize("to", ["prepared", pytest.param("before it was begun", marks=pytest.mark.long)])
+def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, to: str) -> None:
     _insert(mover, 0, 1)
+    ((subscription,),) = mover.rows(1, "SELECT to_json(s)::text FROM pgsub.subscription s")
     mover("--no-verify")
     earlier = "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL"
+    if to != "prepared":
+        known = sql.Literal(subscription).as_string()
+        earlier = "DELETE FROM pgsub.switchover; INSERT INTO pgsub.subscription"
+        earlier += f" SELECT * FROM json_populate_record(NULL::pgsub.subscription, {known})"
     read_only = f'ALTER DATABASE "{mover.databases[1].name}" SET default_transaction_read_only = on'
     mover.alone(1, f"SET default_transaction_read_only = off; {earlier}; {read_only}")
     told = "pgsub switchover moved --abort"
@@ -283,6 +292,9 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) 
     assert (found["giving"], found["taking"]) == ("given", "lost")
     assert [one["command"] for one in found["choices"]] == [told]
     words = ("switchover", "moved", "--abort", "--yes")
+    with mover.databases[1].connect() as other:
+        other.execute("SELECT pg_advisory_lock(%s, %s)", DATABASE_LOCK)
+        one_error(mover.cli(*words), 9, "another switchover of the same database is under way")
     killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
     assert killed.returncode in (-9, 137)
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
@@ -291,8 +303,30 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover) 
     assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
     assert mover.subscriptions() == []
     assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
-    assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == [("declined",)]
+    assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == ([("declined",)] if to == "prepared" else [])
     _insert(mover, 0, 2)
+    assert mover.cli.create("moved", "--adopt", "--yes", "--no-wait").returncode == 0
+    mover.caught_up()
+    assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
+
+
+def test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost(mover: Mover) -> None:
+    role = f"reads_{mover.databases[1].name}"
+    mover.alone(1, f"BEGIN READ WRITE; CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON writes TO {role}; COMMIT")
+    way = make_conninfo(mover.conninfos[1], user=role)
+    try:
+        ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--back-connection", way)
+        assert ended.returncode == 0 and "may not read the journal" in ended.stderr, ended
+        mover.alone(1, "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL")
+        grant = f'GRANT SELECT ON pgsub.switchover, pgsub.subscription TO "{role}"'
+        one_error(mover.cli("reconcile", "moved_back", "--force", "--yes"), 11, "could not read the journal", grant)
+        shown = mover.cli("switchover", "moved", "--status").stdout
+        assert "is not known" in shown and grant in shown
+        mover.alone(1, f'GRANT USAGE ON SCHEMA pgsub TO "{role}"; {grant}')
+        assert "--abort" in mover.cli("switchover", "moved", "--status").stdout
+    finally:
+        assert mover.cli("drop", "moved_back", "--yes", "--keep-target").returncode == 0
+        mover.alone(1, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 #: What a publisher that was restored, or the standby in its place, has of the switchover, and what it lacks.
@@ -363,6 +397,9 @@ def test_a_publisher_that_loses_its_fence_after_the_switchover_is_fenced_again_a
     assert "so clients may write there, too" in found["said"]
     assert [one["command"] for one in found["choices"]] == ["pgsub switchover moved"]
     words = ("switchover", "moved", "--yes")
+    with mover.databases[1].connect() as other:
+        other.execute("SELECT pg_advisory_lock(%s, %s)", DATABASE_LOCK)
+        one_error(mover.cli(*words), 9, "another switchover of the same database is under way")
     one_error(mover.cli(*words), 3, "the publisher has lost changes since", "pgsub reconcile moved_back")
     _refused(mover, 0)
     made = mover.cli("reconcile", "moved_back", "--force", "--yes")

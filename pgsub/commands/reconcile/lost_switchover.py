@@ -1,4 +1,7 @@
-"""Keeps a way back from making a publisher equal to a target that has lost what clients wrote."""
+"""The switchover that created a reverse subscription, read from both servers, one of which may have lost it.
+
+A way back does not make a publisher equal to a target that has lost what clients wrote.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
-from pgsub.switchover import journal
+from pgsub.publisher.server_errors import translating
+from pgsub.switchover import journal, lost_side
 from pgsub.switchover.journal import Entry
+from pgsub.switchover.lost_side import Found
 
 
 def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:
@@ -21,13 +26,13 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     :param session: a session on the subscription's target, which gave the right.
     :raises StateForbids: only this target may still have what clients wrote.
     """
-    there = None if sub.way_back_of is None else journal.of_subscription(session, journal.GIVING, sub.subid)
-    if there is None or there.phase != journal.GIVEN:
+    if sub.way_back_of is None:
         return
-    ended = None if sub.way_back_of is None else store.subscription_by_id(sub.way_back_of)
+    switchover = found(session, store, sub)
     # guard: a target that has lost the switchover does not overwrite the publisher
-    if _is_lost(store, sub, ended, there):
-        name = there.subname if ended is None else ended.name
+    if switchover is not None and switchover.lost == journal.TAKING:
+        ended = store.subscription_by_id(sub.way_back_of)
+        name = switchover.there.subname if ended is None else ended.name
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
             detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"
@@ -37,19 +42,37 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
         )
 
 
-def _is_lost(store: StateStore, sub: Subscription, ended: Subscription | None, there: Entry) -> bool:
-    """Return whether the server that took the right is back at a time before it.
+def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> Found | None:
+    """Read the switchover that created a subscription, None if none did.
 
-    Its row remains when the switchover has ended. Without one its ledger may have been dropped.
+    :param giving: a session on the target of the subscription, which gave the right to write.
+    :raises TargetUnavailable: the taking side cannot be reached, or PublisherUnavailable once the switchover has ended.
+    :raises PermissionMissing: the subscription's role on the taking side may not read the journal.
     """
-    if ended is not None:
-        with ledger_session(store, ended) as taking:
-            return journal.has_lagged(journal.of(taking, there.id), there)
-    with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
-        with connect_publisher(sub) as source:
-            here = journal.of(source, there.id)
-        return here is not None and journal.has_lagged(here, there)
-    return False
+    subid = back.way_back_of
+    if subid is None:
+        return None
+    ended = store.subscription_by_id(subid)
+    with contextlib.ExitStack() as stack:
+
+        def look(id: str) -> tuple[Entry | None, bool]:
+            if ended is not None:
+                return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, id)
+            return _of_publisher(stack.enter_context(connect_publisher(back)), subid, id)
+
+        return lost_side.read(giving, back.subid, look, ended=ended is None)
+
+
+def _of_publisher(source: psycopg.Connection, subid: int, id: str) -> tuple[Entry | None, bool]:
+    """Return what the taking side has, with the role of the reverse subscription."""
+    try:
+        with translating(source, "read the journal of the switchover"):
+            return lost_side.of_taking(source, subid, id)
+    except PermissionMissing as error:
+        error.detail = "It shows whether this server has lost the switchover."
+        error.hint = "\n".join(["Run this there:", *lost_side.grants(source.info.user)])
+        # guard: a role that may not read the journal does not hide that a switchover is lost
+        raise
 
 
 def _command(sub: Subscription, ended: str) -> str:

@@ -24,7 +24,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, server_limits, tables
-from pgsub.commands.reconcile import lost_target, new_slot
+from pgsub.commands.reconcile import lost_switchover, new_slot
 from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
@@ -118,7 +118,7 @@ def reconcile(
         sub = store.subscription(options.name)
         if options.dry_run:
             with ledger_session(store, sub) as session:
-                lost_target.check(session, store, sub)
+                lost_switchover.check(session, store, sub)
                 found = _survey(session, sub, options)
             _explain(found, options, reporter)
             table_changes.report_dry_run(found.plan, reporter)
@@ -126,7 +126,7 @@ def reconcile(
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
-                lost_target.check(session, store, sub)
+                lost_switchover.check(session, store, sub)
                 begun = _begun(store, sub)
                 found = _survey(session, sub, options, force=begun is not None)
                 if begun is not None and found.diagnosis.fits:

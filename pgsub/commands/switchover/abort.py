@@ -9,6 +9,7 @@ import contextlib
 from dataclasses import replace
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.signals import undone_by_signals
@@ -27,7 +28,7 @@ from pgsub.commands.switchover.parties import (
 from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
-from pgsub.commands.switchover.under_way import check_command, lost_since_the_end, under_way
+from pgsub.commands.switchover.under_way import check_command, under_way
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -89,12 +90,14 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
     """
     active, name = options.names
     back = store.find(name) if store.find(active) is None else None
-    if back is None or (there := lost_since_the_end(store, back)) is None:
+    if back is None or not _is_to_undo(store, back):
         return None
-    check_command(there, options)
-    end_subscription(options, store, back.name, reporter)
-    run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
     with ledger_session(store, back) as giving, session_on_publisher(options, back) as taking:
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+        assert there is not None
+        check_command(there, options)
+        end_subscription(options, store, back.name, reporter)
+        run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
         right_to_write.release(there, giving, taking, run_command)
         with durable(giving):
             journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
@@ -102,6 +105,12 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
     reporter.warning(*SEQUENCES)
     said = f"Clients write on the publisher. Create subscription {word(active)} again, with --adopt."
     return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=said)
+
+
+def _is_to_undo(store: StateStore, back: Subscription) -> bool:
+    with ledger_session(store, back) as giving:
+        found = lost_switchover.found(giving, store, back)
+    return found is not None and (found.undone or found.lost == journal.TAKING)
 
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:

@@ -123,9 +123,19 @@ def taking_session(store: StateStore, sub: Subscription) -> Iterator[psycopg.Con
     :raises LockHeld: another run of the command is active.
     """
     with ledger_session(store, sub) as session:
-        if not advisory_locks.take(session, DATABASE_LOCK, seconds=0.5):
-            raise advisory_locks.held(session, DATABASE_LOCK, OTHER)
+        lock(session)
         yield session
+
+
+def lock(taking: psycopg.Connection) -> None:
+    """Take the lock of the switchover for the session.
+
+    :param taking: a session on the taking side.
+    :raises LockHeld: another run of the command is active.
+    """
+    # guard: runs of a switchover exclude each other
+    if not advisory_locks.take(taking, DATABASE_LOCK, seconds=0.5):
+        raise advisory_locks.held(taking, DATABASE_LOCK, OTHER)
 
 
 @contextlib.contextmanager
@@ -166,12 +176,15 @@ def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscript
 def session_on_publisher(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the publisher of the reverse subscription that can change the journal there.
 
+    It holds the lock of the switchover.
+
     :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
     """
     conninfo = passfiles.revealed(back.connection, "publisher", options.state_dir)
     opened = target.connect(conninfo, "pgsub switchover", replica=False, views=False)
     with contextlib.closing(opened) as session:
         ledger_privileges.check(session)
+        lock(session)
         yield session
 
 

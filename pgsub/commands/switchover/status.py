@@ -7,15 +7,17 @@ import contextlib
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
-from pgsub.commands.switchover.transfer import giving_fence, server_gone
-from pgsub.commands.switchover.under_way import lost_since_the_end, promotes, under_way
-from pgsub.common.errors import StateForbids, TargetUnavailable
+from pgsub.commands.switchover.transfer import server_gone
+from pgsub.commands.switchover.under_way import promotes, under_way
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
+from pgsub.switchover.lost_side import lost_by
 
 #: Meanings of phases. The taking side's phase has priority if it has taken or declined the right.
 _SAID = {
@@ -37,6 +39,7 @@ _UNKNOWN = {
     journal.TAKING: "The target cannot be reached.",
 }
 _LAGGED = "The publisher has lost changes since it gave the right to write, so clients may write there, too."
+_UNREADABLE = "Whether the target has lost this since is not known, because its journal may not be read."
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
 #: Seconds that a longer pause adds to the elapsed time.
@@ -68,16 +71,24 @@ def status(options: SwitchoverOptions) -> Outcome:
 
 def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Outcome:
     """Return that the writes were moved, and whether one of the servers has lost that since."""
-    with contextlib.suppress(TargetUnavailable, StateForbids):
-        if (there := giving_fence.lost_since(store, back)) is not None:
-            again = [Choice("keep clients from writing there again", _commands(options, there)[0])]
-            return Outcome(*options.names, DONE, there.phase, said=_LAGGED, choices=again)
-        if (there := lost_since_the_end(store, back)) is not None:
-            undo = [Choice("let clients write on the publisher again", _commands(options, there)[1])]
-            taking = journal.LOST if there.phase == journal.GIVEN else None  # otherwise it is being undone
-            said = _SAID[taking or there.phase]
-            return Outcome(*options.names, DONE, there.phase, taking, said=said, choices=undo)
-    return Outcome(*options.names, DONE, said=f'Subscription "{back.name}" replicates now.')
+    said = f'Subscription "{back.name}" replicates now.'
+    try:
+        with ledger_session(store, back) as giving:
+            found = lost_switchover.found(giving, store, back)
+    except (TargetUnavailable, PublisherUnavailable, StateForbids):
+        found = None
+    except PermissionMissing as error:
+        found, said = None, f"{said} {_UNREADABLE}\n{error.hint}"
+    if found is None or not (found.undone or found.lost):
+        return Outcome(*options.names, DONE, said=said)
+    again, undo = _commands(options, found.there)
+    if found.lost == journal.GIVING:
+        choice = Choice("keep clients from writing there again", again)
+        return Outcome(*options.names, DONE, found.there.phase, said=_LAGGED, choices=[choice])
+    choice = Choice("let clients write on the publisher again", undo)
+    taking = None if found.undone else journal.LOST
+    said = _SAID[taking or found.there.phase]
+    return Outcome(*options.names, DONE, found.there.phase, taking, said=said, choices=[choice])
 
 
 def _of_declined(
@@ -122,7 +133,7 @@ def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: S
                 raise
     if here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
         said = _SAID[here.phase]
-        if here.phase in journal.HAS_TAKEN and back is not None and not away and not giving_fence.kept(there, here):
+        if here.phase in journal.HAS_TAKEN and back is not None and not away and lost_by(there, here):
             said = f"{said} {_LAGGED}"
     elif away:
         said = _UNKNOWN[journal.GIVING]

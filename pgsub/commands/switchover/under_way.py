@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.sessions import connect_publisher, ledger_session
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence, journal
+from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
 
 #: Key in ``saved`` of the taking side: whether a command redirects clients there.
@@ -44,24 +45,21 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
     if entry is not None and entry.phase in journal.HAS_TAKEN:
         return entry
     if entry is not None and entry.phase != journal.DECLINED:
-        return _lagged(taking, store, back, entry) or entry
+        lost = back is not None and _is_lost(taking, store, sub, back)
+        return replace(entry, phase=journal.LOST) if lost else entry
     # A declined switchover is unfinished only while its own reverse subscription exists.
     if entry is not None and back is not None and entry.back_subid == back.subid:
         return entry
     return _lost(store, sub, back)
 
 
-def _lagged(taking: psycopg.Connection, store: StateStore, back: Subscription | None, entry: Entry) -> Entry | None:
-    """Return the row of a taking side that was restored to a time when it had not taken the right."""
-    if back is None:
-        return None
+def _is_lost(taking: psycopg.Connection, store: StateStore, sub: Subscription, back: Subscription) -> bool:
+    """Return whether the taking side, which has a row, is back at a time before it took the right."""
+    look = partial(lost_side.of_taking, taking, sub.subid)
     with contextlib.suppress(TargetUnavailable), ledger_session(store, back) as giving:
-        there = journal.of(giving, entry.id)
-        here = journal.of(taking, entry.id)  # again, because another run may have given the right meanwhile
-        # guard: a target that is back at a time before it took the right has lost the switchover
-        if there is not None and journal.has_lagged(here, there):
-            return replace(entry, phase=journal.LOST)
-    return None
+        found = lost_side.read(giving, back.subid, look)
+        return found is not None and found.lost == journal.TAKING
+    return False
 
 
 def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> Entry | None:
@@ -76,27 +74,6 @@ def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> En
     if there is None or there.phase == journal.RELEASED:
         return None
     return replace(there, side=journal.TAKING, subid=sub.subid, back_subid=back.subid, phase=journal.LOST)
-
-
-def lost_since_the_end(store: StateStore, back: Subscription) -> Entry | None:
-    """Return the giving side's row of a switchover that has ended and that the taking side has lost since.
-
-    A taking side without a row is not called lost, because its ledger may have been dropped.
-
-    :param back: the reverse subscription, the only one since the switchover has ended.
-    """
-    if back.way_back_of is None:
-        return None
-    with ledger_session(store, back) as giving:
-        there = journal.of_subscription(giving, journal.GIVING, back.subid)
-    if there is None or there.phase in (journal.RELEASING, journal.RELEASED):
-        return there  # it was being undone
-    with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
-        with connect_publisher(back) as taking:
-            here = journal.of(taking, there.id)
-        if here is not None and journal.has_lagged(here, there):
-            return there
-    return None
 
 
 def check_command(entry: Entry, options: SwitchoverOptions) -> None:

@@ -36,6 +36,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites
 from pgsub.publisher.tables import Name, describe_tables
+from pgsub.switchover import lost_side
 from pgsub.target.catalog.relation import describe_many
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.schema import installation
@@ -102,6 +103,14 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
         except PgsubError as error:
             yield of_error(error, TAKING)
     yield from (of_caution(one, TAKING) for one in server_limits.delays(connection))
+    if scalar(connection, lost_side.MAY_READ) is not True:
+        yield Obstacle(
+            TAKING,
+            WARNING,
+            f'role "{connection.info.user}" may not read the journal of the switchover',
+            "If the target loses the switchover later, by a failover or a restore, that is not noticed.",
+            paste(TAKING, lost_side.grants(connection.info.user)),
+        )
 
 
 def writing(sides: Sides) -> Iterator[Obstacle]:

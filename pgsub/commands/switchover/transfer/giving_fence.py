@@ -1,10 +1,6 @@
 """The fence of the giving side, once the taking side has taken the right to write.
 
-NOTES
-
-A restore, or a failover to a standby that lagged, can take the fence away, so that clients can write on both servers.
-The commit that gave the right is behind the fence and behind all changes that were applied in the pause. So a giving
-side that still has this commit has lost nothing of them. One that has not is fenced again, and says so in the journal,
+A giving side that has lost its fence (:mod:`pgsub.switchover.lost_side`) is fenced again, and says so in the journal,
 because clients may have written there: neither this run nor a later one reports that the writes were moved.
 """
 
@@ -18,9 +14,10 @@ from dataclasses import replace
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import connect_publisher, ledger_session
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
 from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable
@@ -29,26 +26,16 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.switchover import fence, journal, way_back
 from pgsub.switchover.journal import Entry
+from pgsub.switchover.lost_side import LAGGED, lost_by
 from pgsub.target.session import advisory_locks
 from pgsub.target.session.transactions import durable
 
-#: Key in ``saved`` of the giving side: whether it was fenced again.
-_LAGGED = "lagged"
 _MOVED = "the writes were moved, but the publisher has lost changes since it gave the right to write"
 _CAUSE = "It was restored, or a standby that lagged took its place."
 
 
 class PublisherLagged(StateForbids):
     """A publisher on which clients may have written after the target had taken the right to write."""
-
-
-def kept(there: Entry | None, here: Entry) -> bool:
-    """Return whether the giving side has kept its fence since it gave the right.
-
-    :param there: the row of the giving side. ``here`` is that of the taking side.
-    """
-    given = there is not None and there.phase == journal.GIVEN and there.position == here.position
-    return given and _LAGGED not in ((there and there.saved) or {})
 
 
 def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back: Subscription, here: Entry) -> None:
@@ -62,7 +49,7 @@ def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back
         with ledger_session(store, back) as giving:
             there = journal.of(giving, here.id)
             # guard: the writes are not reported as moved while the publisher may have lost its fence, always
-            if kept(there, here):
+            if lost_by(there, here) is None:
                 return
             _fence_again(giving, sub, back, there, here)
             right_to_write.commands(options, sub, back)("fence")
@@ -82,18 +69,16 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     :raises UsageError: the fence is a command, and none is given.
     """
     active, name = options.names
-    back, there = store.find(name) if store.find(active) is None else None, None
-    if back is not None:
-        with contextlib.suppress(TargetUnavailable):  # then the writes are said to have been moved, as they were
-            there = lost_since(store, back)
+    back = store.find(name) if store.find(active) is None else None
+    there = None if back is None else _opened(store, back)
     if back is None or there is None:
         return
-    with connect_publisher(back) as taking:
+    with connect_publisher(back) as taking, ledger_session(store, back) as giving:
+        lock(taking)
         here = journal.of(taking, there.id)
-    if here is None or here.phase not in journal.HAS_TAKEN:
-        return
-    check_command(here, options)
-    with ledger_session(store, back) as giving:
+        if here is None or here.phase not in journal.HAS_TAKEN:
+            return
+        check_command(here, options)
         # before the commit after which no run comes here again
         right_to_write.commands(options, replace(back, target=back.connection), back)("fence")
         # guard: a publisher that loses the right to write after the switchover is fenced again
@@ -102,16 +87,15 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     raise _lagged(back, "make it equal", f"pgsub reconcile {word(back.name)}")
 
 
-def lost_since(store: StateStore, back: Subscription) -> Entry | None:
-    """Return the row of a giving side that is back at a time before it gave the right, None for any other.
+def _opened(store: StateStore, back: Subscription) -> Entry | None:
+    """Return the row of a giving side that has lost its fence since the switchover has ended, None for any other.
 
-    :param back: the reverse subscription, the only one since the switchover has ended.
+    Of a server that cannot be reached it is said that the writes were moved, as they were.
     """
-    if back.way_back_of is None:
-        return None
-    with ledger_session(store, back) as giving:
-        there = journal.of_subscription(giving, journal.GIVING, back.subid)
-    return there if there is not None and there.phase in (journal.OPEN, journal.FENCED) else None
+    with contextlib.suppress(TargetUnavailable, PublisherUnavailable), ledger_session(store, back) as giving:
+        found = lost_switchover.found(giving, store, back)
+        return found.there if found is not None and found.lost == journal.GIVING else None
+    return None
 
 
 def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
@@ -153,7 +137,7 @@ def _fence_again(
         stands = there.phase in (journal.FENCED, journal.GIVEN)
         saved = (there.saved or {}) if stands else fence.put(giving, here.fence, roles)
         way_back.begin_at(giving, back.subid, here.position)
-        changes = {"position": format_lsn(here.position), "saved": journal.saved({**saved, _LAGGED: True})}
+        changes = {"position": format_lsn(here.position), "saved": journal.saved({**saved, LAGGED: True})}
         journal.move(giving, here.id, (there.phase,), journal.GIVEN, **changes)
 
 

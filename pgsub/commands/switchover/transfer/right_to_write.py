@@ -16,7 +16,7 @@ from pgsub.commands.switchover.under_way import TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence, journal
+from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.transactions import durable
@@ -71,7 +71,7 @@ def take(entry: Entry, giving: psycopg.Connection, taking: psycopg.Connection, t
     if there is None or there.phase != journal.GIVEN:
         raise PgsubError(f"the right to write was not given, but is {there.phase if there else 'unknown'}")
     # guard: a target that has lost changes since the right was given does not take it
-    if here is None or journal.has_lagged(here, there):
+    if here is None or lost_side.lost_by(there, here) == journal.TAKING:
         raise TargetLagged()
     if here.phase in (journal.PREPARED, journal.DECLINED):
         saved = here.saved or {}

@@ -1,0 +1,114 @@
+"""A switchover as the journals of both servers have it, and which of them has lost it.
+
+NOTES
+
+A restore, or a failover to a standby that lagged, takes a server back to an earlier time. The other server knows what
+was committed before it committed itself:
+
+* The taking side records a position before the right is given. If the right was given with another position, that row
+  is of an earlier time. So is a missing row, if the taking side still has the subscription of the switchover.
+* The commit that gives the right is behind the fence and behind all changes that were applied in the pause. A giving
+  side that still has it when the right was taken has lost nothing of them, and one that lacks it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psycopg
+
+from pgsub.common import quoting
+from pgsub.common.query import scalar
+from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
+
+#: Key in ``saved`` of the giving side: whether it was fenced again, because it had lost its fence.
+LAGGED = "lagged"
+#: Whether the role may read what :func:`of_taking` reads.
+MAY_READ = """
+SELECT pg_catalog.has_schema_privilege('pgsub', 'USAGE') AND (
+       SELECT bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT')) FROM pg_catalog.pg_class c
+        WHERE c.relnamespace = 'pgsub'::pg_catalog.regnamespace AND c.relname IN ('switchover', 'subscription'))
+"""
+_NO_JOURNAL = "SELECT pg_catalog.to_regclass('pgsub.switchover') IS NULL"
+#: Returns the taking side's row, and whether its ledger lacks the ending subscription.
+Look = Callable[[str], tuple[Entry | None, bool]]
+_KNOWN = "SELECT EXISTS (SELECT FROM pgsub.subscription WHERE subid = %s)"
+
+
+class Found(NamedTuple):
+    """A switchover, as both servers have it.
+
+    :ivar there: the row of the giving side.
+    :ivar lost: the side that has lost it, None if neither has.
+    """
+
+    there: Entry
+    lost: str | None
+
+    @property
+    def undone(self) -> bool:
+        """Whether it is being undone, or has been."""
+        return self.there.phase in (journal.RELEASING, journal.RELEASED)
+
+
+def lost_by(there: Entry | None, here: Entry | None, *, forgotten: bool = False) -> str | None:
+    """Return the side that has lost a switchover, None if neither has.
+
+    :param there: the giving side's row. ``here`` is the taking side's.
+    :param forgotten: the taking side lacks the subscription, too, so its ledger may have been dropped.
+    """
+    if here is not None and here.phase in journal.HAS_TAKEN:
+        kept = there is not None and there.phase == journal.GIVEN and there.position == here.position
+        return None if kept and LAGGED not in ((there and there.saved) or {}) else journal.GIVING
+    if there is None or there.phase == journal.RELEASED:
+        return None
+    if here is None:
+        return None if forgotten else journal.TAKING
+    # guard: a target that is back at a time before it took the right has lost the switchover
+    if there.phase == journal.GIVEN and here.position != there.position:
+        return journal.TAKING
+    return None
+
+
+def read(giving: psycopg.Connection, subid: int, look: Look, *, ended: bool = False) -> Found | None:
+    """Read the rows of the switchover that created a reverse subscription, None if the giving side has none.
+
+    :param subid: the reverse subscription.
+    :param look: returns the result of :func:`of_taking` for the ID of the switchover. It is called only if necessary.
+    :param ended: the other subscription is dropped, which is done only after the right was taken.
+    """
+    there = journal.of_subscription(giving, journal.GIVING, subid)
+    while there is not None:
+        if there.phase in (journal.RELEASING, journal.RELEASED):
+            return Found(there, None)
+        if ended and there.phase in (journal.OPEN, journal.FENCED):
+            return Found(there, journal.GIVING)
+        here, forgotten = look(there.id)
+        read, there = there, journal.of(giving, there.id)
+        # Another run may have moved the right between the two looks.
+        if there is not None and (there.phase, there.position) == (read.phase, read.position):
+            lost = lost_by(there, here, forgotten=forgotten)
+            # A giving side that has the commit by now was fenced again, and that was told.
+            return Found(there, None if ended and lost == journal.GIVING else lost)
+    return None
+
+
+def of_taking(taking: psycopg.Connection, subid: int, id: str) -> tuple[Entry | None, bool]:
+    """Return the row of the taking side, and whether its ledger lacks the ending subscription.
+
+    :raises psycopg.errors.InsufficientPrivilege: the role may not read ``pgsub.switchover`` or ``pgsub.subscription``.
+    """
+    if scalar(taking, _NO_JOURNAL) is True:
+        return None, True
+    return journal.of(taking, id), scalar(taking, _KNOWN, (subid,)) is not True
+
+
+def grants(role: str) -> list[str]:
+    """Return the statements that let a role read what :func:`of_taking` reads."""
+    named = quoting.name(role)
+    return [
+        f"GRANT USAGE ON SCHEMA pgsub TO {named};",
+        f"GRANT SELECT ON pgsub.switchover, pgsub.subscription TO {named};",
+    ]
