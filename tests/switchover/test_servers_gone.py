@@ -162,7 +162,7 @@ def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_
     mover("--no-verify", kill="given")
     pair.publisher.kill9()
     assert "it is not known whether clients write there" in mover("--status")["said"]
-    _refused(mover, code=5, says="could not connect", hint="--abort --gone publisher")
+    _refused(mover, code=4, says="could not connect to the publisher", hint="--abort --gone publisher")
     _refused(mover, "--gone", "publisher", says="has not taken the right", hint="--abort --gone publisher")
     mover("--abort", "--gone", "publisher", kill="declined")
     assert mover("--abort", "--gone", "publisher")["state"] == "as before"

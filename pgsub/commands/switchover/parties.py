@@ -14,8 +14,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import publisher_parameters, target_parameters
-from pgsub.commands.switchover.obstacles.obstacle import seen_backward
-from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
+from pgsub.commands.switchover.obstacles.obstacle import in_their_words, seen_backward
+from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.switchover import fence
@@ -158,18 +158,25 @@ def giving_session(options: SwitchoverOptions, sub: Subscription) -> Iterator[ps
 def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Iterator[psycopg.Connection]:
     """Open a session on the giving side, which has the reverse subscription's ledger.
 
-    :raises TargetUnavailable: the giving side cannot be reached. The hint covers a permanent loss.
+    :raises PublisherUnavailable: the giving side cannot be reached. The hint covers a permanent loss.
     """
     with contextlib.ExitStack() as stack:
         try:
             session = stack.enter_context(ledger_session(store, back))
         except TargetUnavailable as error:
-            error.hint = (
-                f"{error.hint or ''}\nIf the publisher is gone for good, this leaves the target as it was:\n"
+            away = publisher_away(error)
+            away.hint = (
+                f"{away.hint or ''}\nIf the publisher is gone for good, this leaves the target as it was:\n"
                 f"{options.command} --abort --gone {PUBLISHER}"
             ).strip()
-            raise
+            raise away from None
         yield session
+
+
+def publisher_away(error: TargetUnavailable) -> PublisherUnavailable:
+    """Return the error for a giving side that cannot be reached. It is the target of the reverse subscription only."""
+    message, detail, hint = in_their_words(error.message, error.detail, error.hint)
+    return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate)
 
 
 @contextlib.contextmanager

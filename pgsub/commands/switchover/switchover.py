@@ -21,6 +21,7 @@ from pgsub.commands.switchover.parties import (
     SwitchoverOptions,
     giving_ledger,
     giving_session,
+    publisher_away,
     taking_session,
     the_one,
 )
@@ -135,6 +136,8 @@ class _Run:
                 return self._go_on()
             except psycopg.Error as error:
                 failed = target.translate(error, "switch over", user=self._taking.info.user)
+                if isinstance(failed, TargetUnavailable) and self._steps is not None and self._steps.giving_is_lost:
+                    failed = publisher_away(failed)
                 raise _with_hint(failed, self._options) from None
             except PgsubError as error:
                 raise _with_hint(error, self._options) from None

@@ -17,7 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import connect_publisher, ledger_session
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock, publisher_away
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
 from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable
@@ -55,8 +55,7 @@ def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back
             right_to_write.commands(options, sub, back)("fence")
             fence.end_sessions(giving, [], time.monotonic() + right_to_write.END_SECONDS)
     except TargetUnavailable as error:
-        message, detail, hint = in_their_words(error.message, error.detail, error.hint)
-        raise PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate) from None
+        raise publisher_away(error) from None
     except StateForbids as error:  # it may be any server, so nothing is changed there
         raise _not_recognized(options, error) from None
     raise _lagged(back, "drop the subscription, which ends the switchover", f"pgsub drop {word(sub.name)} --yes")

@@ -85,6 +85,11 @@ class Switchover:
         self.in_pause: bool | None = None  #: clients can write nowhere; None if unknown
         self.timing = right_to_write.Timing(log=reporter.log)
 
+    @property
+    def giving_is_lost(self) -> bool:
+        """Whether the session on the giving side was lost."""
+        return self._giving.broken
+
     # --- until the right is taken
 
     def until_taken(self, entry: Entry, check: Callable[[], None]) -> None:
