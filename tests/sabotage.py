@@ -57,6 +57,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the folder of a Spark that runs is not removed": (
         "test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other",
     ),
+    "a lock on a partition holds up no missing row of another one": (
+        "test_a_lock_on_a_partition_holds_up_no_missing_row_of_another_one",
+    ),
+    "a partition that somebody has locked is not waited for": (
+        "test_partitions_that_somebody_keeps_locked_are_not_waited_for_to_name_one",
+    ),
     "Spark is started again after somebody has removed its local folder": (
         "test_spark_starts_again_after_somebody_removed_its_local_folder",
     ),

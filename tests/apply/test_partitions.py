@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Database
 
 from pgsub.common.errors import ApplyError, SchemaFault
+from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.sql import partitions
 
 RANGES = (
     "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"
@@ -362,3 +365,86 @@ def test_a_row_that_a_partition_of_partitions_lacks_is_missing(pair: MakePair, c
     p.subdb.execute("DELETE FROM t WHERE id = 2")
     p.apply(change)
     assert [one["conflict_type"] for one in p.events()] == [f"{change[:6].lower()}_missing"]
+
+
+_MANY = (
+    "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"
+    "DO $$ BEGIN FOR n IN 0..19 LOOP EXECUTE"
+    " format('CREATE TABLE t_%s PARTITION OF t FOR VALUES FROM (%s) TO (%s)', n, n * 10, n * 10 + 10);"
+    " END LOOP; END $$"
+)
+
+
+@pytest.mark.parametrize("rules", [(), ("update_missing=skip", "delete_missing=skip")], ids=["records", "rules"])
+def test_a_lock_on_a_partition_holds_up_no_missing_row_of_another_one(pair: MakePair, rules: tuple[str, ...]) -> None:
+    """The constraints of partitions are read only of those that a change has locked itself."""
+    p = pair(_MANY, pub=ROOT, on_conflict=rules)
+    p.apply("INSERT INTO t SELECT g, g, 'v' FROM generate_series(0, 49) g")
+    p.subdb.execute("DELETE FROM t WHERE id IN (1, 2)")
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; LOCK TABLE t_3, t_19")
+        task = p.start()
+        p.pubdb.execute("UPDATE t SET v = 'w' WHERE id = 1")
+        p.pubdb.execute("DELETE FROM t WHERE id = 2")
+        p.pubdb.execute("UPDATE t SET v = 'w' WHERE id = 21")
+        p.until("SELECT v = 'w' FROM t_2 WHERE id = 21", task=task)
+        session.execute("ROLLBACK")
+    p.stop(task)
+    found = [(one["conflict_type"], one["relname"]) for one in p.events()]
+    assert found == [("update_missing", "t_0"), ("delete_missing", "t_0")]
+
+
+def test_a_lock_on_a_partition_holds_up_no_row_that_goes_from_another_one_to_a_third(pair: MakePair) -> None:
+    """For triggers, it is found out before the UPDATE whether its row leaves its partition."""
+    p = pair(_MANY, pub=ROOT, sub=TELLS)
+    p.apply("INSERT INTO t VALUES (1, 1, 'v'), (2, 2, 'v'), (41, 41, 'v')")
+    p.subdb.execute("TRUNCATE told")
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; LOCK TABLE t_3")
+        task = p.start()
+        p.pubdb.execute("UPDATE t SET k = 11 WHERE id = 1")
+        p.pubdb.execute("UPDATE t SET k = 3 WHERE id = 2")
+        p.pubdb.execute("UPDATE t SET k = 12 WHERE id = 41")
+        p.until("SELECT k = 12 FROM t_1 WHERE id = 41", task=task)
+        session.execute("ROLLBACK")
+    p.stop(task)
+    told = [("DELETE", "t_0"), ("INSERT", "t_1"), ("UPDATE", "t_0"), ("DELETE", "t_4"), ("INSERT", "t_1")]
+    assert p.subdb.rows("SELECT op, name FROM told ORDER BY n") == told
+    p.same("t")
+
+
+def test_a_row_whose_partition_is_detached_is_not_missing_though_another_partition_is_locked(pair: MakePair) -> None:
+    p = pair(_MANY, pub=ROOT)
+    p.apply("INSERT INTO t SELECT g, g, 'v' FROM generate_series(0, 49) g")
+    p.subdb.execute("ALTER TABLE t DETACH PARTITION t_1")
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; LOCK TABLE t_3")
+        p.pubdb.execute("UPDATE t SET v = 'w' WHERE id = 11")
+        with pytest.raises(ApplyError, match='no partition of relation "t" found for row'):
+            p.catch_up()
+        session.execute("ROLLBACK")
+
+
+def test_partitions_that_somebody_keeps_locked_are_not_waited_for_to_name_one(subdb: Database) -> None:
+    """As for the rows of a prepared transaction, whose locks another session cannot use."""
+    subdb.execute(_MANY)
+    table = describe(subdb.connection, "public", "t")
+    assert table is not None
+    rows = [{"id": "1", "k": "15"}, {"id": "2", "k": "33"}]
+    subdb.execute("SET statement_timeout = '30s'")
+    with closing(subdb.connect()) as session, subdb.connection.transaction():
+        assert partitions.leaves(subdb.connection, table, rows) == [("public", "t_1"), ("public", "t_3")]
+        session.execute("BEGIN; LOCK TABLE t_3 NOWAIT")  # the locks were given back
+        subdb.connection.execute("UPDATE t SET v = 'w' WHERE k = 15")
+        assert partitions.leaves(subdb.connection, table, rows) == [("public", "t_1"), None]
+        assert subdb.value("SHOW lock_timeout") == "0"
+        session.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("name", ["pgsub_level", "pgsub_number"])
+def test_the_columns_of_a_partition_key_may_have_any_name(pair: MakePair, name: str) -> None:
+    p = pair(RANGES.replace("k int", f"{name} int").replace("k)", f"{name})"), pub=ROOT)
+    p.apply("INSERT INTO t VALUES (1, 1, 'a'), (2, 102, 'b')")
+    p.subdb.execute("DELETE FROM t WHERE id = 1")
+    p.apply("UPDATE t SET v = 'new' WHERE id = 1")
+    assert [(one["conflict_type"], one["relname"]) for one in p.events()] == [("update_missing", "t_low")]

@@ -10,7 +10,7 @@ from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.relation_map import RelationMap, check_updatable
-from pgsub.target.catalog.table_names import partitions
+from pgsub.target.catalog.table_names import partitions_at_once, partitions_locked_here
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.partitions import Level, unrouted
 from pgsub.target.sql.statement_builder import Statement
@@ -53,19 +53,28 @@ class RowStatements:
             return self._updating(place, b"M", statements.replace_identity)
         return self._updating(place, b"U", statements.update)
 
-    def leaves(self, place: Place) -> Statement:
-        """Build a check whether an updated row leaves its partition; may query the target outside the pipeline."""
+    def leaves(self, place: Place, *, again: bool = False) -> Statement:
+        """Build a check whether an updated row leaves its partition; may query the target outside the pipeline.
+
+        :param again: the row's partition was not known, but is locked now.
+        """
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
             # the statement is forgotten after any DDL
-            parts = partitions(self._relations.connection, relation.target.oid)
+            connection, root = self._relations.connection, relation.target.oid
+            parts = partitions_at_once(connection, root) or partitions_locked_here(connection, root)
             return row_queries.leaves_partition(relation, kinds, old_kinds, parts)
 
-        return self._updating(place, b"P", build)
+        return self._updating(place, b"P", build, again=again)
 
     def _updating(
-        self, place: Place, kind: bytes, build: Callable[[RelationMap, bytes, bytes | None], Statement]
+        self,
+        place: Place,
+        kind: bytes,
+        build: Callable[[RelationMap, bytes, bytes | None], Statement],
+        *,
+        again: bool = False,
     ) -> Statement:
         relation, new, old = place.mapped, place.row, place.old
         return self._known(
@@ -73,6 +82,7 @@ class RowStatements:
             kind + new.kinds.translate(_SETS) + _reads(relation, new),
             (b"n" if old is None else b"o") + _finds(relation, old or new),
             lambda: _checked(relation, build(relation, new.kinds, None if old is None else old.kinds)),
+            again=again,
         )
 
     def delete(self, place: Place) -> Statement:
@@ -128,10 +138,12 @@ class RowStatements:
             lambda: unrouted(relation, row.kinds, below),
         )
 
-    def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:
+    def _known(
+        self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement], *, again: bool = False
+    ) -> Statement:
         remembered, key = self._relations.statements, (place.mapped.remote.relid, shape, old_shape)
         known = remembered.get(key)
-        if known is None:
+        if known is None or again:
             if len(remembered) >= STATEMENTS:
                 remembered.clear()
             try:

@@ -28,8 +28,9 @@ class UnroutedRows:
         self._places: list[Place] = []  #: since the last question
 
     def add(self, place: Place) -> None:
-        """Add a row that a change did not find."""
-        if place.mapped.target.relkind == "p":
+        """Add a row that a change did not find. With rules on the table, a change may have searched nothing."""
+        target = place.mapped.target
+        if target.relkind == "p" and not target.rules:
             self._places.append(_routed(place))
 
     def forget(self) -> None:

@@ -106,11 +106,15 @@ class RowWriter:
         """Return whether the row moves to another partition and triggers fire (apply_handle_tuple_routing)."""
         if place.mapped.target.relkind != "p" or not place.mapped.target.fires:
             return False
-        self.sync()
-        found: list[bool] = []
-        self._pipeline.send_row(self._statements.leaves(place), place, None, lambda row: found.append(row[0] == "t"))
-        self.sync()
-        return bool(found) and found[0]
+        found: list[str | None] = []
+        for again in (False, True):
+            self.sync()
+            statement = self._statements.leaves(place, again=again)
+            self._pipeline.send_row(statement, place, None, lambda row: found.append(row[0]))
+            self.sync()
+            if found[-1:] != [None]:  # else the row's partition was not known, but is locked now
+                break
+        return found[-1:] == ["t"]
 
     def delete(self, place: Place) -> None:
         """Delete the row that is found by ``place.old``."""

@@ -8,17 +8,30 @@ import psycopg
 
 from pgsub.common.query import row
 
-#: Partitions of a table that have storage, or the table itself: OID, schema, name, partition constraint (NULL: none).
-PARTITIONS = """
+_MEMBERS = """
 WITH RECURSIVE member AS (
      SELECT %s::oid AS oid
       UNION
      SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
-SELECT c.oid::bigint, n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintdef(c.oid)
+SELECT c.oid::bigint, n.nspname::text, c.relname::text {constraint}
   FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind <> 'p'
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY c.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace {condition} ORDER BY c.oid
 """
+#: Partitions of a table that have storage, or the table itself: OID, schema, name. It locks none.
+MEMBERS = _MEMBERS.format(constraint="", condition="")
+_CONSTRAINT = ", pg_catalog.pg_get_partition_constraintdef(c.oid)"
+#: The same with the partition constraint (NULL: none). It locks each in ACCESS SHARE mode.
+PARTITIONS = _MEMBERS.format(constraint=_CONSTRAINT, condition="")
+#: Whether this transaction has locked a table (c), so that it waits for nobody who locks it again.
+LOCKED_HERE = """c.oid IN (
+       SELECT l.relation FROM pg_catalog.pg_locks l WHERE l.pid = pg_catalog.pg_backend_pid()
+          AND l.locktype = 'relation' AND l.granted AND l.mode <> 'SIReadLock')"""
+_PARTITIONS_LOCKED_HERE = _MEMBERS.format(constraint=_CONSTRAINT, condition=f"WHERE {LOCKED_HERE}")
+#: Longest wait for the lock of a partition that a change does not touch.
+_PATIENCE = "SET LOCAL lock_timeout = '200ms'"
+#: A partition with storage: OID, schema, name, partition constraint.
+Partition = tuple[int, str, str, str | None]
 
 
 _OIDS = """
@@ -39,17 +52,28 @@ def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) 
     return {(schema, name): oid for schema, name, oid in rows}
 
 
-def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str]]:
-    """Read the OID and the partition constraint, as SQL, of each partition of a partitioned table.
+def partitions_locked_here(connection: psycopg.Connection, root: int) -> list[Partition]:
+    """Read the partitions of a table that the open transaction has locked, as those that its changes reached."""
+    return connection.execute(_PARTITIONS_LOCKED_HERE.encode(), (root,)).fetchall()
 
-    It locks each partition in ACCESS SHARE mode. An UPDATE of the table locks them too.
+
+def partitions_at_once(connection: psycopg.Connection, root: int) -> list[Partition]:
+    """Read all partitions of a table, and give their locks back; return none if they cannot be locked at once.
+
+    Somebody may have locked one for long, and the server's lock table may have no space for all.
     """
-    return [(oid, takes) for oid, _, _, takes in connection.execute(PARTITIONS, (root,)) if takes is not None]
+    try:
+        with connection.transaction(force_rollback=True):
+            # guard: a partition that somebody has locked is not waited for
+            connection.execute(_PATIENCE)
+            return connection.execute(PARTITIONS.encode(), (root,)).fetchall()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.OutOfMemory):
+        return []
 
 
 def names_below(connection: psycopg.Connection, root: int) -> list[tuple[str, str]]:
     """Return schema and name of each partition that has storage, or of the table itself."""
-    return [(schema, name) for _, schema, name, _ in connection.execute(PARTITIONS, (root,))]
+    return [(schema, name) for _, schema, name in connection.execute(MEMBERS.encode(), (root,))]
 
 
 _NAME = """

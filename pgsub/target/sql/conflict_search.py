@@ -18,7 +18,7 @@ from psycopg import pq, sql
 from pgsub.common.query import row
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.catalog.relation import TargetRelation, describe
-from pgsub.target.catalog.table_names import PARTITIONS
+from pgsub.target.catalog.table_names import MEMBERS
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.session.connect import tracks_commits
@@ -219,7 +219,7 @@ def member(connection: psycopg.Connection, root: TargetRelation, name: tuple[str
     table = describe(connection, *name)
     if table is None or table.oid == root.oid:
         return table
-    members = connection.execute(PARTITIONS, (root.oid,)).fetchall() if root.relkind == "p" else []
+    members = connection.execute(MEMBERS.encode(), (root.oid,)).fetchall() if root.relkind == "p" else []
     return table if table.oid in {oid for oid, *_ in members} else None
 
 

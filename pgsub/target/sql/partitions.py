@@ -5,7 +5,7 @@ The server does not tell it outside of an INSERT. So partition constraints are e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import psycopg
@@ -16,7 +16,7 @@ from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
-from pgsub.target.catalog.table_names import PARTITIONS
+from pgsub.target.catalog.table_names import LOCKED_HERE, Partition, partitions_at_once, partitions_locked_here
 from pgsub.target.session import roles
 from pgsub.target.sql.row_queries import row_texts
 from pgsub.target.sql.statement_builder import Builder, Statement
@@ -31,8 +31,10 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
 """
 
 # A column depends on the partitioned table whose partition key has it, also in an expression. The constraint of a
-# partition reads the keys of all tables above it. A partition that is being detached takes no rows.
-_LEVELS = """
+# partition reads the keys of all tables above it. A partition that is being detached takes no rows. The constraint is
+# read of tables that are locked already, because reading it locks them.
+# guard: a lock on a partition holds up no missing row of another one, without " WHERE m.depth = 0 OR {LOCKED_HERE}"
+_LEVELS = f"""
 WITH RECURSIVE member AS (
      SELECT %(root)s::oid AS oid, 0 AS depth
       UNION ALL
@@ -53,6 +55,7 @@ SELECT c.relkind = 'p', c.relname::text, pg_catalog.pg_get_partition_constraintd
           AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0)
   FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
   LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
+ WHERE m.depth = 0 OR {LOCKED_HERE}
  ORDER BY c.relkind = 'p', m.depth DESC, c.oid
 """
 
@@ -74,7 +77,10 @@ class Level(NamedTuple):
 
 
 def levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...]:
-    """Read a partitioned table and its partitions: those with rows, then the others, and the table itself last."""
+    """Read a partitioned table and its partitions: those with rows, then the others, and the table itself last.
+
+    Partitions that the open transaction has not locked are left out. A change locks all that could have its row.
+    """
     found = connection.execute(_LEVELS.encode(), {"root": root})
     return tuple(
         Level(splits, name, constraint, tuple(key), tuple(above)) for splits, name, constraint, key, above in found
@@ -94,6 +100,7 @@ def unrouted(relation: RelationMap, kinds: bytes, below: Sequence[Level]) -> Sta
     if not keys.keys() <= build.sent.keys():
         return Statement.fixed("SELECT WHERE false")
     by_name = {column.name: column for column in relation.target.columns}
+    number_of = sql.Identifier(_free("pgsub_level", keys))
     # types and constraints are SQL from the catalogs
     values = sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(
@@ -118,10 +125,17 @@ def unrouted(relation: RelationMap, kinds: bytes, below: Sequence[Level]) -> Sta
         if level.splits
     )
     text = sql.SQL(
-        "SELECT pgsub_level, CASE pgsub_level {} END FROM (SELECT *, CASE WHEN false THEN NULL {} ELSE {} END"
-        " AS pgsub_level FROM (SELECT {}) AS {}) AS pgsub_row WHERE pgsub_level IS NOT NULL"
-    ).format(texts, takes, sql.SQL(str(len(below) - 1)), values, sql.Identifier(relation.target.name))
+        "SELECT {0}, CASE {0} {1} END FROM (SELECT *, CASE WHEN false THEN NULL {2} ELSE {3} END"
+        " AS {0} FROM (SELECT {4}) AS {5}) AS pgsub_row WHERE {0} IS NOT NULL"
+    ).format(number_of, texts, takes, sql.SQL(str(len(below) - 1)), values, sql.Identifier(relation.target.name))
     return build.done(text)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name that no column has."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
@@ -132,7 +146,7 @@ def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
 def leaves(
     connection: psycopg.Connection, table: TargetRelation, rows: Sequence[Mapping[str, str | None]]
 ) -> list[Name | None]:
-    """Find the partition of each row; None if it cannot be evaluated.
+    """Find the partition of each row; None if it cannot be evaluated, or if somebody keeps partitions locked.
 
     In an open transaction it runs in a savepoint, so a value that an input function rejects does no harm.
 
@@ -142,8 +156,11 @@ def leaves(
     try:
         with connection.transaction(), roles.acting(connection, table.acts_as):
             table_lock.verify_types(connection, table.named_types, table.schema, table.name)
-            found = [leaf[1:] for leaf in connection.execute(PARTITIONS, (table.oid,))]
-            return _routed(connection, table, rows, found) if found else [None] * len(rows)
+            found = _routed(connection, table, rows, partitions_locked_here(connection, table.oid))
+            if None not in found:
+                return found
+            everywhere = _routed(connection, table, rows, partitions_at_once(connection, table.oid))
+            return [here or there for here, there in zip(found, everywhere, strict=True)]
     except TableReplaced:
         return [None] * len(rows)
     except psycopg.Error as error:
@@ -156,25 +173,28 @@ def _routed(
     connection: psycopg.Connection,
     table: TargetRelation,
     rows: Sequence[Mapping[str, str | None]],
-    found: Sequence[tuple[str, str, str | None]],
+    found: Sequence[Partition],
 ) -> list[Name | None]:
+    if not found:
+        return [None] * len(rows)
     columns = [column for column in table.columns if not column.generated]
     # types and constraints are SQL from the catalogs
     cases = sql.SQL(" ").join(
         sql.SQL("WHEN ({}) THEN {}").format(sql.SQL(constraint or "true"), sql.Literal(number))
-        for number, (_, _, constraint) in enumerate(found)
+        for number, (*_, constraint) in enumerate(found)
     )
     names = sql.SQL(", ").join(sql.Identifier(f"v{n}") for n in range(len(columns)))
+    number_of = sql.Identifier(_free("pgsub_number", [column.name for column in columns]))
     values = sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(typmod.value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
         for n, column in enumerate(columns)
     )
     arrays = sql.SQL(", ").join(sql.SQL(f"${n}::text[]") for n in range(1, len(columns) + 1))
     query = sql.SQL(
-        "SELECT CASE {} END FROM (SELECT pgsub_number, {} FROM unnest({})"
-        " WITH ORDINALITY AS pgsub_rows ({}, pgsub_number)) AS {} ORDER BY pgsub_number"
-    ).format(cases, values, arrays, names, sql.Identifier(table.name))
+        "SELECT CASE {0} END FROM (SELECT {5}, {1} FROM unnest({2})"
+        " WITH ORDINALITY AS pgsub_rows ({3}, {5})) AS {4} ORDER BY {5}"
+    ).format(cases, values, arrays, names, sql.Identifier(table.name), number_of)
     parameters = [[row.get(column.name) for row in rows] for column in columns]
     with psycopg.RawCursor(connection) as cursor:  # names and constraints may hold a percent sign
         numbers = cursor.execute(query, parameters).fetchall()
-    return [None if number is None else (found[number][0], found[number][1]) for (number,) in numbers]
+    return [None if number is None else found[number][1:3] for (number,) in numbers]

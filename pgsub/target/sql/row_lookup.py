@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import psycopg
@@ -127,12 +128,16 @@ class TableLookup:
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
         self.indexes = [UniqueIndex(*row) for row in session.catalog(INDEXES, target.oid)]
-        self._constraints = RowConstraints.read(session.catalog, target)
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
         self.fingerprints = Fingerprints(target, self.indexes, self._rows, self._as_row)
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
         self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
+
+    @cached_property
+    def _constraints(self) -> RowConstraints:
+        """The constraints, which are not read before they are needed, because that locks all partitions."""
+        return RowConstraints.read(self._session.catalog, self._target)
 
     def read(self, row: SentRow) -> Row:
         """Convert a row's values to the target's text of them.

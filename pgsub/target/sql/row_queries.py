@@ -15,6 +15,7 @@ from pgsub.common import table_lock
 from pgsub.common.text import legible
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
+from pgsub.target.catalog.table_names import Partition
 from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
 
 #: Larger values, in bytes, are not read for display.
@@ -160,21 +161,23 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
 
 
 def leaves_partition(
-    relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
+    relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[Partition]
 ) -> Statement:
     """Compose a SELECT of whether the row that an update finds would leave its partition. It locks the row.
 
-    :param partitions: OID and constraint of each partition. The other parameters are those of :func:`update`.
+    It returns NULL if the row's partition is not among those that are given.
+
+    :param partitions: the partitions. The other parameters are those of :func:`update`.
     """
     becomes = resulting_row(relation, kinds, old_kinds, inserts=False)
     # the constraints are SQL from the catalogs
     takes = sql.SQL(" ").join(
-        sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint))
-        for oid, constraint in partitions
+        sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint or "true"))
+        for oid, _, _, constraint in partitions
     )
-    text = sql.SQL(
-        "SELECT NOT CASE pgsub_tableoid WHEN 0 THEN true {} ELSE true END FROM ({} FOR UPDATE) AS {}"
-    ).format(takes, becomes.text, sql.Identifier(relation.target.name))
+    text = sql.SQL("SELECT NOT CASE pgsub_tableoid WHEN 0 THEN true {} END FROM ({} FOR UPDATE) AS {}").format(
+        takes, becomes.text, sql.Identifier(relation.target.name)
+    )
     return replace(becomes, text=text)
 
 
