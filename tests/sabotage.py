@@ -63,6 +63,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a partition that somebody has locked is not waited for": (
         "test_partitions_that_somebody_keeps_locked_are_not_waited_for_to_name_one",
     ),
+    "no Spark starts in a folder that another start removes": (
+        "test_no_folder_is_used_that_another_start_removes_before_it_is_locked",
+    ),
     "Spark is started again after somebody has removed its local folder": (
         "test_spark_starts_again_after_somebody_removed_its_local_folder",
     ),

@@ -144,8 +144,10 @@ def scratch_folder(run: Path) -> Path:
 def _made(run: Path) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix="spark.", dir=run.absolute()))
     try:
-        lock = _locks[scratch] = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # guard: no Spark starts in a folder that another start removes
+        while not _is_ours(scratch):
+            remove_scratch(scratch)
+            scratch = Path(tempfile.mkdtemp(prefix="spark.", dir=run.absolute()))
         with tempfile.TemporaryDirectory(dir=scratch) as probe:  # Spark does not start where it can make none
             for number in range(_FOLDERS):
                 (Path(probe) / str(number)).mkdir()
@@ -155,29 +157,48 @@ def _made(run: Path) -> Path:
     return scratch
 
 
+def _is_ours(scratch: Path) -> bool:
+    """Lock a new folder; return False if another start took it for one whose process has ended, and removes it."""
+    try:
+        lock = _locks[scratch] = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = (scratch / "lock").stat()
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return os.path.samestat(os.fstat(lock), there)
+
+
 def _remove_abandoned(run: Path) -> None:
     """Remove the folders of processes that have ended without that."""
     for scratch in run.glob("spark.*"):
-        # guard: the folder of a Spark that runs is not removed
-        if not _in_use(scratch):
-            remove_scratch(scratch)
+        with _abandoned(scratch) as ended:
+            # guard: the folder of a Spark that runs is not removed
+            if ended:
+                remove_scratch(scratch)
     # A JVM that cannot write its port runs forever. One that can ends with its standard input.
     for place in run.glob("gateway.*"):
         if _is_old(place):
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _in_use(scratch: Path) -> bool:
+@contextmanager
+def _abandoned(scratch: Path) -> Iterator[bool]:
+    """Yield whether the process of a folder has ended. The folder stays locked, so that no process begins to use it."""
     try:
         lock = os.open(scratch / "lock", os.O_RDWR)
     except OSError:  # it may be made at this moment
-        return not _is_old(scratch)
+        yield _is_old(scratch)
+        return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        yield _could_lock(lock)
     finally:
         os.close(lock)
+
+
+def _could_lock(lock: int) -> bool:
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
     return False
 
 

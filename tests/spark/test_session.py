@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -94,6 +95,29 @@ def test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other(s
     last = jvm_process.scratch_folder(run)
     assert _scratch(state_dir) == [last]
     jvm_process.remove_scratch(last)
+
+
+@pytest.mark.parametrize("removes", ["before", "meanwhile"])
+def test_no_folder_is_used_that_another_start_removes_before_it_is_locked(state_dir, monkeypatch, removes):
+    run, lock, lost = state_dir / "run", fcntl.flock, []
+
+    def after_another_start(file, operation):
+        if not lost:
+            lost.extend(_scratch(state_dir))
+            if removes == "before":
+                other = f"from pgsub.spark import jvm_process as j; from pathlib import Path; r = Path({str(run)!r})"
+                subprocess.run([sys.executable, "-c", f"{other}; j.remove_scratch(j.scratch_folder(r))"], check=True)
+            else:  # it is in the midst of that
+                with (lost[0] / "lock").open() as held:
+                    lock(held, fcntl.LOCK_EX)
+                    return lock(file, operation)
+        return lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_start)
+    own = jvm_process.scratch_folder(run)
+    assert lost and own not in lost and _scratch(state_dir) == [own]
+    jvm_process.remove_scratch(own)
+    assert _scratch(state_dir) == []
 
 
 def test_spark_starts_again_after_somebody_removed_its_local_folder(opened, state_dir):
