@@ -25,8 +25,8 @@ from fix_faults import until
 from pgsub.demo.binaries import identity, server_uid
 from pgsub.demo.servers import free_port
 from pgsub.spark import archive
-from pgsub.spark.java import find_java
-from pgsub.spark.jvm_process import spark_home
+from pgsub.spark.jvm.java import find_java
+from pgsub.spark.jvm.process import spark_home
 
 #: For how long a bounded command waits for executors.
 WAITING = "spark.scheduler.maxRegisteredResourcesWaitingTime"

@@ -23,8 +23,10 @@ from typing import Any
 from forked import Started
 from py4j.protocol import Py4JError
 
-from pgsub.spark import class_archive, jvm_flags, jvm_process
-from pgsub.spark.java import cache_folder, find_java
+from pgsub.spark.jvm import class_archive
+from pgsub.spark.jvm import flags as jvm_flags
+from pgsub.spark.jvm import process as jvm_process
+from pgsub.spark.jvm.java import cache_folder, find_java
 
 _SLOTS = 200
 #: Variables that launcher and workers read, and the JVM does not; Spark hands them on by settings of this name.

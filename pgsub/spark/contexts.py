@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from pgsub.common.machine.path_safety import exchangeable
-from pgsub.spark.class_archive import Archive
+from pgsub.spark.jvm.class_archive import Archive
 
 _ANSWER_SECONDS = 1.0  #: limit for the JVM of spark-submit to accept a connection
 

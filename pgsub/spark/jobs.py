@@ -28,7 +28,7 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.spark import contexts, deployment, settings
 from pgsub.spark.contexts import ended, is_guest, present
 from pgsub.spark.executors import MasterQuestion, registered_slots
-from pgsub.spark.jvm_flags import OUT_OF_MEMORY
+from pgsub.spark.jvm.flags import OUT_OF_MEMORY
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

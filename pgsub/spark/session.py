@@ -24,9 +24,12 @@ from pyspark.java_gateway import launch_gateway
 from pgsub.common.errors import PgsubError, WorkerDied
 from pgsub.common.machine.interpreter import importing_environment
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import class_archive, contexts, daemon, deployment, executors, jvm_flags, jvm_process, settings
+from pgsub.spark import contexts, daemon, deployment, executors, settings
 from pgsub.spark.executors import Awaiting
-from pgsub.spark.java import cache_folder, find_java, write_atomically
+from pgsub.spark.jvm import class_archive, folders
+from pgsub.spark.jvm import flags as jvm_flags
+from pgsub.spark.jvm import process as jvm_process
+from pgsub.spark.jvm.java import cache_folder, find_java, write_atomically
 
 #: Seconds that a JVM may take to end, usually less than one. Killing it loses nothing.
 ENDING_SECONDS = 8.0
@@ -79,7 +82,7 @@ def _open(workers: int, state_dir: Path, submitted: Mapping[str, str]) -> SparkC
         settings.check_known_slots(guest.getConf().get, workers, guest.master)
         return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        scratch = jvm_process.scratch_folder(state_dir / "run")  # removed by a later start, once this process has ended
+        scratch = folders.scratch_folder(state_dir / "run")  # removed by a later start, once this process has ended
         return _connect(launch_gateway(), workers, state_dir, {}, scratch)
     chosen = settings.user_settings(submitted, jvm_process.spark_home())
     deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
@@ -117,13 +120,13 @@ def _start(
     if flags is None:
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
     run = state_dir / "run"
-    scratch = jvm_process.scratch_folder(run)
+    scratch = folders.scratch_folder(run)
     try:
         jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
         contexts.started[jvm.proc.pid] = contexts.Started(found, run / "jvm.pid", scratch)
         return _connect(jvm, workers, state_dir, chosen, scratch)
     except BaseException:
-        jvm_process.remove_scratch(scratch)
+        folders.remove_scratch(scratch)
         raise
 
 
@@ -162,7 +165,7 @@ def _configuration(jvm: Any, workers: int, scratch: Path, chosen: Mapping[str, s
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
     own = settings.defaults(master, scratch, own_spark)
     if jvm.proc is not None and settings.is_local(master):
-        folder = jvm_process.socket_folder(scratch)
+        folder = folders.socket_folder(scratch)
         own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
@@ -215,7 +218,7 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         with suppress(OSError):  # a read-only disk
             if started.pid_file.read_text() == f"{process.pid}\n":  # not of another process with this state folder
                 started.pid_file.unlink(missing_ok=True)
-        jvm_process.remove_scratch(started.scratch)
+        folders.remove_scratch(started.scratch)
         if train and process.returncode == 0:
             class_archive.train_in_background(started.archive, {**os.environ, **importing_environment()})
 

@@ -15,10 +15,13 @@ import tempfile
 from pathlib import Path
 
 from pgsub.common.errors import PgsubError
-from pgsub.spark import class_archive, jvm_flags, jvm_process, session
-from pgsub.spark.class_archive import Archive
-from pgsub.spark.java import Java, cache_folder, find_java
+from pgsub.spark import session
 from pgsub.spark.jobs import Submitter
+from pgsub.spark.jvm import class_archive
+from pgsub.spark.jvm import flags as jvm_flags
+from pgsub.spark.jvm import process as jvm_process
+from pgsub.spark.jvm.class_archive import Archive
+from pgsub.spark.jvm.java import Java, cache_folder, find_java
 
 #: Seconds within which a JVM must write its classes.
 _PATIENCE = 300

@@ -16,8 +16,8 @@ READ = {
     "catalog/times.py": "times that are shown, and the lag, never below 0",
     "cli/output/reporting.py": "times in the log",
     "common/worker_heartbeat.py": "the number with which a worker begins; at worst a chunk's bytes are not shown",
-    "spark/class_archive.py": "the age of files of a cache",
-    "spark/jvm_process.py": "the age of what a start that was killed has left",
+    "spark/jvm/class_archive.py": "the age of files of a cache",
+    "spark/jvm/folders.py": "the age of what a start that was killed has left",
 }
 
 

@@ -18,7 +18,7 @@ import pgsub
 from pgsub.common.errors import UsageError
 from pgsub.launcher.retry import take_over_seconds
 from pgsub.launcher.spark.driver_watch import SparkWatch
-from pgsub.spark.java import find_java
+from pgsub.spark.jvm.java import find_java
 
 
 @pytest.mark.long

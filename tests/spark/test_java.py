@@ -15,8 +15,10 @@ from fix_program import until
 from thorough import only_thorough
 
 from pgsub.common.errors import StateForbids
-from pgsub.spark import class_archive, java, jvm_flags, jvm_process
-from pgsub.spark.class_archive import Archive
+from pgsub.spark.jvm import class_archive, java
+from pgsub.spark.jvm import flags as jvm_flags
+from pgsub.spark.jvm import process as jvm_process
+from pgsub.spark.jvm.class_archive import Archive
 
 ROOT = Path(__file__).parents[2]
 

@@ -30,7 +30,7 @@ from pgsub.launcher.spark.executor_check import ExecutorCheck
 from pgsub.protocol.messages import Relation
 from pgsub.spark import contexts, executors, session
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
-from pgsub.spark.jvm_process import environ
+from pgsub.spark.jvm.process import environ
 from pgsub.spark.session import close_context, open_context
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.row_by_row import CopiedTable

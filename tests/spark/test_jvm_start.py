@@ -13,7 +13,7 @@ from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.spark import jvm_start
+from pgsub.spark.jvm import start as jvm_start
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_a_process_that_ends_meanwhile_leaves_no_java_process_that_starts(pids: 
     import pathlib, sys, threading, time
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
-    from pgsub.spark import jvm_start
+    from pgsub.spark.jvm import start as jvm_start
 
     def start():
         with jvm_start.bounded():

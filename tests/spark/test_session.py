@@ -23,11 +23,12 @@ from spark import task_functions as tasks
 from thorough import only_thorough, thorough
 
 from pgsub.common.errors import Directive, StateForbids
-from pgsub.spark import contexts, jvm_process, settings, training
+from pgsub.spark import contexts, settings, training
 from pgsub.spark.contexts import alive
-from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
-from pgsub.spark.jvm_process import environ
+from pgsub.spark.jvm import folders
+from pgsub.spark.jvm.java import cache_folder
+from pgsub.spark.jvm.process import environ
 from pgsub.spark.session import close_context, open_context
 
 ROOT = Path(__file__).parents[2]
@@ -80,21 +81,21 @@ def _scratch(state_dir):
 
 def test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other(state_dir):
     run = state_dir / "run"
-    made = f"from pgsub.spark import jvm_process as j; from pathlib import Path; j.scratch_folder(Path({str(run)!r}))"
+    made = f"from pgsub.spark.jvm import folders as j; from pathlib import Path; j.scratch_folder(Path({str(run)!r}))"
     words = [sys.executable, "-c", f"{made}; print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
         one.stdout.readline()
         [living] = _scratch(state_dir)
         subprocess.run([sys.executable, "-c", f"{made}; import os; os._exit(1)"], check=False)
         assert len(_scratch(state_dir)) == 2
-        own = jvm_process.scratch_folder(run)
+        own = folders.scratch_folder(run)
         assert sorted(_scratch(state_dir)) == sorted([living, own])
         one.kill()
-    jvm_process.remove_scratch(own)
+    folders.remove_scratch(own)
     assert _scratch(state_dir) == [living]
-    last = jvm_process.scratch_folder(run)
+    last = folders.scratch_folder(run)
     assert _scratch(state_dir) == [last]
-    jvm_process.remove_scratch(last)
+    folders.remove_scratch(last)
 
 
 @pytest.mark.parametrize("removes", ["before", "meanwhile"])
@@ -105,7 +106,7 @@ def test_no_folder_is_used_that_another_start_removes_before_it_is_locked(state_
         if not lost:
             lost.extend(_scratch(state_dir))
             if removes == "before":
-                other = f"from pgsub.spark import jvm_process as j; from pathlib import Path; r = Path({str(run)!r})"
+                other = f"from pgsub.spark.jvm import folders as j; from pathlib import Path; r = Path({str(run)!r})"
                 subprocess.run([sys.executable, "-c", f"{other}; j.remove_scratch(j.scratch_folder(r))"], check=True)
             else:  # it is in the midst of that
                 with (lost[0] / "lock").open() as held:
@@ -114,9 +115,9 @@ def test_no_folder_is_used_that_another_start_removes_before_it_is_locked(state_
         return lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_another_start)
-    own = jvm_process.scratch_folder(run)
+    own = folders.scratch_folder(run)
     assert lost and own not in lost and _scratch(state_dir) == [own]
-    jvm_process.remove_scratch(own)
+    folders.remove_scratch(own)
     assert _scratch(state_dir) == []
 
 
@@ -326,7 +327,7 @@ def test_a_session_of_spark_submit_is_joined(tmp_path, state_dir):
 
 
 def _with_java(environment, cache):
-    from pgsub.spark.java import find_java
+    from pgsub.spark.jvm.java import find_java
 
     home = find_java(cache).home
     return {**environment, "JAVA_HOME": str(home)} if home else environment
@@ -372,7 +373,7 @@ def test_what_a_start_that_is_killed_leaves_is_in_the_state_folder_and_goes_with
     opened()
     until(lambda: killed not in _machines(state_dir))
     os.utime(left, (0, 0))
-    jvm_process.remove_scratch(jvm_process.scratch_folder(run))
+    folders.remove_scratch(folders.scratch_folder(run))
     assert not left.exists()
 
 

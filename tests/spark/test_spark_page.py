@@ -21,8 +21,8 @@ from fix_spark import WAITING, Cluster, python
 from psycopg.conninfo import conninfo_to_dict
 from thorough import only_thorough
 
-from pgsub.spark.java import find_java
-from pgsub.spark.jvm_process import spark_home
+from pgsub.spark.jvm.java import find_java
+from pgsub.spark.jvm.process import spark_home
 
 pytestmark = pytest.mark.long
 

@@ -29,7 +29,8 @@ from pgsub.launcher.spark.driver_settings import SparkSettings
 from pgsub.launcher.spark.driver_watch import SparkWatch
 from pgsub.launcher.spark.executor_check import ExecutorCheck
 from pgsub.launcher.spark.task_slots import SPARE_SLOTS, Slots, least_slots, more_slots, slots_of, start_worker
-from pgsub.spark import contexts, executors, jobs, jvm_process, session
+from pgsub.spark import contexts, executors, jobs, session
+from pgsub.spark.jvm import process as jvm_process
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 

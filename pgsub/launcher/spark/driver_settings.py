@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-from pgsub.spark import jvm_process, session, settings
+from pgsub.spark import session, settings
+from pgsub.spark.jvm import process as jvm_process
 
 
 class SparkSettings:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgsub.spark.java import Java
+from pgsub.spark.jvm.java import Java
 
 #: The archive depends on the garbage collector, so all JVMs use this one unless the user chose another.
 COLLECTOR = "-XX:+UseSerialGC"

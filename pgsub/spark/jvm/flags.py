@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from pgsub.spark.class_archive import COLLECTOR, Archive, mark_used
+from pgsub.spark.jvm.class_archive import COLLECTOR, Archive, mark_used
 
 #: For short-lived work: the second compiler and a parallel collector cost more than they gain.
 _LEAN = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
