@@ -6,7 +6,9 @@ A restore, or a failover to a standby that lagged, takes a server back to an ear
 was committed before it committed itself:
 
 * The taking side records a position before the right is given. If the right was given with another position, that row
-  is of an earlier time. So is a missing row, if the taking side still has the subscription of the switchover.
+  is of an earlier time. So is a missing row, unless somebody has dropped the ledger. It was not dropped if the server
+  still has the subscription of the switchover, or if its WAL ends before that position.
+* The reverse subscription is enabled, and the other one dropped, only after the right was taken.
 * The commit that gives the right is behind the fence and behind all changes that were applied in the pause. A giving
   side that still has it when the right was taken has lost nothing of them, and one that lacks it has.
 """
@@ -20,6 +22,7 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.query import scalar
+from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 
@@ -32,8 +35,8 @@ SELECT pg_catalog.has_schema_privilege('pgsub', 'USAGE') AND (
         WHERE c.relnamespace = 'pgsub'::pg_catalog.regnamespace AND c.relname IN ('switchover', 'subscription'))
 """
 _NO_JOURNAL = "SELECT pg_catalog.to_regclass('pgsub.switchover') IS NULL"
-#: Returns the taking side's row, and whether its ledger lacks the ending subscription.
-Look = Callable[[str], tuple[Entry | None, bool]]
+#: Returns what :func:`of_taking` returns, for the giving side's row.
+Look = Callable[[Entry], tuple[Entry | None, bool]]
 _KNOWN = "SELECT EXISTS (SELECT FROM pgsub.subscription WHERE subid = %s)"
 
 
@@ -42,10 +45,12 @@ class Found(NamedTuple):
 
     :ivar there: the row of the giving side.
     :ivar lost: the side that has lost it, None if neither has.
+    :ivar dropped: instead the taking side's ledger may have been dropped, which cannot be told apart.
     """
 
     there: Entry
     lost: str | None
+    dropped: bool = False
 
     @property
     def undone(self) -> bool:
@@ -53,56 +58,63 @@ class Found(NamedTuple):
         return self.there.phase in (journal.RELEASING, journal.RELEASED)
 
 
-def lost_by(there: Entry | None, here: Entry | None, *, forgotten: bool = False) -> str | None:
+def lost_by(there: Entry | None, here: Entry | None, *, taken: bool = False) -> str | None:
     """Return the side that has lost a switchover, None if neither has.
 
     :param there: the giving side's row. ``here`` is the taking side's.
-    :param forgotten: the taking side lacks the subscription, too, so its ledger may have been dropped.
+    :param taken: the right was taken for certain.
     """
     if here is not None and here.phase in journal.HAS_TAKEN:
         kept = there is not None and there.phase == journal.GIVEN and there.position == here.position
         return None if kept and LAGGED not in ((there and there.saved) or {}) else journal.GIVING
     if there is None or there.phase == journal.RELEASED:
         return None
-    if here is None:
-        return None if forgotten else journal.TAKING
     # guard: a target that is back at a time before it took the right has lost the switchover
-    if there.phase == journal.GIVEN and here.position != there.position:
+    if here is None or taken or (there.phase == journal.GIVEN and here.position != there.position):
         return journal.TAKING
     return None
 
 
-def read(giving: psycopg.Connection, subid: int, look: Look, *, ended: bool = False) -> Found | None:
+def read(giving: psycopg.Connection, subid: int, look: Look, *, taken: bool) -> Found | None:
     """Read the rows of the switchover that created a reverse subscription, None if the giving side has none.
 
     :param subid: the reverse subscription.
-    :param look: returns the result of :func:`of_taking` for the ID of the switchover. It is called only if necessary.
-    :param ended: the other subscription is dropped, which is done only after the right was taken.
+    :param look: returns what :func:`of_taking` returns. It is called only if necessary.
+    :param taken: the reverse subscription is enabled, or the other one is dropped, which is done only after the right
+        was taken.
     """
     there = journal.of_subscription(giving, journal.GIVING, subid)
     while there is not None:
         if there.phase in (journal.RELEASING, journal.RELEASED):
             return Found(there, None)
-        if ended and there.phase in (journal.OPEN, journal.FENCED):
+        if taken and there.phase in (journal.OPEN, journal.FENCED):
             return Found(there, journal.GIVING)
-        here, forgotten = look(there.id)
+        here, dropped = look(there)
         read, there = there, journal.of(giving, there.id)
         # Another run may have moved the right between the two looks.
         if there is not None and (there.phase, there.position) == (read.phase, read.position):
-            lost = lost_by(there, here, forgotten=forgotten)
+            lost = lost_by(there, here, taken=taken)
             # A giving side that has the commit by now was fenced again, and that was told.
-            return Found(there, None if ended and lost == journal.GIVING else lost)
+            return Found(there, None if taken and lost == journal.GIVING else lost, dropped)
     return None
 
 
-def of_taking(taking: psycopg.Connection, subid: int, id: str) -> tuple[Entry | None, bool]:
-    """Return the row of the taking side, and whether its ledger lacks the ending subscription.
+def of_taking(taking: psycopg.Connection, subid: int, there: Entry) -> tuple[Entry | None, bool]:
+    """Return the row of the taking side, and whether its ledger may have been dropped.
 
+    :param subid: the ending subscription.
     :raises psycopg.errors.InsufficientPrivilege: the role may not read ``pgsub.switchover`` or ``pgsub.subscription``.
     """
-    if scalar(taking, _NO_JOURNAL) is True:
-        return None, True
-    return journal.of(taking, id), scalar(taking, _KNOWN, (subid,)) is not True
+    known = has_journal(taking)
+    here = journal.of(taking, there.id) if known else None
+    if here is not None or (known and scalar(taking, _KNOWN, (subid,)) is True):
+        return here, False
+    return None, flushed_position(taking) >= (there.position or 0)
+
+
+def has_journal(session: psycopg.Connection) -> bool:
+    """Return whether the database has a ledger."""
+    return scalar(session, _NO_JOURNAL) is not True
 
 
 def grants(role: str) -> list[str]:

@@ -247,10 +247,19 @@ def test_a_target_that_lost_changes_since_the_right_was_given_does_not_take_it(m
     until(lambda: mover.rows(1, "SELECT count(*) FROM writes") == [(2,)])
 
 
+_BEFORE_POSITION = "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL"
+_BEHIND_POSITION = "UPDATE pgsub.switchover SET phase = 'prepared'"
+
+
 @pytest.mark.parametrize(
-    "earlier", [_EARLIER["lost"], "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL"]
+    ("step", "earlier"),
+    [
+        ("enabled", _EARLIER["lost"]),
+        ("enabled", _BEHIND_POSITION),
+        *long([(step, to) for step in ("disabled", "promoted") for to in (_EARLIER["lost"], _BEFORE_POSITION)]),
+        *long([("enabled", _BEFORE_POSITION)]),
+    ],
 )
-@pytest.mark.parametrize("step", ["enabled", *long(["disabled", "promoted"])])
 def test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left(
     mover: Mover, step: str, earlier: str
 ) -> None:
@@ -274,22 +283,39 @@ def test_a_target_that_lost_the_switchover_after_it_had_taken_the_right_is_left(
     assert mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
-@pytest.mark.parametrize("to", ["prepared", pytest.param("before it was begun", marks=pytest.mark.long)])
+_BEFORE = {
+    "prepared": _BEFORE_POSITION,
+    "given": _BEHIND_POSITION,
+    "begun": "DELETE FROM pgsub.switchover; INSERT INTO pgsub.subscription"
+    " SELECT * FROM json_populate_record(NULL::pgsub.subscription, {})",
+    "created": "DROP SCHEMA pgsub CASCADE",
+}
+
+
+@pytest.mark.parametrize("to", ["given", *long(["prepared", "begun", "created"])])
 def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, to: str) -> None:
     _insert(mover, 0, 1)
     ((subscription,),) = mover.rows(1, "SELECT to_json(s)::text FROM pgsub.subscription s")
     mover("--no-verify")
-    earlier = "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL"
-    if to != "prepared":
-        known = sql.Literal(subscription).as_string()
-        earlier = "DELETE FROM pgsub.switchover; INSERT INTO pgsub.subscription"
-        earlier += f" SELECT * FROM json_populate_record(NULL::pgsub.subscription, {known})"
     read_only = f'ALTER DATABASE "{mover.databases[1].name}" SET default_transaction_read_only = on'
+    earlier = _BEFORE[to].format(sql.Literal(subscription).as_string())
+    if to == "begun":  # nor is the slot there
+        mover.side = 1
+        mover.caught_up()
+        assert mover.cli("disable", "moved_back").returncode == 0
+        until(lambda: mover.rows(1, "SELECT active FROM pg_replication_slots") == [(False,)])
+        mover.alone(1, "SELECT pg_drop_replication_slot('moved_back')")
+        mover.side = 0
     mover.alone(1, f"SET default_transaction_read_only = off; {earlier}; {read_only}")
     told = "pgsub switchover moved --abort"
-    one_error(mover.cli("reconcile", "moved_back", "--force", "--yes"), 3, "has lost its switchover", told)
+    reconcile = ("reconcile", "moved_back", "--force", "--yes")
+    if to == "created":  # the server has gone on since, so nobody can say whether it was only its ledger
+        one_error(mover.cli(*reconcile), 3, "has lost its switchover", "DELETE FROM pgsub.switchover WHERE id = ")
+        assert "or only its schema pgsub was dropped" in mover.cli("switchover", "moved", "--status").stdout
+        mover.alone(0, "BEGIN READ WRITE; UPDATE pgsub.switchover SET position = 'FFFF/0'; COMMIT")
+    one_error(mover.cli(*reconcile), 3, "has lost its switchover", f"{told}\n")
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
-    assert (found["giving"], found["taking"]) == ("given", "lost")
+    assert (found["giving"], found["taking"]) == ("given", "lost") and "schema pgsub" not in found["said"]
     assert [one["command"] for one in found["choices"]] == [told]
     words = ("switchover", "moved", "--abort", "--yes")
     with mover.databases[1].connect() as other:
@@ -299,11 +325,16 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
     assert killed.returncode in (-9, 137)
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
     assert (found["giving"], [one["command"] for one in found["choices"]]) == ("releasing", [told])
+    one_error(mover.cli(*reconcile), 3, "has lost its switchover", told)
     undone = mover.cli(*words)
     assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
+    assert "sequences of the publisher may be behind" in undone.stderr
     assert mover.subscriptions() == []
     assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
-    assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == ([("declined",)] if to == "prepared" else [])
+    if to != "created":
+        kept = [] if to == "begun" else [("declined",)]
+        assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == kept
+        assert mover.rows(1, "SELECT subname FROM pgsub.subscription") == []
     _insert(mover, 0, 2)
     assert mover.cli.create("moved", "--adopt", "--yes", "--no-wait").returncode == 0
     mover.caught_up()
@@ -406,6 +437,23 @@ def test_a_publisher_that_loses_its_fence_after_the_switchover_is_fenced_again_a
     assert made.returncode == 0, made.stderr
     until(lambda: mover.rows(0, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)])
     one_error(mover.cli(*words), 3, "has been switched over already")
+
+
+def test_a_publisher_that_loses_all_of_the_switchover_after_its_end_is_told_and_not_changed(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.side = 1
+    mover.caught_up()
+    _go_back_in_time(mover, "no way back", running=True)
+    mover.alone(0, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^pgsub .* apply'")
+    told = "pgsub drop moved_back --keep-target --yes"
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "clients may write on both servers", told)
+    one_error(mover.cli("switchover", "moved", "--abort", "--yes"), 3, "clients may write on both servers", told)
+    shown = mover.cli("switchover", "moved", "--status").stdout
+    assert "so clients may write there, too" in shown and told in shown
+    until(lambda: mover.cli("status", "moved_back", "--check").returncode in (3, 6))
+    assert "pgsub switchover moved --status" in mover.cli("status", "moved_back", "--runbook").stdout
+    assert mover.rows(0, "SELECT count(*) FROM pgsub.switchover") == [(0,)]
+    assert mover.cli(*told.split()[1:]).returncode == 0
 
 
 @pytest.mark.long

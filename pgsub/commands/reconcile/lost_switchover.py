@@ -11,6 +11,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, ledger_session
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
@@ -18,6 +19,9 @@ from pgsub.publisher.server_errors import translating
 from pgsub.switchover import journal, lost_side
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.lost_side import Found
+
+#: Part of a detail.
+_DROPPED = " Or its schema pgsub was dropped, in which the switchover is recorded."
 
 
 def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:
@@ -30,15 +34,15 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
         return
     switchover = found(session, store, sub)
     # guard: a target that has lost the switchover does not overwrite the publisher
-    if switchover is not None and switchover.lost == journal.TAKING:
+    if switchover is not None and (switchover.undone or switchover.lost == journal.TAKING):
         ended = store.subscription_by_id(sub.way_back_of)
         name = switchover.there.subname if ended is None else ended.name
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
             detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"
-            " that server has lost.",
+            f" that server has lost.{_DROPPED if switchover.dropped else ''}",
             hint=f"See where the switchover of {word(name)} stands, and undo it:\n"
-            f"{_command(sub, name)} --status\n{_command(sub, name)} --abort",
+            f"{_command(sub, name)} --status\n{_command(sub, name)} --abort{_kept(switchover)}",
         )
 
 
@@ -55,24 +59,36 @@ def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> 
     ended = store.subscription_by_id(subid)
     with contextlib.ExitStack() as stack:
 
-        def look(id: str) -> tuple[Entry | None, bool]:
+        def look(there: Entry) -> tuple[Entry | None, bool]:
             if ended is not None:
-                return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, id)
-            return _of_publisher(stack.enter_context(connect_publisher(back)), subid, id)
+                return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, there)
+            return of_publisher(stack.enter_context(connect_publisher(back)), subid, there)
 
-        return lost_side.read(giving, back.subid, look, ended=ended is None)
+        return lost_side.read(giving, back.subid, look, taken=back.enabled or ended is None)
 
 
-def _of_publisher(source: psycopg.Connection, subid: int, id: str) -> tuple[Entry | None, bool]:
-    """Return what the taking side has, with the role of the reverse subscription."""
+def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[Entry | None, bool]:
+    """Return what :func:`pgsub.switchover.lost_side.of_taking` returns, with the role of the reverse subscription.
+
+    :param source: a session on the taking side.
+    :raises PermissionMissing: the role may not read the journal.
+    """
     try:
         with translating(source, "read the journal of the switchover"):
-            return lost_side.of_taking(source, subid, id)
+            return lost_side.of_taking(source, subid, there)
     except PermissionMissing as error:
         error.detail = "It shows whether this server has lost the switchover."
         error.hint = "\n".join(["Run this there:", *lost_side.grants(source.info.user)])
         # guard: a role that may not read the journal does not hide that a switchover is lost
         raise
+
+
+def _kept(switchover: Found) -> str:
+    """Return the part of the hint for a server that has everything but its ledger."""
+    if not switchover.dropped:
+        return ""
+    forget = f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(switchover.there.id)};"
+    return f"\nIf only its schema pgsub was dropped, run this on the target instead, and repeat the command:\n{forget}"
 
 
 def _command(sub: Subscription, ended: str) -> str:

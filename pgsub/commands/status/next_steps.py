@@ -19,6 +19,7 @@ from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, e
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word
+from pgsub.common.subscription import BACK_SUFFIX
 from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
@@ -54,8 +55,8 @@ class Step:
 def runbook(one: SubscriptionStatus) -> list[Step]:
     """Return the steps for the present state in order, none if nothing is wrong."""
     if one.lost:
-        return list(_broken(one, one.broken))
-    steps = [step for row in one.errors for step in _error(one, row)]
+        return [*_leading_back(one), *_broken(one, one.broken)]
+    steps = [*_leading_back(one), *(step for row in one.errors for step in _error(one, row))]
     if one.switchover is not None:
         steps.append(Step("A switchover is under way: see where it stands, and what can be done.", (one.switchover,)))
         return [*steps, *_resume(one)]
@@ -66,6 +67,18 @@ def runbook(one: SubscriptionStatus) -> list[Step]:
     cause = " once the cause is gone" if one.errors else ""
     enable = Step(f"Let the subscription continue{cause}.", (f"pgsub enable {word(one.definition.name)}",))
     return [*(step for step in steps if step not in later), enable, *later, *_resume(one)]
+
+
+def _leading_back(one: SubscriptionStatus) -> Iterator[Step]:
+    """Yield the step for a way back that stops: a server that was restored may have lost the switchover."""
+    sub = one.definition
+    stopped = one.lost or any(row.worker == APPLY and not row.conflict for row in one.errors)
+    if sub.way_back_of is None or one.switchover is not None or not stopped:
+        return
+    ended = sub.name.removesuffix(BACK_SUFFIX)
+    shows = f"pgsub switchover {word(ended)}{' --back' if ended == sub.name else ''} --status"
+    text = "The subscription leads back from a switchover: see first whether one of the servers has lost that."
+    yield Step(text, (shows,))
 
 
 def _resume(one: SubscriptionStatus) -> Iterator[Step]:

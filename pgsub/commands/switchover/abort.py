@@ -25,14 +25,16 @@ from pgsub.commands.switchover.parties import (
     taking_session,
     the_one,
 )
-from pgsub.commands.switchover.transfer import right_to_write, server_gone, steps
+from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone, steps
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
 from pgsub.commands.switchover.under_way import check_command, under_way
 from pgsub.common.errors import StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import journal
+from pgsub.publisher.slots import slot_state
+from pgsub.switchover import journal, lost_side
+from pgsub.target.ledger import subscriptions
 from pgsub.target.session.transactions import durable
 
 
@@ -98,17 +100,23 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
         check_command(there, options)
         end_subscription(options, store, back.name, reporter)
         run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
-        right_to_write.release(there, giving, taking, run_command)
+        known = taking if lost_side.has_journal(taking) else None
+        right_to_write.release(there, giving, known, run_command, taking_is_gone=known is None)
+        reporter.warning(*SEQUENCES)
+        if known is not None and back.way_back_of is not None:
+            with durable(known):  # a restored server still has the subscription that has ended
+                subscriptions.forget(known, back.way_back_of)
         with durable(giving):
             journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
-    drop(options.state_dir, back.name, if_exists=True, reporter=InnerReporter(reporter, backward=True))
-    reporter.warning(*SEQUENCES)
+        has_slot = slot_state(taking, back.slot_name or "") is not None
+    quiet = InnerReporter(reporter, backward=True)
+    drop(options.state_dir, back.name, if_exists=True, keep_slot=not has_slot, reporter=quiet)
     said = f"Clients write on the publisher. Create subscription {word(active)} again, with --adopt."
     return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=said)
 
 
 def _is_to_undo(store: StateStore, back: Subscription) -> bool:
-    with ledger_session(store, back) as giving:
+    with giving_fence.recognized(back), ledger_session(store, back) as giving:
         found = lost_switchover.found(giving, store, back)
     return found is not None and (found.undone or found.lost == journal.TAKING)
 

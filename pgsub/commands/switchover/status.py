@@ -11,7 +11,7 @@ from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
-from pgsub.commands.switchover.transfer import server_gone
+from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
@@ -39,6 +39,10 @@ _UNKNOWN = {
     journal.TAKING: "The target cannot be reached.",
 }
 _LAGGED = "The publisher has lost changes since it gave the right to write, so clients may write there, too."
+_DROPPED = (
+    "The target does not know the switchover: it was restored to an earlier time, or only its schema pgsub was dropped."
+    " In the second case do not undo the switchover, because clients may write on the target."
+)
 _UNREADABLE = "Whether the target has lost this since is not known, because its journal may not be read."
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
@@ -73,10 +77,12 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
     """Return that the writes were moved, and whether one of the servers has lost that since."""
     said = f'Subscription "{back.name}" replicates now.'
     try:
-        with ledger_session(store, back) as giving:
+        with giving_fence.recognized(back), ledger_session(store, back) as giving:
             found = lost_switchover.found(giving, store, back)
-    except (TargetUnavailable, PublisherUnavailable, StateForbids):
+    except (TargetUnavailable, PublisherUnavailable):
         found = None
+    except giving_fence.PublisherLagged as error:
+        found, said = None, f"{_LAGGED} {error.detail}\n{error.hint}"
     except PermissionMissing as error:
         found, said = None, f"{said} {_UNREADABLE}\n{error.hint}"
     if found is None or not (found.undone or found.lost):
@@ -87,7 +93,7 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
         return Outcome(*options.names, DONE, found.there.phase, said=_LAGGED, choices=[choice])
     choice = Choice("let clients write on the publisher again", undo)
     taking = None if found.undone else journal.LOST
-    said = _SAID[taking or found.there.phase]
+    said = _DROPPED if found.dropped else _SAID[taking or found.there.phase]
     return Outcome(*options.names, DONE, found.there.phase, taking, said=said, choices=[choice])
 
 

@@ -108,7 +108,7 @@ def _source(sides: Sides, connection: publisher.Connection) -> Iterator[Obstacle
             TAKING,
             WARNING,
             f'role "{connection.info.user}" may not read the journal of the switchover',
-            "If the target loses the switchover later, by a failover or a restore, that is not noticed.",
+            "It must read it if one of the servers loses the switchover later, by a failover or a restore.",
             paste(TAKING, lost_side.grants(connection.info.user)),
         )
 

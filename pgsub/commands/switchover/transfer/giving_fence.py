@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import psycopg
@@ -57,7 +57,11 @@ def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back
     except TargetUnavailable as error:
         raise publisher_away(error) from None
     except StateForbids as error:  # it may be any server, so nothing is changed there
-        raise _not_recognized(options, error) from None
+        raise _not_recognized(
+            error,
+            "Keep clients away from it, and save what they wrote there. Then stop it, and end the switchover without"
+            f" it:\n{options.command} --gone {PUBLISHER}",
+        ) from None
     raise _lagged(back, "drop the subscription, which ends the switchover", f"pgsub drop {word(sub.name)} --yes")
 
 
@@ -74,7 +78,7 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
         return
     with connect_publisher(back) as taking, ledger_session(store, back) as giving:
         lock(taking)
-        here = journal.of(taking, there.id)
+        here, _ = lost_switchover.of_publisher(taking, back.way_back_of or 0, there)
         if here is None or here.phase not in journal.HAS_TAKEN:
             return
         check_command(here, options)
@@ -89,12 +93,31 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
 def _opened(store: StateStore, back: Subscription) -> Entry | None:
     """Return the row of a giving side that has lost its fence since the switchover has ended, None for any other.
 
-    Of a server that cannot be reached it is said that the writes were moved, as they were.
+    Of a server that cannot be reached or read it is said that the writes were moved, as they were.
     """
-    with contextlib.suppress(TargetUnavailable, PublisherUnavailable), ledger_session(store, back) as giving:
+    with (
+        contextlib.suppress(TargetUnavailable, PublisherUnavailable),
+        recognized(back),
+        ledger_session(store, back) as giving,
+    ):
         found = lost_switchover.found(giving, store, back)
         return found.there if found is not None and found.lost == journal.GIVING else None
     return None
+
+
+@contextlib.contextmanager
+def recognized(back: Subscription) -> Iterator[None]:
+    """Raise PublisherLagged if the giving side has lost all of the switchover since that has ended."""
+    try:
+        yield
+    except StateForbids as error:
+        # guard: a publisher that has lost all of the switchover after its end is told
+        raise _not_recognized(
+            error,
+            "Find out on which of the two servers clients have written since, keep them away from the other one, and"
+            " save what they wrote there. If that is the publisher, drop the subscription, empty the tables of the"
+            f" publisher, and let a new subscription fill them:\npgsub drop {word(back.name)} --keep-target --yes",
+        ) from None
 
 
 def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
@@ -107,14 +130,13 @@ def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
     )
 
 
-def _not_recognized(options: SwitchoverOptions, error: StateForbids) -> PublisherLagged:
+def _not_recognized(error: StateForbids, hint: str) -> PublisherLagged:
     message, _, _ = in_their_words(error.message, None, None)
     return PublisherLagged(
         _MOVED,
         detail=f"{_CAUSE} It lacks what was made for the way back ({message}), so it was not fenced: clients may write"
         " on both servers.",
-        hint="Keep clients away from it, and save what they wrote there. Then stop it, and end the switchover without"
-        f" it:\n{options.command} --gone {PUBLISHER}",
+        hint=hint,
     )
 
 
