@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
+from psycopg.errors import InternalError_, ProtocolViolation
 
 from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.common import table_lock
@@ -211,7 +212,7 @@ class _Reader:
         try:
             rows, answers = self._asked(rows)
         # the text of a regclass may be no name on the target, and a binary value be of the type that a column had
-        except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.ProtocolViolation):
+        except (psycopg.DataError, psycopg.ProgrammingError, ProtocolViolation, InternalError_):
             half = len(rows) // 2
             only_key = {name: rows[0].values.get(name) for name in self._key}
             if half:

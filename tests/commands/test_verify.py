@@ -286,6 +286,25 @@ def test_a_binary_value_of_the_type_that_a_column_had_explains_nothing_and_hides
 
 
 @pytest.mark.long
+def test_a_binary_json_value_of_a_column_that_became_jsonb_keeps_no_table_from_being_compared(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    publisher, target = tables
+    for database in tables:
+        database.execute("ALTER TABLE a ADD doc json")
+    assert cli("alter", name, "--binary", "--on-conflict", "public.a:insert_exists=skip").returncode == 0
+    target.execute("INSERT INTO a VALUES (500, 'mine', '{}')")
+    publisher.execute("INSERT INTO a VALUES (500, 'theirs', '{}')")
+    _verify(cli, name)
+    for database in tables:
+        database.execute("ALTER TABLE a ALTER doc TYPE jsonb")
+    _plant(target, "UPDATE a SET t = 'fault' WHERE id = (SELECT min(id) FROM a)")
+    a = _table(_verify(cli, name, code=6), "a")
+    assert (a["outcome"], a["different"]) == ("different", 2)
+
+
+@pytest.mark.long
 def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
     cli, name = served
     publisher, target = tables
