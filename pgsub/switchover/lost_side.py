@@ -8,7 +8,8 @@ was committed before it committed itself:
 * The taking side records a position before the right is given. If the right was given with another position, that row
   is of an earlier time. So is a missing row, unless somebody has dropped the ledger. It was not dropped if the server
   still has the subscription of the switchover, or if its WAL ends before that position.
-* The reverse subscription is enabled, and the other one dropped, only after the right was taken.
+* The reverse subscription has applied something after that position, or the other one is dropped, only once the right
+  was taken. Whether they are enabled proves nothing, because a user, or an undoing, may have disabled them since.
 * The commit that gives the right is behind the fence and behind all changes that were applied in the pause. A giving
   side that still has it when the right was taken has lost nothing of them, and one that lacks it has.
 """
@@ -22,6 +23,7 @@ import psycopg
 
 from pgsub.common import quoting
 from pgsub.common.query import scalar
+from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
@@ -37,6 +39,7 @@ SELECT pg_catalog.has_schema_privilege('pgsub', 'USAGE') AND (
 _NO_JOURNAL = "SELECT pg_catalog.to_regclass('pgsub.switchover') IS NULL"
 #: Returns what :func:`of_taking` returns, for the giving side's row.
 Look = Callable[[Entry], tuple[Entry | None, bool]]
+_APPLIED = "SELECT remote_lsn > %s::pg_catalog.pg_lsn FROM pgsub.progress WHERE subid = %s AND worker = 0"
 _KNOWN = "SELECT EXISTS (SELECT FROM pgsub.subscription WHERE subid = %s)"
 
 
@@ -75,28 +78,36 @@ def lost_by(there: Entry | None, here: Entry | None, *, taken: bool = False) -> 
     return None
 
 
-def read(giving: psycopg.Connection, subid: int, look: Look, *, taken: bool) -> Found | None:
+def read(giving: psycopg.Connection, subid: int, look: Look, *, ended: bool = False) -> Found | None:
     """Read the rows of the switchover that created a reverse subscription, None if the giving side has none.
 
     :param subid: the reverse subscription.
     :param look: returns what :func:`of_taking` returns. It is called only if necessary.
-    :param taken: the reverse subscription is enabled, or the other one is dropped, which is done only after the right
-        was taken.
+    :param ended: the other subscription is dropped.
     """
     there = journal.of_subscription(giving, journal.GIVING, subid)
     while there is not None:
         if there.phase in (journal.RELEASING, journal.RELEASED):
             return Found(there, None)
-        if taken and there.phase in (journal.OPEN, journal.FENCED):
+        if ended and there.phase in (journal.OPEN, journal.FENCED):
             return Found(there, journal.GIVING)
         here, dropped = look(there)
         read, there = there, journal.of(giving, there.id)
         # Another run may have moved the right between the two looks.
         if there is not None and (there.phase, there.position) == (read.phase, read.position):
-            lost = lost_by(there, here, taken=taken)
+            lost = lost_by(there, here, taken=ended or has_applied(giving, subid, there))
             # A giving side that has the commit by now was fenced again, and that was told.
-            return Found(there, None if taken and lost == journal.GIVING else lost, dropped)
+            return Found(there, None if ended and lost == journal.GIVING else lost, dropped)
     return None
+
+
+def has_applied(giving: psycopg.Connection, subid: int, there: Entry) -> bool:
+    """Return whether a reverse subscription has applied what clients wrote on the taking side.
+
+    :param there: the row of the giving side.
+    """
+    position = format_lsn(there.position or 0)
+    return there.position is not None and scalar(giving, _APPLIED, (position, subid)) is True
 
 
 def of_taking(taking: psycopg.Connection, subid: int, there: Entry) -> tuple[Entry | None, bool]:

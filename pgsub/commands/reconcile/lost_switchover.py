@@ -64,7 +64,7 @@ def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> 
                 return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, there)
             return of_publisher(stack.enter_context(connect_publisher(back)), subid, there)
 
-        return lost_side.read(giving, back.subid, look, taken=back.enabled or ended is None)
+        return lost_side.read(giving, back.subid, look, ended=ended is None)
 
 
 def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[Entry | None, bool]:

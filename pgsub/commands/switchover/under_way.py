@@ -57,7 +57,7 @@ def _is_lost(taking: psycopg.Connection, store: StateStore, sub: Subscription, b
     """Return whether the taking side, which has a row, is back at a time before it took the right."""
     look = partial(lost_side.of_taking, taking, sub.subid)
     with contextlib.suppress(TargetUnavailable), ledger_session(store, back) as giving:
-        found = lost_side.read(giving, back.subid, look, taken=back.enabled)
+        found = lost_side.read(giving, back.subid, look)
         return found is not None and found.lost == journal.TAKING
     return False
 

@@ -34,7 +34,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.current_wal_lsn import flushed_position
-from pgsub.switchover import drain, fence, journal, way_back
+from pgsub.switchover import drain, fence, journal, lost_side, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.pause_limit import PauseLimit
 from pgsub.target.ledger.tables import subscription_tables
@@ -316,8 +316,8 @@ class Switchover:
             right_to_write.release(entry, self._giving, self._taking, self._command, self._kept)
         self.in_pause = False
         drain.withdraw(self._taking, self._sub.subid)
-        # The lost target had taken the right, so the subscription may have been ended. A later run does not know that.
-        if entry.phase == journal.LOST and not self._store.subscription(self._sub.name).enabled:
+        # The lost target had taken the right, so the subscription may have been ended.
+        if self._was_taken(entry) and not self._store.subscription(self._sub.name).enabled:
             enable(self._options.state_dir, self._sub.name, reporter=self._reporter)
             self._reporter.warning(*SEQUENCES)
         reporter = InnerReporter(self._reporter, backward=True)
@@ -326,3 +326,9 @@ class Switchover:
         if journal.of(self._giving, entry.id) is not None:  # the run may have ended before the row was written
             with durable(self._giving):
                 journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+
+    def _was_taken(self, entry: Entry) -> bool:
+        """Return whether the right was taken before the taking side lost that, as far as this run can know."""
+        there = journal.of(self._giving, entry.id)
+        applied = there is not None and lost_side.has_applied(self._giving, self._back.subid, there)
+        return entry.phase == journal.LOST or applied
