@@ -223,8 +223,8 @@ def check_not_needed(connection: psycopg.Connection, sub: Subscription) -> None:
 
 
 def keeps(connection: psycopg.Connection, subid: int) -> bool:
-    """Return whether this server still needs the row of a subscription that a switchover ended or undid."""
-    query = "SELECT EXISTS (SELECT FROM pgsub.switchover WHERE subid = %s AND phase IN ('done', 'releasing'))"
+    """Return whether this server still needs a row: of any switchover that ended, or of one that is being undone."""
+    query = "SELECT EXISTS (SELECT FROM pgsub.switchover WHERE phase = 'done' OR (subid = %s AND phase = 'releasing'))"
     return scalar(connection, query, (subid,)) is True
 
 

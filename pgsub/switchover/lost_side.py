@@ -28,8 +28,9 @@ from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 
-#: Key in ``saved`` of the giving side: whether it was fenced again, because it had lost its fence.
-LAGGED = "lagged"
+#: Keys in ``saved`` of the giving side: whether it was fenced again, because it had lost its fence; and whether a user
+#: has said that the ledger of the taking side was dropped.
+LAGGED, LEDGER_DROPPED = "lagged", "ledger_dropped"
 #: Whether the role may read what :func:`of_taking` reads.
 MAY_READ = """
 SELECT pg_catalog.has_schema_privilege('pgsub', 'USAGE') AND (
@@ -95,6 +96,8 @@ def read(giving: psycopg.Connection, subid: int, look: Look, *, ended: bool = Fa
         read, there = there, journal.of(giving, there.id)
         # Another run may have moved the right between the two looks.
         if there is not None and (there.phase, there.position) == (read.phase, read.position):
+            if dropped and LEDGER_DROPPED in (there.saved or {}):
+                return Found(there, None)
             lost = lost_by(there, here, taken=ended or has_applied(giving, subid, there))
             # A giving side that has the commit by now was fenced again, and that was told.
             return Found(there, None if ended and lost == journal.GIVING else lost, dropped)

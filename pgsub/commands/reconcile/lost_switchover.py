@@ -35,14 +35,13 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     switchover = found(session, store, sub)
     # guard: a target that has lost the switchover does not overwrite the publisher
     if switchover is not None and (switchover.undone or switchover.lost == journal.TAKING):
-        ended = store.subscription_by_id(sub.way_back_of)
-        name = switchover.there.subname if ended is None else ended.name
+        command = _command(sub, store.subscription_by_id(sub.way_back_of))
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
             detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"
             f" that server has lost.{_DROPPED if switchover.dropped else ''}",
-            hint=f"See where the switchover of {word(name)} stands, and undo it:\n"
-            f"{_command(sub, name)} --status\n{_command(sub, name)} --abort{_kept(switchover)}",
+            hint=f"See where the switchover stands, and undo it:\n{command} --status\n{command} --abort"
+            f"{_kept(switchover, sub)}",
         )
 
 
@@ -83,15 +82,22 @@ def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[
         raise
 
 
-def _kept(switchover: Found) -> str:
+def _kept(switchover: Found, sub: Subscription) -> str:
     """Return the part of the hint for a server that has everything but its ledger."""
     if not switchover.dropped:
         return ""
-    forget = f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(switchover.there.id)};"
-    return f"\nIf only its schema pgsub was dropped, run this on the target instead, and repeat the command:\n{forget}"
+    known = f"""'{{"{lost_side.LEDGER_DROPPED}": true}}'"""
+    return (
+        f'\nIf only its schema pgsub was dropped, run this on the target of "{sub.name}" instead, and repeat the'
+        " command:\n"
+        f"BEGIN READ WRITE; UPDATE pgsub.switchover SET saved = (saved::jsonb || {known})::json"
+        f" WHERE id = {quoting.literal(switchover.there.id)}; COMMIT;"
+    )
 
 
-def _command(sub: Subscription, ended: str) -> str:
-    if ended == f"{sub.name}{BACK_SUFFIX}":
+def _command(sub: Subscription, ended: Subscription | None) -> str:
+    """Return the command of the switchover, which has the names that the subscriptions have now."""
+    name = sub.name.removesuffix(BACK_SUFFIX) if ended is None else ended.name
+    if name == sub.name or name == f"{sub.name}{BACK_SUFFIX}":
         return f"pgsub switchover {word(sub.name)} --back"
-    return f"pgsub switchover {word(ended)}"
+    return f"pgsub switchover {word(name)}"

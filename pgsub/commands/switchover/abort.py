@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+import psycopg
+
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.reporter import Reporter
@@ -29,11 +31,13 @@ from pgsub.commands.switchover.transfer import giving_fence, right_to_write, ser
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
 from pgsub.commands.switchover.under_way import check_command, under_way
-from pgsub.common.errors import StateForbids, TargetUnavailable
+from pgsub.common import server_words
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.slots import slot_state
 from pgsub.switchover import journal, lost_side
+from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import subscriptions
 from pgsub.target.session.transactions import durable
 
@@ -63,7 +67,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
             entry = under_way(taking, sub, store)
             if entry is None:
                 with (
-                    contextlib.suppress(TargetUnavailable),
+                    contextlib.suppress(TargetUnavailable, PublisherUnavailable),
                     server_gone.returned(options, store, sub, taking) as back_again,
                 ):
                     if back_again is not None:
@@ -98,6 +102,7 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
         assert there is not None
         check_command(there, options)
+        _keep_out(taking, there, back, reporter)
         end_subscription(options, store, back.name, reporter)
         run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
         known = taking if lost_side.has_journal(taking) else None
@@ -113,6 +118,18 @@ def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporte
     drop(options.state_dir, back.name, if_exists=True, keep_slot=not has_slot, reporter=quiet)
     said = f"Clients write on the publisher. Create subscription {word(active)} again, with --adopt."
     return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=said)
+
+
+def _keep_out(taking: psycopg.Connection, there: Entry, back: Subscription, reporter: Reporter) -> None:
+    try:
+        right_to_write.keep_out(taking, there, [taking.info.backend_pid], reporter)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PermissionMissing(
+            f"could not keep clients from writing on the target: {server_words.said(error).message}",
+            hint="Let the subscription that leads back connect with a role that owns the database there, and repeat the"
+            f" command:\npgsub alter {word(back.name)} --connection CONNINFO",
+            sqlstate=error.sqlstate,
+        ) from None
 
 
 def _is_to_undo(store: StateStore, back: Subscription) -> bool:

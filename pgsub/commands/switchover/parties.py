@@ -145,8 +145,12 @@ def giving_session(options: SwitchoverOptions, sub: Subscription) -> Iterator[ps
     It only reads, and refuses views, because a role with CREATE on the database could make a ledger meanwhile.
 
     :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
+    :raises PublisherUnavailable: it cannot be reached.
     """
-    opened = target.connect(options.to_giving(sub), "pgsub switchover", replica=False, views=False)
+    try:
+        opened = target.connect(options.to_giving(sub), "pgsub switchover", replica=False, views=False)
+    except TargetUnavailable as error:
+        raise publisher_away(error) from None
     with contextlib.closing(opened) as session:
         # guard: a ledger of an untrusted owner is not read
         with seen_backward():

@@ -82,9 +82,9 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
     except (TargetUnavailable, PublisherUnavailable):
         found = None
     except giving_fence.PublisherLagged as error:
-        found, said = None, f"{_LAGGED} {error.detail}\n{error.hint}"
+        found, said = None, " ".join(f"{_LAGGED} {error.detail} {error.hint}".split("\n"))
     except PermissionMissing as error:
-        found, said = None, f"{said} {_UNREADABLE}\n{error.hint}"
+        found, said = None, " ".join(f"{said} {_UNREADABLE} {error.hint}".split("\n"))
     if found is None or not (found.undone or found.lost):
         return Outcome(*options.names, DONE, said=said)
     again, undo = _commands(options, found.there)
@@ -101,7 +101,8 @@ def _of_declined(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
 ) -> Outcome:
     """Return whether a publisher that was declared gone is back and still fenced."""
-    with contextlib.suppress(TargetUnavailable), server_gone.returned(options, store, sub, taking) as back_again:
+    away = contextlib.suppress(TargetUnavailable, PublisherUnavailable)
+    with away, server_gone.returned(options, store, sub, taking) as back_again:
         if back_again is not None:
             there, _ = back_again
             found = Outcome(*options.names, UNDER_WAY, there.phase, journal.DECLINED, said=_RETURNED)

@@ -94,8 +94,11 @@ def _abandoned(scratch: Path) -> Iterator[bool]:
     """Yield whether the process of a folder has ended. The folder stays locked, so that no process begins to use it."""
     try:
         lock = os.open(scratch / "lock", os.O_RDWR)
-    except OSError:  # it may be made at this moment
+    except FileNotFoundError:  # it may be made at this moment
         yield _is_old(scratch)
+        return
+    except OSError:
+        yield False
         return
     try:
         yield _could_lock(lock)

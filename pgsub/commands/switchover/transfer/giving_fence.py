@@ -114,9 +114,10 @@ def recognized(back: Subscription) -> Iterator[None]:
         # guard: a publisher that has lost all of the switchover after its end is told
         raise _not_recognized(
             error,
-            "Find out on which of the two servers clients have written since, keep them away from the other one, and"
-            " save what they wrote there. If that is the publisher, drop the subscription, empty the tables of the"
-            f" publisher, and let a new subscription fill them:\npgsub drop {word(back.name)} --keep-target --yes",
+            "Find out on which of the two servers clients have written since, and keep them away from the other one. If"
+            " they write on the target, save what they wrote on the publisher, drop the subscription, empty the tables"
+            " of the publisher, and let a new subscription fill them:\n"
+            f"pgsub drop {word(back.name)} --keep-target --yes",
         ) from None
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import psycopg
 
 from pgsub.catalog import subscriptions as catalog
+from pgsub.commands.reporter import Reporter
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.switchover.under_way import TargetLagged
-from pgsub.common import failpoints
+from pgsub.common import failpoints, quoting
 from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal, lost_side
@@ -167,6 +168,27 @@ def decline(taking: psycopg.Connection, entry: Entry) -> None:
         journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
         if here.phase == journal.PREPARED:
             fence.restore(taking, here.fence, here.saved or {})
+
+
+def keep_out(taking: psycopg.Connection, entry: Entry, keep: Collection[int], reporter: Reporter) -> None:
+    """Decline a right that the taking side has lost, and keep clients from writing there, where they may be led.
+
+    :param keep: PIDs of sessions that are not ended.
+    :raises psycopg.errors.InsufficientPrivilege: the role does not own the database.
+    """
+    if lost_side.has_journal(taking):
+        decline(taking, entry)
+    # guard: clients do not write on a target that has lost the right while they may write on the publisher
+    with durable(taking):
+        before = fence.put(taking, fence.READ_ONLY, ())["setting"]
+    if before == "on":
+        return
+    fence.end_sessions(taking, keep, time.monotonic() + END_SECONDS)
+    reporter.warning(
+        "the target was made read-only, because clients may still be led there",
+        hint="Lead them to the publisher. If they may write on the target then, run this there:\n"
+        f"ALTER DATABASE {quoting.name(taking.info.dbname)} RESET default_transaction_read_only;",
+    )
 
 
 def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:
