@@ -57,6 +57,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the folder of a Spark that runs is not removed": (
         "test_a_start_removes_the_folders_of_those_that_were_killed_and_of_no_other",
     ),
+    "a search that locks no partition does not show that none takes the row": (
+        "test_a_row_that_no_row_of_the_target_can_be_is_missing",
+    ),
     "a lock on a partition holds up no missing row of another one": (
         "test_a_lock_on_a_partition_holds_up_no_missing_row_of_another_one",
     ),
@@ -356,6 +359,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a publisher that has lost all of the switchover after its end is told": (
         "test_a_publisher_that_loses_all_of_the_switchover_after_its_end_is_told_and_not_changed",
+    ),
+    "clients do not write on a target that has lost the right while they may write on the publisher": (
+        "test_a_target_that_loses_the_switchover_after_its_end_is_left",
     ),
     "runs of a switchover exclude each other": ("test_two_runs_at_once_are_one_too_many",),
     "a role that may not read the journal does not hide that a switchover is lost": (

@@ -448,3 +448,20 @@ def test_the_columns_of_a_partition_key_may_have_any_name(pair: MakePair, name: 
     p.subdb.execute("DELETE FROM t WHERE id = 1")
     p.apply("UPDATE t SET v = 'new' WHERE id = 1")
     assert [(one["conflict_type"], one["relname"]) for one in p.events()] == [("update_missing", "t_low")]
+
+
+@pytest.mark.parametrize("change", ["UPDATE t SET k = k + 1 WHERE id = 1", "DELETE FROM t WHERE id = 1"])
+def test_a_row_that_no_row_of_the_target_can_be_is_missing(pair: MakePair, change: str) -> None:
+    """The planner knows that nothing is searched, and locks no partition."""
+    tables = """
+        CREATE TABLE t (id int, k int, v text) PARTITION BY RANGE (k);
+        CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100);
+        CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (200);
+        ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t_low REPLICA IDENTITY FULL;
+        ALTER TABLE t_high REPLICA IDENTITY FULL"""
+    p = pair(tables, pub="CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)")
+    p.apply("INSERT INTO t VALUES (1, 1, NULL), (2, 102, 'b')")
+    p.subdb.execute("DELETE FROM t WHERE id = 1; ALTER TABLE t ALTER v SET NOT NULL")
+    p.apply(change)
+    (event,) = p.events()
+    assert f"conflict={change[:6].lower()}_missing" in event["message"]

@@ -29,7 +29,7 @@ LOCKED_HERE = """c.oid IN (
           AND l.locktype = 'relation' AND l.granted AND l.mode <> 'SIReadLock')"""
 _PARTITIONS_LOCKED_HERE = _MEMBERS.format(constraint=_CONSTRAINT, condition=f"WHERE {LOCKED_HERE}")
 #: Longest wait for the lock of a partition that a change does not touch.
-_PATIENCE = "SET LOCAL lock_timeout = '200ms'"
+PATIENCE = "SET LOCAL lock_timeout = '200ms'"
 #: A partition with storage: OID, schema, name, partition constraint.
 Partition = tuple[int, str, str, str | None]
 
@@ -65,7 +65,7 @@ def partitions_at_once(connection: psycopg.Connection, root: int) -> list[Partit
     try:
         with connection.transaction(force_rollback=True):
             # guard: a partition that somebody has locked is not waited for
-            connection.execute(_PATIENCE)
+            connection.execute(PATIENCE)
             return connection.execute(PARTITIONS.encode(), (root,)).fetchall()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.OutOfMemory):
         return []

@@ -16,7 +16,13 @@ from pgsub.common.errors import TableReplaced
 from pgsub.target.catalog import typmod
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
-from pgsub.target.catalog.table_names import LOCKED_HERE, Partition, partitions_at_once, partitions_locked_here
+from pgsub.target.catalog.table_names import (
+    LOCKED_HERE,
+    PATIENCE,
+    Partition,
+    partitions_at_once,
+    partitions_locked_here,
+)
 from pgsub.target.session import roles
 from pgsub.target.sql.row_queries import row_texts
 from pgsub.target.sql.statement_builder import Builder, Statement
@@ -31,10 +37,8 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
 """
 
 # A column depends on the partitioned table whose partition key has it, also in an expression. The constraint of a
-# partition reads the keys of all tables above it. A partition that is being detached takes no rows. The constraint is
-# read of tables that are locked already, because reading it locks them.
-# guard: a lock on a partition holds up no missing row of another one, without " WHERE m.depth = 0 OR {LOCKED_HERE}"
-_LEVELS = f"""
+# partition reads the keys of all tables above it. A partition that is being detached takes no rows.
+_LEVELS = """
 WITH RECURSIVE member AS (
      SELECT %(root)s::oid AS oid, 0 AS depth
       UNION ALL
@@ -55,9 +59,13 @@ SELECT c.relkind = 'p', c.relname::text, pg_catalog.pg_get_partition_constraintd
           AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0)
   FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
   LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
- WHERE m.depth = 0 OR {LOCKED_HERE}
+ {condition}
  ORDER BY c.relkind = 'p', m.depth DESC, c.oid
 """
+# Reading a constraint locks the table, so it is read of those that are locked already.
+# guard: a lock on a partition holds up no missing row of another one, without "WHERE m.depth = 0 OR {LOCKED_HERE}"
+_LEVELS_LOCKED_HERE = _LEVELS.format(condition=f"WHERE m.depth = 0 OR {LOCKED_HERE}")
+_ALL_LEVELS = _LEVELS.format(condition="")
 
 
 class Level(NamedTuple):
@@ -79,9 +87,24 @@ class Level(NamedTuple):
 def levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...]:
     """Read a partitioned table and its partitions: those with rows, then the others, and the table itself last.
 
-    Partitions that the open transaction has not locked are left out. A change locks all that could have its row.
+    Partitions that the open transaction has not locked are left out. A change locks all that could have its row, unless
+    the planner has found that no row can be the one that it searches.
     """
-    found = connection.execute(_LEVELS.encode(), {"root": root})
+    return _levels(connection, _LEVELS_LOCKED_HERE, root)
+
+
+def all_levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...] | None:
+    """Read all partitions as :func:`levels` does; return None if they cannot be locked at once."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(PATIENCE)
+            return _levels(connection, _ALL_LEVELS, root)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.OutOfMemory):
+        return None
+
+
+def _levels(connection: psycopg.Connection, query: str, root: int) -> tuple[Level, ...]:
+    found = connection.execute(query.encode(), {"root": root})
     return tuple(
         Level(splits, name, constraint, tuple(key), tuple(above)) for splits, name, constraint, key, above in found
     )
