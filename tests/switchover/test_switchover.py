@@ -363,6 +363,7 @@ def test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_i
     try:
         ended = mover.cli("switchover", "moved", "--yes", "--no-verify", "--back-connection", way)
         assert ended.returncode == 0 and "may not read the journal" in ended.stderr, ended
+        one_error(mover.cli("switchover", "moved", "--yes"), 3, "has been switched over already")
         mover.alone(1, "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL")
         grant = f'GRANT SELECT ON pgsub.switchover, pgsub.subscription TO "{role}"'
         one_error(mover.cli("reconcile", "moved_back", "--force", "--yes"), 11, "could not read the journal", grant)

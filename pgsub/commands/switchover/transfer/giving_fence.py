@@ -20,7 +20,7 @@ from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock, publisher_away
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
-from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -96,7 +96,7 @@ def _opened(store: StateStore, back: Subscription) -> Entry | None:
     Of a server that cannot be reached or read it is said that the writes were moved, as they were.
     """
     with (
-        contextlib.suppress(TargetUnavailable, PublisherUnavailable),
+        contextlib.suppress(TargetUnavailable, PublisherUnavailable, PermissionMissing),
         recognized(back),
         ledger_session(store, back) as giving,
     ):
