@@ -92,13 +92,14 @@ def read(giving: psycopg.Connection, subid: int, look: Look, *, ended: bool = Fa
             return Found(there, None)
         if ended and there.phase in (journal.OPEN, journal.FENCED):
             return Found(there, journal.GIVING)
+        taken = ended or has_applied(giving, subid, there)  # before the other server is asked, which may take it
         here, dropped = look(there)
         read, there = there, journal.of(giving, there.id)
         # Another run may have moved the right between the two looks.
         if there is not None and (there.phase, there.position) == (read.phase, read.position):
             if dropped and LEDGER_DROPPED in (there.saved or {}):
                 return Found(there, None)
-            lost = lost_by(there, here, taken=ended or has_applied(giving, subid, there))
+            lost = lost_by(there, here, taken=taken)
             # A giving side that has the commit by now was fenced again, and that was told.
             return Found(there, None if ended and lost == journal.GIVING else lost, dropped)
     return None
