@@ -49,7 +49,7 @@ _POINTS = {
     "sequence": "before_setval before_commit",
     "switchover": (
         "planned named created prepared fenced sessions_ended drained sequences recorded advanced given taken promoted "
-        "disabled enabled done releasing declined dropped back_dropped"
+        "disabled enabled done kept_out releasing declined dropped back_dropped"
     ),
     "state": "write",
     "launcher": "turn",

@@ -90,6 +90,12 @@ def put(session: psycopg.Connection, way: str, roles: Collection[str]) -> dict[s
     return {}
 
 
+def setting(session: psycopg.Connection) -> str | None:
+    """Return the database's own setting of default_transaction_read_only, None if it has none."""
+    found = scalar(session, _PREVIOUS)
+    return None if found is None else str(found)
+
+
 def restore(session: psycopg.Connection, way: str, saved: Mapping[str, Any]) -> None:
     """Lift a fence in the open transaction, and restore the former state."""
     if way == READ_ONLY:

@@ -308,7 +308,7 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
     mover("--no-verify")
     read_only = f'ALTER DATABASE "{mover.databases[1].name}" SET default_transaction_read_only = on'
     earlier = _BEFORE[to].format(sql.Literal(subscription).as_string())
-    if to == "created":  # its owner lets clients write there
+    if to in ("created", "given"):  # its owner lets clients write there
         read_only = read_only.replace("SET", "RESET").replace(" = on", "")
     if to == "begun":  # nor is the slot there
         mover.side = 1
@@ -334,6 +334,12 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
     with mover.databases[1].connect() as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", DATABASE_LOCK)
         one_error(mover.cli(*words), 9, "another switchover of the same database is under way")
+    if to == "given":
+        mover.rows(1, "INSERT INTO writes VALUES (66, 0, 66) RETURNING id")
+        killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.kept_out=kill"})
+        assert killed.returncode in (-9, 137)
+        _refused(mover, 1)
+        mover.alone(1, "BEGIN READ WRITE; DELETE FROM writes WHERE id = 66; COMMIT")
     killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
     assert killed.returncode in (-9, 137)
     assert ("the target was made read-only" in killed.stderr) is (to == "created")

@@ -55,7 +55,7 @@ class UnroutedRows:
         # guard: a search that locks no partition does not show that none takes the row
         if len(known) == len(every):
             found = self._ask(places, known)
-        return found[0] if found else None  # else they are asked again with the next attempt
+        return found[0] if found else None  # else it may be untrue, and the next attempt asks again
 
     def _ask(self, places: Sequence[Place], levels_of: Mapping[int, Sequence[Level]]) -> list[ApplyError]:
         found: list[ApplyError] = []

@@ -90,7 +90,7 @@ def _kept(switchover: Found, sub: Subscription) -> str:
     return (
         f'\nIf only its schema pgsub was dropped, run this on the target of "{sub.name}" instead, and repeat the'
         " command:\n"
-        f"BEGIN READ WRITE; UPDATE pgsub.switchover SET saved = (saved::jsonb || {known})::json"
+        f"BEGIN READ WRITE; UPDATE pgsub.switchover SET saved = (coalesce(saved::jsonb, '{{}}') || {known})::json"
         f" WHERE id = {quoting.literal(switchover.there.id)}; COMMIT;"
     )
 

@@ -125,9 +125,9 @@ def _keep_out(taking: psycopg.Connection, there: Entry, back: Subscription, repo
         right_to_write.keep_out(taking, there, [taking.info.backend_pid], reporter)
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
-            f"could not keep clients from writing on the target: {server_words.said(error).message}",
-            hint="Let the subscription that leads back connect with a role that owns the database there, and repeat the"
-            f" command:\npgsub alter {word(back.name)} --connection CONNINFO",
+            f"could not decline the right to write on the target: {server_words.said(error).message}",
+            hint="Let the subscription that leads back connect with the role that owns schema pgsub there, and repeat"
+            f" the command:\npgsub alter {word(back.name)} --connection CONNINFO",
             sqlstate=error.sqlstate,
         ) from None
 

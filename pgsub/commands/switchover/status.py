@@ -84,7 +84,7 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
     except giving_fence.PublisherLagged as error:
         found, said = None, " ".join(f"{_LAGGED} {error.detail} {error.hint}".split("\n"))
     except PermissionMissing as error:
-        found, said = None, " ".join(f"{said} {_UNREADABLE} {error.hint}".split("\n"))
+        found, said = None, " ".join(f"{said} {_UNREADABLE} {error.hint or ''}".split("\n"))
     if found is None or not (found.undone or found.lost):
         return Outcome(*options.names, DONE, said=said)
     again, undo = _commands(options, found.there)

@@ -14,8 +14,8 @@ from pgsub.catalog import subscriptions as catalog
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.switchover.under_way import TargetLagged
-from pgsub.common import failpoints, quoting
-from pgsub.common.errors import Log, LogText, PgsubError, TargetUnavailable
+from pgsub.common import failpoints, quoting, server_words
+from pgsub.common.errors import Log, LogText, PermissionMissing, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
@@ -171,24 +171,47 @@ def decline(taking: psycopg.Connection, entry: Entry) -> None:
 
 
 def keep_out(taking: psycopg.Connection, entry: Entry, keep: Collection[int], reporter: Reporter) -> None:
-    """Decline a right that the taking side has lost, and keep clients from writing there, where they may be led.
+    """Keep clients from writing on a taking side that has lost the right, where they may be led, and decline the right.
+
+    It is declined last, so that the run after a failure does all of this again.
 
     :param keep: PIDs of sessions that are not ended.
-    :raises psycopg.errors.InsufficientPrivilege: the role does not own the database.
+    :raises PermissionMissing: the role may not prevent writes, or not end sessions.
     """
-    if lost_side.has_journal(taking):
-        decline(taking, entry)
+    here = journal.of(taking, entry.id) if lost_side.has_journal(taking) else None
+    before = fence.setting(taking)
     # guard: clients do not write on a target that has lost the right while they may write on the publisher
-    with durable(taking):
-        before = fence.put(taking, fence.READ_ONLY, ())["setting"]
-    if before == "on":
-        return
+    if before != "on":
+        _make_read_only(taking)
     fence.end_sessions(taking, keep, time.monotonic() + END_SECONDS)
-    reporter.warning(
-        "the target was made read-only, because clients may still be led there",
-        hint="Lead them to the publisher. If they may write on the target then, run this there:\n"
-        f"ALTER DATABASE {quoting.name(taking.info.dbname)} RESET default_transaction_read_only;",
-    )
+    failpoints.point("switchover.kept_out")
+    if here is not None and here.phase != journal.DECLINED:
+        with durable(taking):
+            journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
+            if here.phase == journal.PREPARED and here.fence == fence.CONNECT:
+                fence.restore(taking, here.fence, here.saved or {})
+        if here.phase == journal.PREPARED and here.fence == fence.READ_ONLY:
+            before = (here.saved or {}).get("setting")
+    if before != "on":
+        opens = "SET default_transaction_read_only = off" if before == "off" else "RESET default_transaction_read_only"
+        reporter.warning(
+            "the target was made read-only, because clients may still be led there",
+            hint="Lead them to the publisher. If they may write on the target then, run this there:\n"
+            f"ALTER DATABASE {quoting.name(taking.info.dbname)} {opens};",
+        )
+
+
+def _make_read_only(taking: psycopg.Connection) -> None:
+    try:
+        with durable(taking):
+            fence.put(taking, fence.READ_ONLY, ())
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PermissionMissing(
+            f"could not keep clients from writing on the target: {server_words.said(error).message}",
+            hint="Let the owner of the database run this there, and repeat the command:\n"
+            f"ALTER DATABASE {quoting.name(taking.info.dbname)} SET default_transaction_read_only = on;",
+            sqlstate=error.sqlstate,
+        ) from None
 
 
 def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:

@@ -311,8 +311,10 @@ class Switchover:
         :raises StateForbids: the taking side has taken the right.
         """
         if entry.phase == journal.LOST:
-            right_to_write.keep_out(self._taking, entry, self._kept_there, self._reporter)
             end_subscription(self._options, self._store, self._back.name, self._reporter)
+            there = journal.of(self._giving, entry.id)
+            if there is not None and there.position is not None:  # the right was given, so clients may have been led
+                right_to_write.keep_out(self._taking, entry, self._kept_there, self._reporter)
         with PauseLimit([self._giving, self._taking], time.monotonic() + RELEASE):
             right_to_write.release(entry, self._giving, self._taking, self._command, self._kept)
         self.in_pause = False
