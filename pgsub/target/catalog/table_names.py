@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import psycopg
 
@@ -29,7 +30,8 @@ LOCKED_HERE = """c.oid IN (
           AND l.locktype = 'relation' AND l.granted AND l.mode <> 'SIReadLock')"""
 _PARTITIONS_LOCKED_HERE = _MEMBERS.format(constraint=_CONSTRAINT, condition=f"WHERE {LOCKED_HERE}")
 #: Longest wait for the lock of a partition that a change does not touch.
-PATIENCE = "SET LOCAL lock_timeout = '200ms'"
+_PATIENCE = "SET LOCAL lock_timeout = '200ms'"
+Found = TypeVar("Found")
 #: A partition with storage: OID, schema, name, partition constraint.
 Partition = tuple[int, str, str, str | None]
 
@@ -58,17 +60,22 @@ def partitions_locked_here(connection: psycopg.Connection, root: int) -> list[Pa
 
 
 def partitions_at_once(connection: psycopg.Connection, root: int) -> list[Partition]:
-    """Read all partitions of a table, and give their locks back; return none if they cannot be locked at once.
+    """Read all partitions of a table, and give their locks back; return none if they cannot be locked at once."""
+    return at_once(connection, lambda: connection.execute(PARTITIONS.encode(), (root,)).fetchall()) or []
+
+
+def at_once(connection: psycopg.Connection, read: Callable[[], Found]) -> Found | None:
+    """Read what locks partitions, and give their locks back; return None if they cannot be locked at once.
 
     Somebody may have locked one for long, and the server's lock table may have no space for all.
     """
     try:
         with connection.transaction(force_rollback=True):
             # guard: a partition that somebody has locked is not waited for
-            connection.execute(PATIENCE)
-            return connection.execute(PARTITIONS.encode(), (root,)).fetchall()
+            connection.execute(_PATIENCE)
+            return read()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.OutOfMemory):
-        return []
+        return None
 
 
 def names_below(connection: psycopg.Connection, root: int) -> list[tuple[str, str]]:

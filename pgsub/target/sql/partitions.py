@@ -18,8 +18,8 @@ from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.relation_map import RelationMap
 from pgsub.target.catalog.table_names import (
     LOCKED_HERE,
-    PATIENCE,
     Partition,
+    at_once,
     partitions_at_once,
     partitions_locked_here,
 )
@@ -95,12 +95,7 @@ def levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...]:
 
 def all_levels(connection: psycopg.Connection, root: int) -> tuple[Level, ...] | None:
     """Read all partitions as :func:`levels` does; return None if they cannot be locked at once."""
-    try:
-        with connection.transaction(force_rollback=True):
-            connection.execute(PATIENCE)
-            return _levels(connection, _ALL_LEVELS, root)
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.OutOfMemory):
-        return None
+    return at_once(connection, lambda: _levels(connection, _ALL_LEVELS, root))
 
 
 def _levels(connection: psycopg.Connection, query: str, root: int) -> tuple[Level, ...]:
