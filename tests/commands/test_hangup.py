@@ -114,6 +114,7 @@ def test_a_signal_at_any_instruction_of_a_wait_stops_a_launcher():
     while True:
         with stopping_by_signal(Quiet()) as stop:
             tracing = AtInstruction(number)
+            sys._getframe().f_trace_opcodes = True  # Python 3.12.1 heeds none that is first set later
             sys.settrace(tracing)
             try:
                 stop.wait(0.001)
