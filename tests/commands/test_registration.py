@@ -207,6 +207,16 @@ def test_a_slot_that_somebody_made_after_a_killed_create_is_left_to_him(cli, tab
     assert _ledger(subdb) == [("s", "s", False)]
 
 
+def test_the_slot_of_a_subscription_of_another_state_store_is_not_told_to_be_dropped(cli, tables, make_cli):
+    assert cli.create("s", "--no-wait").returncode == 0
+    other = make_cli(cli.connection, cli.target)
+    said = one_error(
+        other.create("s", "--no-wait"), 3, 'slot "s" already exists', 'Subscription "s" of this target', "--state-dir"
+    )
+    assert "pg_drop_replication_slot" not in said
+    assert cli("drop", "s", "--yes").returncode == 0
+
+
 @pytest.mark.long
 def test_an_undo_drops_no_slot_that_was_made_before_its_own_was_asked_for(cli, tables, tmp_path):
     pubdb, subdb = tables

@@ -15,7 +15,7 @@ from pgsub.commands.serve import sequences
 from pgsub.commands.serve.synchronize import Service, report_adopted
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
 from pgsub.commands.signals import undone_by_signals
-from pgsub.commands.subscription import definition, passfiles, password_required, registration
+from pgsub.commands.subscription import definition, passfiles, password_required, registration, slot_owner
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
 from pgsub.commands.target_wait import TargetWait
@@ -172,7 +172,8 @@ class _Checks:
     def _publisher(self, source: publisher.Connection, *, creates: bool) -> tuple[Preflight, publisher.Connection]:
         session, made, sub = self.session, self.made, self.made.sub
         must = must_use_password(session, sub)
-        servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
+        with slot_owner.naming_user(session, source, sub.slot_name):
+            servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
         # before the next connection, because free walsenders are counted
         found = tables.check_tables(source, session, sub, copy_data=made.copy_data, adopt=made.adopt)
         found.warnings[:0] = databases.exchanged(source, session, sub.publications)

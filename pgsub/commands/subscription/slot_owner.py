@@ -5,19 +5,29 @@ Only a slot that the state store names is taken for the subscription's, and only
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+
+import psycopg
 
 from pgsub.common.errors import StateForbids
+from pgsub.common.query import row
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import slots
+from pgsub.publisher import database, slots
 from pgsub.publisher.slots import SlotState
+from pgsub.target.ledger.schema import installation
 
 DUPLICATE_OBJECT = "42710"
 #: Seconds for which a refused worker may hold the slot.
 _BUSY_SECONDS = 5.0
 _HOLDER = "SELECT application_name FROM pg_catalog.pg_stat_activity WHERE pid = %s"
+_USER = """
+SELECT subname, state_store FROM pgsub.subscription
+ WHERE slot_name = %s AND system_identifier = %s ORDER BY subid LIMIT 1
+"""
 
 
 def is_foreign(slot: SlotState, dbname: str) -> bool:
@@ -30,6 +40,27 @@ def foreign(slot: SlotState, hint: str) -> StateForbids:
     what = "is a physical slot" if slot.plugin is None else f'uses plugin "{slot.plugin}" in "{slot.database}"'
     message = f'replication slot "{slot.name}" is not one of this subscription'
     return StateForbids(message, detail=f"It {what}.", hint=hint, sqlstate="55006")
+
+
+@contextlib.contextmanager
+def naming_user(session: psycopg.Connection, source: publisher.Connection, name: str | None) -> Iterator[None]:
+    """Say of a slot that already exists which subscription of the target's ledger uses it.
+
+    :param session: a session on the target.
+    """
+    try:
+        yield
+    except StateForbids as error:
+        if error.sqlstate == DUPLICATE_OBJECT and installation.installed_version(session) > 0:
+            found = row(session, _USER, (name, database.database(source).system_identifier))
+            # guard: the slot of a subscription that another state store serves is not said to be of no use
+            if found is not None:
+                error.detail = f'Subscription "{found[0]}" of this target uses it, from state store "{found[1]}".'
+                error.hint = (
+                    "If that subscription is meant, use its state folder (--state-dir). Otherwise give the new slot"
+                    " another name (--slot-name)."
+                )
+        raise
 
 
 def is_replaced(replication: publisher.Connection, sub: Subscription, wanted: str, dbname: str) -> bool:
@@ -69,14 +100,14 @@ def check_ours(replication: publisher.Connection, sub: Subscription, name: str, 
             raise foreign(slot, _another_name(sub))
         if not slot.active or slot.active_pid is None:
             return True
-        row = replication.execute(_HOLDER, (slot.active_pid,)).fetchone()
-        if row is not None and row[0] == sub.name:
+        holder = replication.execute(_HOLDER, (slot.active_pid,)).fetchone()
+        if holder is not None and holder[0] == sub.name:
             return True
         if time.monotonic() > deadline:
-            holder = f', of "{row[0]}"' if row is not None and row[0] else ""
+            of_whom = f', of "{holder[0]}"' if holder is not None and holder[0] else ""
             raise StateForbids(
                 f'replication slot "{name}" is in use',
-                detail=f"PID {slot.active_pid}{holder} streams from it.",
+                detail=f"PID {slot.active_pid}{of_whom} streams from it.",
                 hint=_another_name(sub),
                 sqlstate="55006",
             )
