@@ -82,7 +82,7 @@ def check_database(expected: Database, actual: Database) -> None:
             hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
             "the publisher create the subscription again, with --adopt; after pg_upgrade, which takes slots along from "
             "17 on:\n"
-            "pgsub alter NAME --publisher-upgraded",
+            "pgsub disable NAME\npgsub alter NAME --publisher-upgraded\npgsub enable NAME",
         )
     if actual.oid != expected.oid:
         raise WrongSystem(
