@@ -363,6 +363,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "clients do not write on a target that has lost the right while they may write on the publisher": (
         "test_a_target_that_loses_the_switchover_after_its_end_is_left",
     ),
+    "a server that is not the target of the switchover is not changed by its abort": (
+        "test_an_abort_changes_no_server_that_is_not_the_target",
+    ),
+    "the slot of a subscription that another state store serves is not said to be of no use": (
+        "test_the_slot_of_a_subscription_of_another_state_store_is_not_told_to_be_dropped",
+    ),
     "runs of a switchover exclude each other": ("test_two_runs_at_once_are_one_too_many",),
     "a role that may not read the journal does not hide that a switchover is lost": (
         "test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost",

@@ -154,6 +154,10 @@ class TargetReplaced(StateForbids):
     directive = Directive.RETRY
 
 
+class LedgerLost(StateForbids):
+    """A target without a ledger, or with one that does not know the subscription: it was emptied or restored."""
+
+
 class PublisherUnavailable(PgsubError):
     """The publisher cannot be reached, refuses, or is shutting down.
 

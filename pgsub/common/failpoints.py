@@ -38,7 +38,7 @@ _POINTS = {
     "reconcile": "journalled begun fenced rolled_back dropped created moved",
     "refresh": "after_fence after_release before_commit after_commit",
     "alter": "after_ledger after_definition after_slot",
-    "drop": "after_slots",
+    "drop": "after_slots after_ledger",
     "rebuild": "after_ledger after_definition",
     "skip": "before_ledger after_ledger",
     "advance": "before_ledger after_ledger after_origin",

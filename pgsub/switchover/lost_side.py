@@ -122,7 +122,7 @@ def of_taking(taking: psycopg.Connection, subid: int, there: Entry) -> tuple[Ent
     """
     known = has_journal(taking)
     here = journal.of(taking, there.id) if known else None
-    if here is not None or (known and scalar(taking, _KNOWN, (subid,)) is True):
+    if here is not None or (known and knows(taking, subid)):
         return here, False
     return None, flushed_position(taking) >= (there.position or 0)
 
@@ -130,6 +130,11 @@ def of_taking(taking: psycopg.Connection, subid: int, there: Entry) -> tuple[Ent
 def has_journal(session: psycopg.Connection) -> bool:
     """Return whether the database has a ledger."""
     return scalar(session, _NO_JOURNAL) is not True
+
+
+def knows(session: psycopg.Connection, subid: int) -> bool:
+    """Return whether the ledger has a subscription."""
+    return scalar(session, _KNOWN, (subid,)) is True
 
 
 def grants(role: str) -> list[str]:

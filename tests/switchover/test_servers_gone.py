@@ -235,6 +235,34 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
     assert cli.stop(running) == 0
 
 
+def test_clients_write_on_the_publisher_again_where_the_target_is_lost_for_good_after_the_switchover(
+    make_cli: MakeCli, own_pair: MakePair
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    mover("--no-verify")
+    mover.rows(1, _WRITE)
+    mover.side = 1
+    mover.caught_up()
+    mover.side = 0
+    _refused(mover, "--abort", "--gone", "target", says="the target is not gone: it answers", hint="--status")
+    pair.target.kill9()
+    found = mover("--status")
+    assert (found["state"], found["giving"], found["unreachable"]) == ("done", "given", ["taking"])
+    assert [one["command"] for one in found["choices"]] == ["pgsub switchover moved --abort --gone target"]
+    _refused(mover, "--abort", code=5, says="could not connect to the target", hint="--abort --gone target")
+    mover("--abort", "--gone", "target", kill="releasing")
+    found = mover("--abort", "--gone", "target")
+    assert (found["state"], found["giving"], found["taking"]) == ("as before", "released", None)
+    assert mover.rows(0, "SELECT number FROM writes") == [(1,)]  # what had come back
+    mover.rows(0, "SELECT setval('writes_id_seq', 9)")
+    mover.rows(0, _WRITE)
+    assert mover.subscriptions() == []
+    assert cli.stop(running) == 0
+
+
 def test_passwords_go_both_ways_and_appear_nowhere(make_cli: MakeCli, own_pair: MakePair) -> None:
     pair = own_pair(password="S3NT: \\ NEL")
     cli = make_cli("", "")

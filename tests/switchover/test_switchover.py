@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+import sqlite3
 import stat
 import time
 from collections.abc import Callable
@@ -339,19 +341,29 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
         killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.kept_out=kill"})
         assert killed.returncode in (-9, 137)
         _refused(mover, 1)
-        mover.alone(1, "BEGIN READ WRITE; DELETE FROM writes WHERE id = 66; COMMIT")
+        for side in (0, 1):  # it may have come back before that ended
+            mover.alone(side, "BEGIN READ WRITE; DELETE FROM writes WHERE id = 66; COMMIT")
     killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
     assert killed.returncode in (-9, 137)
     assert ("the target was made read-only" in killed.stderr) is (to == "created")
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
     assert (found["giving"], [one["command"] for one in found["choices"]]) == ("releasing", [told])
     one_error(mover.cli(*reconcile), 3, "has lost its switchover", told)
+    warned = ""
+    if to == "prepared":
+        killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "drop.after_ledger=kill"})
+        assert killed.returncode in (-9, 137) and mover.rows(0, "SELECT FROM pgsub.subscription") == []
+        warned = killed.stderr
+        found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
+        assert (found["giving"], [one["command"] for one in found["choices"]]) == ("releasing", [told])
+        one_error(mover.cli("switchover", "moved", "--yes"), 3, "the abort of the switchover was interrupted", told)
     undone = mover.cli(*words)
     assert undone.returncode == 0 and "Create subscription moved again" in undone.stdout, undone
-    assert "sequences of the publisher may be behind" in undone.stderr
+    assert "sequences of the publisher may be behind" in warned + undone.stderr
     _refused(mover, 1)
     assert mover.subscriptions() == []
-    assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
+    ended = "releasing" if warned else "released"
+    assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [(ended,)]
     if to != "created":
         kept = [] if to == "begun" else [("declined",)]
         assert mover.rows(1, "SELECT phase FROM pgsub.switchover") == kept
@@ -360,6 +372,47 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
     assert mover.cli.create("moved", "--adopt", "--yes", "--no-wait").returncode == 0
     mover.caught_up()
     assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("step", ["enabled", *long(["given"])])
+def test_a_target_that_is_restored_to_before_the_subscription_lets_clients_write_on_the_publisher(
+    mover: Mover, step: str
+) -> None:
+    _insert(mover, 0, 1)
+    mover("--no-verify", kill=step)
+    mover.alone(1, "BEGIN READ WRITE; DROP SCHEMA pgsub CASCADE; COMMIT")
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "the target has lost changes", "switchover moved --abort")
+    found = mover("--status")
+    assert (found["state"], found["giving"], found["taking"]) == ("under way", "given", "lost")
+    found = mover("--abort")
+    assert found["state"] == "as before" and "Drop subscription moved, " in found["said"]
+    _refused(mover, 1)
+    _insert(mover, 0, 2)
+    assert mover.cli("drop", "moved", "--yes").returncode == 0
+    assert mover.cli.create("moved", "--adopt", "--yes", "--no-wait").returncode == 0
+    mover.caught_up()
+    assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
+
+
+def test_an_abort_changes_no_server_that_is_not_the_target(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.alone(1, "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL")
+    other = mover.databases[1].conninfo.replace(mover.databases[1].name, "postgres")
+    assert mover.cli("disable", "moved_back").returncode == 0
+    [(before,)] = mover.cli.sql("SELECT subconninfo FROM pg_subscription")
+    _lead_to(mover, other)
+    try:
+        one_error(mover.cli("switchover", "moved", "--abort", "--yes"), 7, "database is a different one")
+        _refused(mover, 0)
+    finally:
+        _lead_to(mover, before)
+    assert mover("--abort")["state"] == "as before"
+
+
+def _lead_to(mover: Mover, conninfo: str) -> None:
+    """Let the way back read from another server, as a name that resolves to another address does."""
+    with contextlib.closing(sqlite3.connect(mover.cli.state / "state.db", isolation_level=None)) as store:
+        store.execute("UPDATE pg_subscription SET subconninfo = ? WHERE subname = 'moved_back'", (conninfo,))
 
 
 def test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost(mover: Mover) -> None:

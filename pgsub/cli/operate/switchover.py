@@ -81,8 +81,8 @@ If a server is gone for good, --gone names it; this is refused while the server 
 taken the right to write, --gone publisher completes the switchover without a way back. Otherwise use --abort --gone
 publisher, which restores the target as it was. If the publisher comes back, it is still fenced; as long as the
 subscription has not been dropped, --abort lets clients write there again. --abort --gone target lets clients write to
-the publisher again, even if the target was given the right to write. What clients wrote to the target is then lost, and
-the target must never come back.
+the publisher again, even if the target was given the right to write, and also after the switchover has ended. What
+clients wrote to the target, and what the way back had not applied, is then lost, and the target must never come back.
 
 --dry-run lists everything that would prevent the switchover, and rehearses it: it measures how long each step of the
 pause would take now.

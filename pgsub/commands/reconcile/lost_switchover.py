@@ -9,10 +9,11 @@ import contextlib
 
 import psycopg
 
+from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
-from pgsub.commands.sessions import connect_publisher, ledger_session
+from pgsub.commands.sessions import ledger_session
 from pgsub.common import quoting
-from pgsub.common.errors import PermissionMissing, StateForbids
+from pgsub.common.errors import LedgerLost, PermissionMissing, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher.server_errors import translating
@@ -51,6 +52,7 @@ def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> 
     :param giving: a session on the target of the subscription, which gave the right to write.
     :raises TargetUnavailable: the taking side cannot be reached, or PublisherUnavailable once the switchover has ended.
     :raises PermissionMissing: the subscription's role on the taking side may not read the journal.
+    :raises WrongSystem: another server or database answers in its place.
     """
     subid = back.way_back_of
     if subid is None:
@@ -60,8 +62,10 @@ def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> 
 
         def look(there: Entry) -> tuple[Entry | None, bool]:
             if ended is not None:
-                return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, there)
-            return of_publisher(stack.enter_context(connect_publisher(back)), subid, there)
+                with contextlib.suppress(LedgerLost):
+                    return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, there)
+            source = stack.enter_context(contextlib.closing(verified_publisher.connect(giving, back)))
+            return of_publisher(source, subid, there)
 
         return lost_side.read(giving, back.subid, look, ended=ended is None)
 

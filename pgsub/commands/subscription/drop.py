@@ -200,6 +200,7 @@ def _remove(
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _report_leftovers(session, sub, skipped, reporter)
+    failpoints.point("drop.after_ledger")
 
 
 def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:

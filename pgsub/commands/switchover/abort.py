@@ -1,14 +1,12 @@
 """``pgsub switchover --abort``: restores the former state, until the target has taken the right to write.
 
-A target that has lost this since has the right no more.
+A target that has lost this since, or is gone for good, has the right no more.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-
-import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reconcile import lost_switchover
@@ -25,20 +23,16 @@ from pgsub.commands.switchover.parties import (
     giving_ledger,
     session_on_publisher,
     taking_session,
+    target_away,
     the_one,
 )
-from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone, steps
-from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
-from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
+from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
+from pgsub.commands.switchover.transfer.undo import Undoing
 from pgsub.commands.switchover.under_way import check_command, under_way
-from pgsub.common import server_words
-from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.slots import slot_state
-from pgsub.switchover import journal, lost_side
-from pgsub.switchover.journal import Entry
-from pgsub.target.ledger import subscriptions
+from pgsub.switchover import journal
 from pgsub.target.session.transactions import durable
 
 
@@ -49,7 +43,10 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises TargetUnavailable: run the command again for the rest.
     """
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
-        if (undone := _undo_ended(options, store, reporter)) is not None:
+        if _drop_forgotten(options, store, reporter):
+            ended = store.find(options.names[0]) is None
+            return Outcome(*options.names, AS_BEFORE, said=_anew(options, store) if ended else None)
+        if (undone := _undo_lost(options, store, reporter)) is not None:
             return undone
         sub = the_one(store, options)
         with contextlib.ExitStack() as stack:
@@ -84,58 +81,87 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                 right_to_write.decline(taking, entry)
             else:
                 with giving_ledger(options, store, back) as giving:
-                    look = PauseComparison(options, store, sub)
-                    steps.Switchover(options, store, sub, back, taking, giving, reporter, look).release(entry)
+                    keep, keep_there = [giving.info.backend_pid], [taking.info.backend_pid]
+                    Undoing(options, store, sub, back, taking, giving, reporter, keep, keep_there).run(entry)
     return Outcome(sub.name, options.names[1], AS_BEFORE, journal.RELEASED, journal.DECLINED)
 
 
-def _undo_ended(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome | None:
-    """Undo a switchover that has ended, if the taking side has lost it since: clients can write nowhere then.
+def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome | None:
+    """Undo a switchover whose ending subscription is not on the taking side: it was dropped, or lost with the ledger.
 
-    :return: None if it has not.
+    :return: None if the taking side has lost nothing, and is not gone for good.
+    :raises TargetUnavailable: it cannot be reached.
     """
-    active, name = options.names
-    back = store.find(name) if store.find(active) is None else None
-    if back is None or not _is_to_undo(store, back):
+    back = _without_ending(options, store)
+    if back is None or not (options.gone == TARGET or _is_to_undo(options, store, back)):
         return None
-    with ledger_session(store, back) as giving, session_on_publisher(options, back) as taking:
+    with contextlib.ExitStack() as stack:
+        giving = stack.enter_context(ledger_session(store, back))
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
-        assert there is not None
+        if there is None:
+            return None
         check_command(there, options)
-        _keep_out(taking, there, back, reporter)
-        end_subscription(options, store, back.name, reporter)
-        run_command = right_to_write.commands(options, replace(back, target=back.connection), back)
-        known = taking if lost_side.has_journal(taking) else None
-        right_to_write.release(there, giving, known, run_command, taking_is_gone=known is None)
-        reporter.warning(*SEQUENCES)
-        if known is not None and back.way_back_of is not None:
-            with durable(known):  # a restored server still has the subscription that has ended
-                subscriptions.forget(known, back.way_back_of)
-        with durable(giving):
-            journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
-        has_slot = slot_state(taking, back.slot_name or "") is not None
-    quiet = InnerReporter(reporter, backward=True)
-    drop(options.state_dir, back.name, if_exists=True, keep_slot=not has_slot, reporter=quiet)
-    said = f"Clients write on the publisher. Create subscription {word(active)} again, with --adopt."
-    return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=said)
+        taking = None
+        if options.gone == TARGET:
+            server_gone.check_gone(options, None, back)
+        else:
+            taking = stack.enter_context(session_on_publisher(options, back, giving))
+        kept = [] if taking is None else [taking.info.backend_pid]
+        undoing = Undoing(options, store, None, back, taking, giving, reporter, keep_there=kept)
+        undoing.run(replace(there, side=journal.TAKING, phase=journal.LOST))
+    if taking is None:
+        return Outcome(*options.names, AS_BEFORE, journal.RELEASED, said="Clients write on the publisher.")
+    return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=_anew(options, store))
 
 
-def _keep_out(taking: psycopg.Connection, there: Entry, back: Subscription, reporter: Reporter) -> None:
-    try:
-        right_to_write.keep_out(taking, there, [taking.info.backend_pid], reporter)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise PermissionMissing(
-            f"could not decline the right to write on the target: {server_words.said(error).message}",
-            hint="Let the subscription that leads back connect with the role that owns schema pgsub there, and repeat"
-            f" the command:\npgsub alter {word(back.name)} --connection CONNINFO",
-            sqlstate=error.sqlstate,
-        ) from None
+def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscription | None:
+    """Return the reverse subscription if the ending one is not on the taking side, otherwise None."""
+    active, name = options.names
+    sub, back = store.find(active), store.find(name)
+    if back is None or back.way_back_of is None:
+        return None
+    if sub is not None:
+        try:
+            with ledger_session(store, sub):
+                return None
+        except TargetUnavailable:
+            return None
+        except LedgerLost:
+            return back
+    return back
 
 
-def _is_to_undo(store: StateStore, back: Subscription) -> bool:
-    with giving_fence.recognized(back), ledger_session(store, back) as giving:
-        found = lost_switchover.found(giving, store, back)
+def _anew(options: SwitchoverOptions, store: StateStore) -> str:
+    """Return what is left to do for a subscription that the target does not have."""
+    active, _ = options.names
+    name = word(active)
+    gone = "" if store.find(active) is None else f" Drop subscription {name}, which the target has lost."
+    return f"Clients write on the publisher.{gone} Create subscription {name} again, with --adopt."
+
+
+def _is_to_undo(options: SwitchoverOptions, store: StateStore, back: Subscription) -> bool:
+    """Return whether the taking side has lost the switchover.
+
+    :raises TargetUnavailable: it cannot be reached.
+    """
+    with giving_fence.recognized(options, back), ledger_session(store, back) as giving:
+        try:
+            found = lost_switchover.found(giving, store, back)
+        except PublisherUnavailable as error:
+            away = target_away(error)
+            away.hint = f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}"
+            raise away from None
     return found is not None and (found.undone or found.lost == journal.TAKING)
+
+
+def _drop_forgotten(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> bool:
+    """Drop the reverse subscription if an earlier abort has ended after the giving side had forgotten it."""
+    back = store.find(options.names[1])
+    if back is None or back.way_back_of is None or not giving_fence.is_forgotten(back):
+        return False
+    quiet = InnerReporter(reporter, backward=True)
+    drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=quiet)
+    return True
 
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:

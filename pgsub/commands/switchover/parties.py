@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import passfiles
@@ -18,6 +19,7 @@ from pgsub.commands.switchover.obstacles.obstacle import in_their_words, seen_ba
 from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
+from pgsub.publisher import database
 from pgsub.switchover import fence
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
@@ -183,17 +185,30 @@ def publisher_away(error: TargetUnavailable) -> PublisherUnavailable:
     return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate)
 
 
+def target_away(error: PublisherUnavailable) -> TargetUnavailable:
+    """Return the error for a taking side that cannot be reached. It is the publisher of the reverse subscription."""
+    message, detail, hint = in_their_words(error.message, error.detail, error.hint)
+    return TargetUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate)
+
+
 @contextlib.contextmanager
-def session_on_publisher(options: SwitchoverOptions, back: Subscription) -> Iterator[psycopg.Connection]:
+def session_on_publisher(
+    options: SwitchoverOptions, back: Subscription, giving: psycopg.Connection
+) -> Iterator[psycopg.Connection]:
     """Open a session on the publisher of the reverse subscription that can change the journal there.
 
     It holds the lock of the switchover.
 
+    :param giving: a session on the target of the reverse subscription, whose ledger has the publisher's identity.
+    :raises WrongSystem: another server or another database answers.
     :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
     """
     conninfo = passfiles.revealed(back.connection, "publisher", options.state_dir)
     opened = target.connect(conninfo, "pgsub switchover", replica=False, views=False)
     with contextlib.closing(opened) as session:
+        if (expected := recorded_database(giving, back.subid)) is not None:
+            # guard: a server that is not the target of the switchover is not changed by its abort
+            database.check_database(expected, database.database(session))
         ledger_privileges.check(session)
         lock(session)
         yield session

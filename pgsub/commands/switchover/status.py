@@ -13,7 +13,7 @@ from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Out
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
-from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import LedgerLost, PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -38,6 +38,7 @@ _UNKNOWN = {
     journal.GIVING: "The publisher cannot be reached, so it is not known whether clients write there.",
     journal.TAKING: "The target cannot be reached.",
 }
+_AWAY = {journal.GIVING: "The publisher cannot be reached.", journal.TAKING: _UNKNOWN[journal.TAKING]}
 _LAGGED = "The publisher has lost changes since it gave the right to write, so clients may write there, too."
 _DROPPED = (
     "The target does not know the switchover: it was restored to an earlier time, or only its schema pgsub was dropped."
@@ -66,6 +67,10 @@ def status(options: SwitchoverOptions) -> Outcome:
                 here = under_way(taking, sub, store)
                 if here is None:
                     return _of_declined(options, store, sub, taking)
+        except LedgerLost:
+            if back is None or back.way_back_of != sub.subid:
+                raise
+            return _of_ended(options, store, back, UNDER_WAY)
         except TargetUnavailable:
             if back is None:
                 raise
@@ -73,14 +78,26 @@ def status(options: SwitchoverOptions) -> Outcome:
         return _of_both(options, store, here, store.way_back_of(here.subid))
 
 
-def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Outcome:
-    """Return that the writes were moved, and whether one of the servers has lost that since."""
-    said = f'Subscription "{back.name}" replicates now.'
+def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription, state: str = DONE) -> Outcome:
+    """Return that the writes were moved, and whether one of the servers has lost that since.
+
+    :param state: of the switchover, if the taking side has lost it.
+    """
+    said, there = f'Subscription "{back.name}" replicates now.', None
     try:
-        with giving_fence.recognized(back), ledger_session(store, back) as giving:
+        with giving_fence.recognized(options, back), ledger_session(store, back) as giving:
+            there = journal.of_subscription(giving, journal.GIVING, back.subid)
             found = lost_switchover.found(giving, store, back)
-    except (TargetUnavailable, PublisherUnavailable):
-        found = None
+    except TargetUnavailable:
+        return Outcome(*options.names, DONE, said=f"{said} {_AWAY[journal.GIVING]}", unreachable=(journal.GIVING,))
+    except PublisherUnavailable:
+        away = Outcome(*options.names, DONE, said=f"{said} {_AWAY[journal.TAKING]}", unreachable=(journal.TAKING,))
+        if there is not None:
+            away.giving, away.choices = there.phase, [_without_lost_target(options, there, lost_writes=True)]
+        return away
+    except giving_fence.UndoUnfinished:
+        rest = Choice("leave everything as it was", f"{options.command} --abort")
+        return Outcome(*options.names, DONE, journal.RELEASING, said=_SAID[journal.RELEASING], choices=[rest])
     except giving_fence.PublisherLagged as error:
         found, said = None, " ".join(f"{_LAGGED} {error.detail} {error.hint}".split("\n"))
     except PermissionMissing as error:
@@ -94,7 +111,7 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription)
     choice = Choice("let clients write on the publisher again", undo)
     taking = None if found.undone else journal.LOST
     said = _DROPPED if found.dropped else _SAID[taking or found.there.phase]
-    return Outcome(*options.names, DONE, found.there.phase, taking, said=said, choices=[choice])
+    return Outcome(*options.names, state, found.there.phase, taking, said=said, choices=[choice])
 
 
 def _of_declined(
@@ -186,10 +203,20 @@ def _choices(
             Choice("leave the target as it was, if the publisher is gone for good", f"{abort} --gone {PUBLISHER}")
         )
     if journal.TAKING in away:
-        lost_writes = " and what was written there is lost" if entry.phase == journal.GIVEN else ""
-        what = f"let clients write on the publisher, if the target is gone for good{lost_writes}"
-        found.append(Choice(what, f"{abort} --gone {TARGET}"))
+        found.append(_without_lost_target(options, entry, lost_writes=entry.phase == journal.GIVEN))
     return found
+
+
+def _without_lost_target(options: SwitchoverOptions, entry: Entry, *, lost_writes: bool) -> Choice:
+    """Return the step for a target that is gone for good.
+
+    :param lost_writes: clients may have written there.
+    """
+    _, abort = _commands(options, entry)
+    lost = " and what was written there is lost" if lost_writes else ""
+    return Choice(
+        f"let clients write on the publisher, if the target is gone for good{lost}", f"{abort} --gone {TARGET}"
+    )
 
 
 def _is_over(options: SwitchoverOptions, there: Entry) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import psycopg
 
@@ -33,6 +34,7 @@ from pgsub.commands.switchover.under_way import TargetLagged, check_command, che
 from pgsub.commands.verify.apply_to_point import served
 from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import (
+    LedgerLost,
     LockHeld,
     PgsubError,
     PublisherUnavailable,
@@ -131,7 +133,7 @@ class _Run:
     def begin_or_go_on(self) -> Outcome:
         """Do the rest of the switchover, in new sessions."""
         self._sub = the_one(self._store, self._options)
-        with taking_session(self._store, self._sub) as self._taking:
+        with self._taking_session() as self._taking:
             try:
                 return self._go_on()
             except psycopg.Error as error:
@@ -141,6 +143,17 @@ class _Run:
                 raise _with_hint(failed, self._options) from None
             except PgsubError as error:
                 raise _with_hint(error, self._options) from None
+
+    @contextlib.contextmanager
+    def _taking_session(self) -> Iterator[psycopg.Connection]:
+        with contextlib.ExitStack() as stack:
+            try:
+                session = stack.enter_context(taking_session(self._store, self._sub))
+            except LedgerLost:
+                if self._store.way_back_of(self._sub.subid) is None:
+                    raise
+                raise _with_hint(TargetLagged(), self._options) from None
+            yield session
 
     def _go_on(self) -> Outcome:
         entry = under_way(self._taking, self._sub, self._store)
@@ -166,7 +179,7 @@ class _Run:
             )
             there = journal.of(giving, entry.id)
             if entry.phase == journal.DECLINED or (there is not None and there.phase == journal.RELEASING):
-                run.release(entry)
+                run.undo(entry)
                 raise _undone(self._options)
             if there is not None and there.phase == journal.GIVEN:
                 run.take(entry)

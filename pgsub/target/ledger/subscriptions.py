@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import PgsubError, StateForbids, SubscriptionExists
+from pgsub.common.errors import LedgerLost, PgsubError, SubscriptionExists
 from pgsub.common.query import row, scalar
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import worker_takeover
@@ -165,9 +165,9 @@ _REPLACED = (
 )
 
 
-def unknown(subid: int) -> StateForbids:
+def unknown(subid: int) -> LedgerLost:
     """Make the error for a target whose ledger is missing or does not have the subscription."""
-    return StateForbids(
+    return LedgerLost(
         "the target's ledger does not know this subscription",
         detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
         hint=_REPLACED,

@@ -13,25 +13,39 @@ from dataclasses import replace
 
 import psycopg
 
+from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reconcile import lost_switchover
-from pgsub.commands.sessions import connect_publisher, ledger_session
+from pgsub.commands.sessions import connect_publisher, connect_target, ledger_session
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock, publisher_away
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
-from pgsub.common.errors import PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import (
+    LedgerLost,
+    PermissionMissing,
+    PublisherUnavailable,
+    StateForbids,
+    TargetReplaced,
+    TargetUnavailable,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.switchover import fence, journal, way_back
 from pgsub.switchover.journal import Entry
-from pgsub.switchover.lost_side import LAGGED, lost_by
-from pgsub.target.session import advisory_locks
+from pgsub.switchover.lost_side import LAGGED, has_journal, knows, lost_by
+from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session.transactions import durable
 
 _MOVED = "the writes were moved, but the publisher has lost changes since it gave the right to write"
+#: Errors for a giving side that is not the one of the switchover, or lacks what was made for it.
+_NOT_RECOGNIZED = (LedgerLost, TargetReplaced)
 _CAUSE = "It was restored, or a standby that lagged took its place."
+
+
+class UndoUnfinished(StateForbids):
+    """A switchover that an earlier abort has undone, except that the reverse subscription is still defined here."""
 
 
 class PublisherLagged(StateForbids):
@@ -56,7 +70,7 @@ def check(options: SwitchoverOptions, store: StateStore, sub: Subscription, back
             fence.end_sessions(giving, [], time.monotonic() + right_to_write.END_SECONDS)
     except TargetUnavailable as error:
         raise publisher_away(error) from None
-    except StateForbids as error:  # it may be any server, so nothing is changed there
+    except _NOT_RECOGNIZED as error:  # it may be any server, so nothing is changed there
         raise _not_recognized(
             error,
             "Keep clients away from it, and save what they wrote there. Then stop it, and end the switchover without"
@@ -73,10 +87,10 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     """
     active, name = options.names
     back = store.find(name) if store.find(active) is None else None
-    there = None if back is None else _opened(store, back)
+    there = None if back is None else _opened(options, store, back)
     if back is None or there is None:
         return
-    with connect_publisher(back) as taking, ledger_session(store, back) as giving:
+    with ledger_session(store, back) as giving, contextlib.closing(verified_publisher.connect(giving, back)) as taking:
         lock(taking)
         here, _ = lost_switchover.of_publisher(taking, back.way_back_of or 0, there)
         if here is None or here.phase not in journal.HAS_TAKEN:
@@ -90,14 +104,14 @@ def check_ended(options: SwitchoverOptions, store: StateStore) -> None:
     raise _lagged(back, "make it equal", f"pgsub reconcile {word(back.name)}")
 
 
-def _opened(store: StateStore, back: Subscription) -> Entry | None:
+def _opened(options: SwitchoverOptions, store: StateStore, back: Subscription) -> Entry | None:
     """Return the row of a giving side that has lost its fence since the switchover has ended, None for any other.
 
     Of a server that cannot be reached or read it is said that the writes were moved, as they were.
     """
     with (
         contextlib.suppress(TargetUnavailable, PublisherUnavailable, PermissionMissing),
-        recognized(back),
+        recognized(options, back),
         ledger_session(store, back) as giving,
     ):
         found = lost_switchover.found(giving, store, back)
@@ -106,11 +120,17 @@ def _opened(store: StateStore, back: Subscription) -> Entry | None:
 
 
 @contextlib.contextmanager
-def recognized(back: Subscription) -> Iterator[None]:
-    """Raise PublisherLagged if the giving side has lost all of the switchover since that has ended."""
+def recognized(options: SwitchoverOptions, back: Subscription) -> Iterator[None]:
+    """Raise PublisherLagged if the giving side has lost all of the switchover since that has ended.
+
+    :raises UndoUnfinished: an abort was interrupted.
+    """
     try:
         yield
-    except StateForbids as error:
+    except _NOT_RECOGNIZED as error:
+        if is_forgotten(back):
+            message = "the abort of the switchover was interrupted, and clients write on the publisher"
+            raise UndoUnfinished(message, hint=f"Let it finish:\n{options.command} --abort") from None
         # guard: a publisher that has lost all of the switchover after its end is told
         raise _not_recognized(
             error,
@@ -119,6 +139,16 @@ def recognized(back: Subscription) -> Iterator[None]:
             " of the publisher, and let a new subscription fill them:\n"
             f"pgsub drop {word(back.name)} --keep-target --yes",
         ) from None
+
+
+def is_forgotten(back: Subscription) -> bool:
+    """Return whether an undoing has ended after the giving side had forgotten the reverse subscription."""
+    with contextlib.suppress(TargetUnavailable, StateForbids), connect_target(back, views=False) as giving:
+        ledger_privileges.check(giving)
+        there = journal.of_subscription(giving, journal.GIVING, back.subid) if has_journal(giving) else None
+        undone = there is not None and there.phase in (journal.RELEASING, journal.RELEASED)
+        return undone and not knows(giving, back.subid)
+    return False
 
 
 def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:

@@ -16,6 +16,7 @@ from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.switchover.under_way import TargetLagged
 from pgsub.common import failpoints, quoting, server_words
 from pgsub.common.errors import Log, LogText, PermissionMissing, PgsubError, TargetUnavailable
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
@@ -170,23 +171,32 @@ def decline(taking: psycopg.Connection, entry: Entry) -> None:
             fence.restore(taking, here.fence, here.saved or {})
 
 
-def keep_out(taking: psycopg.Connection, entry: Entry, keep: Collection[int], reporter: Reporter) -> None:
+def keep_out(
+    taking: psycopg.Connection, entry: Entry, keep: Collection[int], back: Subscription, reporter: Reporter
+) -> None:
     """Keep clients from writing on a taking side that has lost the right, where they may be led, and decline the right.
 
     It is declined last, so that the run after a failure does all of this again.
 
     :param keep: PIDs of sessions that are not ended.
-    :raises PermissionMissing: the role may not prevent writes, or not end sessions.
+    :raises PermissionMissing: the role may not prevent writes, end sessions, or change the journal.
     """
     here = journal.of(taking, entry.id) if lost_side.has_journal(taking) else None
-    before = fence.setting(taking)
+    before, name = fence.setting(taking), quoting.name(taking.info.dbname)
     # guard: clients do not write on a target that has lost the right while they may write on the publisher
     if before != "on":
-        _make_read_only(taking)
+        statement = f"ALTER DATABASE {name} SET default_transaction_read_only = on;"
+        hint = f"Let the owner of the database run this there, and repeat the command:\n{statement}"
+        with _privileged("keep clients from writing on the target", hint), durable(taking):
+            fence.put(taking, fence.READ_ONLY, ())
     fence.end_sessions(taking, keep, time.monotonic() + END_SECONDS)
     failpoints.point("switchover.kept_out")
     if here is not None and here.phase != journal.DECLINED:
-        with durable(taking):
+        hint = (
+            "Let the subscription that leads back connect with the role that owns schema pgsub there, and repeat the"
+            f" command:\npgsub alter {word(back.name)} --connection CONNINFO"
+        )
+        with _privileged("decline the right to write on the target", hint), durable(taking):
             journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
             if here.phase == journal.PREPARED and here.fence == fence.CONNECT:
                 fence.restore(taking, here.fence, here.saved or {})
@@ -197,21 +207,17 @@ def keep_out(taking: psycopg.Connection, entry: Entry, keep: Collection[int], re
         reporter.warning(
             "the target was made read-only, because clients may still be led there",
             hint="Lead them to the publisher. If they may write on the target then, run this there:\n"
-            f"ALTER DATABASE {quoting.name(taking.info.dbname)} {opens};",
+            f"ALTER DATABASE {name} {opens};",
         )
 
 
-def _make_read_only(taking: psycopg.Connection) -> None:
+@contextlib.contextmanager
+def _privileged(what: str, hint: str) -> Iterator[None]:
     try:
-        with durable(taking):
-            fence.put(taking, fence.READ_ONLY, ())
+        yield
     except psycopg.errors.InsufficientPrivilege as error:
-        raise PermissionMissing(
-            f"could not keep clients from writing on the target: {server_words.said(error).message}",
-            hint="Let the owner of the database run this there, and repeat the command:\n"
-            f"ALTER DATABASE {quoting.name(taking.info.dbname)} SET default_transaction_read_only = on;",
-            sqlstate=error.sqlstate,
-        ) from None
+        message = f"could not {what}: {server_words.said(error).message}"
+        raise PermissionMissing(message, hint=hint, sqlstate=error.sqlstate) from None
 
 
 def plan(taking: psycopg.Connection, sub: Subscription, back_name: str, way: str) -> Entry:

@@ -37,9 +37,13 @@ from pgsub.target.session.transactions import durable
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
 
 
-def check_gone(options: SwitchoverOptions, sub: Subscription, back: Subscription | None) -> None:
-    """Check that nothing answers (PQping) at any connection string of the server that is declared gone."""
-    ways = [(sub.connection, sub.target), *([] if back is None else [(back.target, back.connection)])]
+def check_gone(options: SwitchoverOptions, sub: Subscription | None, back: Subscription | None) -> None:
+    """Check that nothing answers (PQping) at any connection string of the server that is declared gone.
+
+    :param sub: the ending subscription. ``back`` is the reverse one. One that is dropped is None.
+    """
+    ways = [] if sub is None else [(sub.connection, sub.target)]
+    ways += [] if back is None else [(back.target, back.connection)]
     for publisher, target in ways:
         params = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
         # guard: a server that answers is not reported as gone

@@ -17,15 +17,11 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session
-from pgsub.commands.subscription.drop import drop
-from pgsub.commands.subscription.enable_disable import enable
-from pgsub.commands.switchover.inner_reporter import InnerReporter
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions, giving_ledger
 from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
-from pgsub.commands.switchover.transfer.turn import SEQUENCES, end_subscription
+from pgsub.commands.switchover.transfer.undo import Undoing
 from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, TimeoutExpired
@@ -34,7 +30,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.current_wal_lsn import flushed_position
-from pgsub.switchover import drain, fence, journal, lost_side, way_back
+from pgsub.switchover import drain, fence, journal, way_back
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.pause_limit import PauseLimit
 from pgsub.target.ledger.tables import subscription_tables
@@ -43,8 +39,8 @@ from pgsub.target.session.transactions import durable
 
 #: Seconds within which apply must approach the publisher before the pause, and the lag in seconds that is near.
 APPROACH, NEAR = 300.0, 0.5
-#: Minimum seconds to take a right that an earlier run was given, and limit in seconds for letting clients write again.
-TAKE, RELEASE = 5.0, 60.0
+#: Minimum seconds to take a right that an earlier run was given.
+TAKE = 5.0
 #: Seconds for the search for transactions after the fence, once clients write again.
 LATE = 10.0
 
@@ -139,7 +135,7 @@ class Switchover:
             return False
         with contextlib.ExitStack() as stack:
             if self._phase(entry) is None:
-                self._giving = stack.enter_context(ledger_session(self._store, self._back))
+                self._giving = stack.enter_context(giving_ledger(self._options, self._store, self._back))
             phase = self._phase(entry)
             # guard: what was taken is not released, even by a publisher that has lost the commit that gave it
             if self._has_taken(entry):
@@ -151,11 +147,31 @@ class Switchover:
             elif phase not in (None, journal.OPEN, journal.FENCED):
                 return False
             ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.release(entry)
+            self.undo(entry)
             self._reporter.warning(
                 f"the switchover {ended} before the target had taken the right to write: everything is left as it was"
             )
         return False
+
+    def undo(self, entry: Entry) -> None:
+        """Undo everything: lift the fences and remove the reverse subscription.
+
+        :raises StateForbids: the taking side has taken the right.
+        """
+        undoing = Undoing(
+            self._options,
+            self._store,
+            self._sub,
+            self._back,
+            self._taking,
+            self._giving,
+            self._reporter,
+            keep=self._kept,
+            keep_there=self._kept_there,
+        )
+        undoing.release(entry)
+        self.in_pause = False
+        undoing.remove(entry)
 
     def _has_taken(self, entry: Entry) -> bool:
         """Return whether the taking side is known to have taken the right."""
@@ -302,36 +318,3 @@ class Switchover:
                 f"They end behind {format_lsn(self._quiet_at)}, and were applied after the target had taken over.",
                 f"Find out who writes there, and compare:\npgsub verify {word(self._back.name)} --rows",
             )
-
-    # --- undoing
-
-    def release(self, entry: Entry) -> None:
-        """Undo everything: lift the fences and remove the reverse subscription.
-
-        :raises StateForbids: the taking side has taken the right.
-        """
-        if entry.phase == journal.LOST:
-            end_subscription(self._options, self._store, self._back.name, self._reporter)
-            there = journal.of(self._giving, entry.id)
-            if there is not None and there.position is not None:  # the right was given, so clients may have been led
-                right_to_write.keep_out(self._taking, entry, self._kept_there, self._reporter)
-        with PauseLimit([self._giving, self._taking], time.monotonic() + RELEASE):
-            right_to_write.release(entry, self._giving, self._taking, self._command, self._kept)
-        self.in_pause = False
-        drain.withdraw(self._taking, self._sub.subid)
-        # The lost target had taken the right, so the subscription may have been ended.
-        if self._was_taken(entry) and not self._store.subscription(self._sub.name).enabled:
-            enable(self._options.state_dir, self._sub.name, reporter=self._reporter)
-            self._reporter.warning(*SEQUENCES)
-        reporter = InnerReporter(self._reporter, backward=True)
-        drop(self._options.state_dir, self._back.name, if_exists=True, reporter=reporter)
-        failpoints.point("switchover.dropped")
-        if journal.of(self._giving, entry.id) is not None:  # the run may have ended before the row was written
-            with durable(self._giving):
-                journal.move(self._giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
-
-    def _was_taken(self, entry: Entry) -> bool:
-        """Return whether the right was taken before the taking side lost that, as far as this run can know."""
-        there = journal.of(self._giving, entry.id)
-        applied = there is not None and lost_side.has_applied(self._giving, self._back.subid, there)
-        return entry.phase == journal.LOST or applied

@@ -38,14 +38,6 @@ def _nothing() -> None:
     pass
 
 
-#: Warning, with its detail and hint, where a right that was taken is given back.
-SEQUENCES = (
-    "sequences of the publisher may be behind rows that were written on the target and came back",
-    "Their next values would be those of rows that exist.",
-    "Set them before clients insert rows, for example:\nSELECT setval('SEQUENCE', (SELECT max(COLUMN) FROM TABLE));",
-)
-
-
 def end_subscription(options: SwitchoverOptions, store: StateStore, name: str, reporter: Reporter) -> None:
     """Disable a subscription, and wait until its workers have ended."""
     if store.subscription(name).enabled:
