@@ -70,7 +70,10 @@ def status(options: SwitchoverOptions) -> Outcome:
         except LedgerLost:
             if back is None or back.way_back_of != sub.subid:
                 raise
-            return _of_ended(options, store, back, UNDER_WAY)
+            found = _of_ended(options, store, back, UNDER_WAY)
+            if found.giving is None:  # nor does the publisher know a switchover
+                raise
+            return found
         except TargetUnavailable:
             if back is None:
                 raise
