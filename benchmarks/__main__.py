@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from benchmarks import machine, reconcile, report, scaling, startup
 from benchmarks.arena import Arena
@@ -27,7 +26,8 @@ def main() -> int:
     """
     parser = _parser()
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _terminated)  # so that servers and launcher end with us
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that servers and launcher end with us, also in the background
+        signal.signal(number, signal.default_int_handler)
     facts = machine.facts()
     if arguments.plot:
         wanted = arguments.only or scaling.CASES
@@ -42,20 +42,27 @@ def main() -> int:
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
     options = Options(arguments.streaming, apply_workers=arguments.apply_workers)
-    results = run(cases, arguments.format, options, quick=arguments.quick, rounds=arguments.rounds, tls=arguments.tls)
+    how = {"quick": arguments.quick, "rounds": arguments.rounds, "tls": arguments.tls}
+    results: list[CaseResult] = []
+    code = 0
+    try:
+        for result in run(cases, arguments.format, options, **how):
+            results.append(result)
+    except KeyboardInterrupt:
+        print("Interrupted: these are the cases that had ended.")
+        code = 128 + signal.SIGINT
     if arguments.quick:
         print("Small sizes: goals and ceilings are meant for the full ones.")
     report.show(facts, results)
     if arguments.json:
         report.write(arguments.json, report.document(facts, results))
-    return int(any(result.failure for result in results))
+    return code or int(any(result.failure for result in results))
 
 
 def run(
     cases: Sequence[Case], formats: str, given: Options, *, quick: bool, rounds: int, tls: bool = False
-) -> list[CaseResult]:
+) -> Iterator[CaseResult]:
     """Every case once a round and format; who is first changes from one to the next and from round to round."""
-    results = []
     with (
         Arena(tls=tls) as arena,
         closing(Native(arena)) as native,
@@ -77,8 +84,7 @@ def run(
                     pgsub.restart()
                     one_jvm.restart()
                     one_session.restart()
-                results.append(result)
-    return results
+                yield result
 
 
 def _measurements(cases: Sequence[Case], formats: str, given: Options) -> Iterator[tuple[Case, Options]]:
@@ -137,10 +143,6 @@ def _parser() -> argparse.ArgumentParser:
         f" {', '.join(scaling.CASES)}), as cost-per-change.svg and .json (default folder: benchmarks)",
     )
     return parser
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
