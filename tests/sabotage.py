@@ -369,6 +369,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "the slot of a subscription that another state store serves is not said to be of no use": (
         "test_the_slot_of_a_subscription_of_another_state_store_is_not_told_to_be_dropped",
     ),
+    "a rollback takes away no prepared statement of a pipeline": (
+        "test_a_transaction_of_many_tables_reaches_partitions_in_which_a_trigger_fires",
+    ),
     "runs of a switchover exclude each other": ("test_two_runs_at_once_are_one_too_many",),
     "a role that may not read the journal does not hide that a switchover is lost": (
         "test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost",

@@ -465,3 +465,20 @@ def test_a_row_that_no_row_of_the_target_can_be_is_missing(pair: MakePair, chang
     p.apply(change)
     (event,) = p.events()
     assert f"conflict={change[:6].lower()}_missing" in event["message"]
+
+
+def test_a_transaction_of_many_tables_reaches_partitions_in_which_a_trigger_fires(pair: MakePair) -> None:
+    names = [f"u{number}" for number in range(7)]  # what is asked for each is asked more often than psycopg's threshold
+    plain = "".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text);" for name in names)
+    trigger = (
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;"
+        "CREATE TRIGGER fires BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f();"
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER fires"
+    )
+    p = pair(plain, pub=PLAIN, sub=f"{RANGES};{trigger}")
+    p.apply("INSERT INTO t VALUES (1, 1, 'a'), (2, 200, 'b')")
+    inserts = "; ".join(f"INSERT INTO {name} VALUES (1, 'new')" for name in names)
+    updates = "; ".join(f"UPDATE t SET v = 'x' WHERE id = {id}" for id in (1, 2))
+    p.apply(f"BEGIN; {inserts}; {updates}; UPDATE u0 SET v = 'y'; COMMIT")
+    p.same("t", *names)
+    assert p.events() == []

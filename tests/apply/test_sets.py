@@ -131,7 +131,6 @@ def bench(subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(writer, "PAYS_FROM", 1)
     monkeypatch.setattr(set_fallback, "AVOID_SECONDS", 0)
     with closing(target.connect(subdb.conninfo, "test")) as session:
-        session.prepare_threshold = None  # its ROLLBACK would take away what the pipeline prepared
         session.execute("SET TimeZone = 'Europe/Vienna'")
         yield Bench(session)
 

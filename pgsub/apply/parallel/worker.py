@@ -218,8 +218,6 @@ class ParallelWorker(SupervisedThread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
             session = self._open_session()
-            # with psycopg's own prepared statements, its ROLLBACK would deallocate the pipeline's too
-            session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(
                 session.connection, session.relations, self._too_many, set_based=self._set_based, looks_again=True

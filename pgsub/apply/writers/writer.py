@@ -140,8 +140,6 @@ class Writer(SupervisedThread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self._session is None or self._executor is None:
             session = self._opened()
-            # with psycopg's own prepared statements, its ROLLBACK would deallocate the pipeline's too
-            session.connection.prepare_threshold = None
             relations = session.relations
             self._executor = Executor(
                 session.connection, relations, _too_many, set_based=self._set_based, looks_again=True

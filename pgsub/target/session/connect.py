@@ -90,7 +90,9 @@ def connect(
     belts = ci.missing_defaults(given, {**ci.KEEPALIVES, **(_PATIENCE if bulk else {})})
     params = {**belts, **given, "application_name": str(name), "client_encoding": "UTF8"}
     try:
-        connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
+        # With prepared statements of its own, psycopg deallocates all after a rollback, those of a pipeline, too.
+        # guard: a rollback takes away no prepared statement of a pipeline, without "prepare_threshold=None, "
+        connection = psycopg.connect("", autocommit=True, prepare_threshold=None, **params)  # type: ignore[arg-type]
     except psycopg.Error as error:
         raise _refused(error, params) from None
     try:
