@@ -12,6 +12,7 @@ from fix_clusters import MakeServer, replayed
 from fix_program import Cli, one_error, until
 from fix_servers import Database, Pair
 from fix_switchover import Mover, moving
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from switching_clients import Clients
 from thorough import thorough
 
@@ -260,6 +261,34 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_lost_for_good_
     mover.rows(0, "SELECT setval('writes_id_seq', 9)")
     mover.rows(0, _WRITE)
     assert mover.subscriptions() == []
+    assert cli.stop(running) == 0
+
+
+@pytest.mark.parametrize("step", [None, "enabled"])
+def test_a_standby_of_the_target_that_lags_does_not_show_that_the_target_has_lost_the_switchover(
+    make_cli: MakeCli, own_pair: MakePair, make_server: MakeServer, step: str | None
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    standby = make_server(standby_of=pair.target)
+    hosts = f"host=127.0.0.1,127.0.0.1 port={pair.target.port},{standby.port}"
+    target = make_conninfo(**{**conninfo_to_dict(pair.subdb.conninfo), **conninfo_to_dict(hosts)})
+    mover = moving(cli, (pair.pubdb, pair.subdb), (pair.pubdb.conninfo, target))
+    replayed(pair.subdb, Database(standby, "app", there=True))
+    standby.query("SELECT pg_wal_replay_pause()")
+    mover("--no-verify", kill=step)
+    pair.target.stop()
+    assert mover("--status")["unreachable"] == ["taking"]
+    for way in ("--abort", "--no-verify") if step else ("--abort",):
+        ended = cli("switchover", "moved", way, "--yes")
+        said = "cannot be reached" if step and way == "--abort" else "a standby of the"
+        one_error(ended, 5, said)
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            mover.rows(0, _WRITE)
+    pair.target.start()
+    assert mover("--no-verify")["state"] == "done" if step else mover("--status")["state"] == "done"
+    mover.rows(1, _WRITE)
     assert cli.stop(running) == 0
 
 

@@ -332,10 +332,19 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
     found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
     assert (found["giving"], found["taking"]) == ("given", "lost") and "schema pgsub" not in found["said"]
     assert [one["command"] for one in found["choices"]] == [told]
-    words = ("switchover", "moved", "--abort", "--yes")
     with mover.databases[1].connect() as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", DATABASE_LOCK)
-        one_error(mover.cli(*words), 9, "another switchover of the same database is under way")
+        ended = mover.cli("switchover", "moved", "--abort", "--yes")
+        one_error(ended, 9, "another switchover of the same database is under way")
+    if to == "prepared":  # the publisher alone has what clients wrote on the target
+        mover.plant(0, "INSERT INTO writes VALUES (55, 0, 55)")
+        for overwriting in (
+            ("refresh", "moved_back", "--resync", "public.writes"),
+            ("verify", "moved_back", "--repair"),
+        ):
+            one_error(mover.cli(*overwriting, "--yes"), 3, "has lost its switchover", told)
+        mover.plant(0, "DELETE FROM writes WHERE id = 55")
+    words = ("switchover", "moved", "--abort", "--yes")
     if to == "given":
         mover.rows(1, "INSERT INTO writes VALUES (66, 0, 66) RETURNING id")
         killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.kept_out=kill"})

@@ -24,14 +24,14 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, server_limits, tables
-from pgsub.commands.reconcile import lost_switchover, new_slot
+from pgsub.commands.reconcile import new_slot
 from pgsub.commands.reconcile.diagnosis import Diagnosis, diagnose
 from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
-from pgsub.commands.subscription import definition_change
+from pgsub.commands.subscription import definition_change, lost_switchover
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids, StateStoreError
 from pgsub.common.plural import counted

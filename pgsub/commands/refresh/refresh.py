@@ -16,6 +16,7 @@ from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
 from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
+from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.subscription.enable_disable import require_enabled
 from pgsub.common.errors import UsageError
 from pgsub.common.subscription import KEEP, Subscription
@@ -45,7 +46,8 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
     :param confirm: called before tables are emptied or adopted. It may raise an exception to refuse.
     :return: what was done, or with ``dry_run`` would be done.
     :raises UsageError: the options exclude each other.
-    :raises StateForbids: the subscription is disabled. See also :mod:`pgsub.commands.refresh.table_changes`.
+    :raises StateForbids: the subscription is disabled, or would copy a table from a server that lost its switchover.
+        See also :mod:`pgsub.commands.refresh.table_changes`.
     """
     if options.adopt and not options.copy_data:
         raise UsageError("--adopt and --no-copy-data are mutually exclusive options")
@@ -54,6 +56,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
         require_enabled(sub, "REFRESH PUBLICATION")
         if options.dry_run:
             with ledger_session(store, sub) as session, verified_publisher(session, sub, sub.connection) as source:
+                _check_source(session, store, sub, options)
                 wanted = _plan(session, source, sub, options)
                 kept = [one for one in subscriptions.relations(session, sub.subid) if one not in wanted.drop]
                 wanted.found.warnings += revoked_privileges.lacking(source, session, sub, kept, mode="none")
@@ -64,6 +67,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
                 journal.check_not_needed(session, sub)
+                _check_source(session, store, sub, options)
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)
@@ -78,6 +82,11 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
             if options.adopt and options.wait:
                 report_adopted(store, sub, reporter, wanted.unsynchronized)
     return wanted
+
+
+def _check_source(session: psycopg.Connection, store: StateStore, sub: Subscription, options: RefreshOptions) -> None:
+    if options.resync:
+        lost_switchover.check(session, store, sub)
 
 
 def _plan(

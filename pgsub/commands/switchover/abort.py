@@ -9,10 +9,10 @@ import contextlib
 from dataclasses import replace
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.signals import undone_by_signals
+from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.outcome import AS_BEFORE, Outcome
@@ -149,7 +149,8 @@ def _is_to_undo(options: SwitchoverOptions, store: StateStore, back: Subscriptio
             found = lost_switchover.found(giving, store, back)
         except PublisherUnavailable as error:
             away = target_away(error)
-            away.hint = f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}"
+            gone = f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}"
+            away.hint = f"{away.hint or ''}\n{gone}".strip()
             raise away from None
     return found is not None and (found.undone or found.lost == journal.TAKING)
 

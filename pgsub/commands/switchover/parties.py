@@ -201,11 +201,14 @@ def session_on_publisher(
 
     :param giving: a session on the target of the reverse subscription, whose ledger has the publisher's identity.
     :raises WrongSystem: another server or another database answers.
+    :raises TargetUnavailable: it cannot be reached, or a standby of it answers.
     :raises PermissionMissing: the owner of schema pgsub on that server is not trusted.
     """
     conninfo = passfiles.revealed(back.connection, "publisher", options.state_dir)
     opened = target.connect(conninfo, "pgsub switchover", replica=False, views=False)
     with contextlib.closing(opened) as session:
+        if target.is_standby(session):
+            raise target.standby_answers()
         if (expected := recorded_database(giving, back.subid)) is not None:
             # guard: a server that is not the target of the switchover is not changed by its abort
             database.check_database(expected, database.database(session))

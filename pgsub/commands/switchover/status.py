@@ -7,8 +7,8 @@ import contextlib
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import ledger_session
+from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import giving_fence, server_gone

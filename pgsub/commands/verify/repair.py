@@ -21,6 +21,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
+from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import EQUAL, UNEQUAL, TableVerdict, Verification, told_apart
 from pgsub.commands.verify.result import document as verification_document
@@ -86,6 +87,8 @@ def repair(
         while wanted := _wanted(found, repaired):
             # A table that could not be compared at first is new in a later round.
             if new := [table for name, (table, _) in wanted.items() if name not in repaired]:
+                if not dry_run:
+                    _check_source(options)
                 _check_published_here(options, new, reporter, allowed=dry_run or publisher_is_right)
             if dry_run:
                 break
@@ -95,6 +98,15 @@ def repair(
             _round(options, found, wanted, reporter)
             found.after = verify(options, reporter=reporter)
     return found
+
+
+def _check_source(options: VerifyOptions) -> None:
+    """Check that the publisher has not lost what clients wrote there since a switchover."""
+    with StateStore.open(options.state_dir, create=False) as store:
+        sub = store.subscription(options.name)
+        if sub.way_back_of is not None:
+            with ledger_session(store, sub) as session:
+                lost_switchover.check(session, store, sub)
 
 
 def _check_published_here(

@@ -57,8 +57,27 @@ def open_session(sub: Subscription, name: SessionName | str, **options: Any) -> 
 
     :param options: options of :func:`connect`.
     :raises TargetReplaced: another database has its name.
+    :raises TargetUnavailable: a standby of the target answers.
     """
-    return connect(sub.target, name, expected=sub, **options)
+    session = connect(sub.target, name, expected=sub, **options)
+    # guard: a standby of the target is not taken for the target
+    if is_standby(session):
+        session.close()
+        raise standby_answers()
+    return session
+
+
+def is_standby(session: psycopg.Connection) -> bool:
+    """Return whether the server had not been promoted when the session began. Nothing is asked."""
+    return session.info.parameter_status("in_hot_standby") == "on"
+
+
+def standby_answers() -> TargetUnavailable:
+    """Make the error for a standby of the target, which may lack what the target has, and cannot be written to."""
+    return TargetUnavailable(
+        "a standby of the target answers, which has not been promoted",
+        hint="Connect to the primary; with several hosts, the connection string needs target_session_attrs=primary.",
+    )
 
 
 def connect(

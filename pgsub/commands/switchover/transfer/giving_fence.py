@@ -15,8 +15,8 @@ import psycopg
 
 from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
-from pgsub.commands.reconcile import lost_switchover
 from pgsub.commands.sessions import connect_publisher, connect_target, ledger_session
+from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock, publisher_away
 from pgsub.commands.switchover.transfer import right_to_write

@@ -16,7 +16,8 @@ from pgsub.common import quoting
 from pgsub.common.errors import LedgerLost, PermissionMissing, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
-from pgsub.publisher.server_errors import translating
+from pgsub.publisher import slots
+from pgsub.publisher.server_errors import standby_lags, translating
 from pgsub.switchover import journal, lost_side
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.lost_side import Found
@@ -39,8 +40,8 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
         command = _command(sub, store.subscription_by_id(sub.way_back_of))
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
-            detail="That server was restored, or a standby that lagged took its place. Reconciling would delete what"
-            f" that server has lost.{_DROPPED if switchover.dropped else ''}",
+            detail="That server was restored, or a standby that lagged took its place. The command would delete what"
+            f" only this target still has.{_DROPPED if switchover.dropped else ''}",
             hint=f"See where the switchover stands, and undo it:\n{command} --status\n{command} --abort"
             f"{_kept(switchover, sub)}",
         )
@@ -75,7 +76,14 @@ def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[
 
     :param source: a session on the taking side.
     :raises PermissionMissing: the role may not read the journal.
+    :raises PublisherUnavailable: a standby of that server answers.
     """
+    # guard: a standby that has not been promoted does not show what its primary has lost
+    if slots.in_recovery(source):
+        raise standby_lags(
+            "a standby of the publisher answers, which has not been promoted",
+            "It does not show whether the switchover is lost.",
+        )
     try:
         with translating(source, "read the journal of the switchover"):
             return lost_side.of_taking(source, subid, there)
