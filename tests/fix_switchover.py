@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fix_program import Cli, until, valid
 from forked import Started
+from psycopg.conninfo import make_conninfo
 from switching_clients import TABLE, Clients
 
 if TYPE_CHECKING:
@@ -118,8 +119,10 @@ def _read_only(database: Database) -> str:
 
 
 @pytest.fixture
-def mover(launcher: Cli, pubdb: Database, subdb: Database) -> Iterator[Mover]:
-    """A subscription that the module's launcher serves."""
-    yield moving(launcher, (pubdb, subdb))
+def mover(launcher: Cli, pubdb: Database, subdb: Database, request: pytest.FixtureRequest) -> Iterator[Mover]:
+    """A subscription that the module's launcher serves; a parameter is more of pgsub's connection strings."""
+    more = getattr(request, "param", {})
+    ways = (make_conninfo(pubdb.conninfo, **more), make_conninfo(subdb.conninfo, **more))
+    yield moving(launcher, (pubdb, subdb), ways)
     for (name,) in launcher.sql("SELECT subname FROM pg_subscription"):
         assert launcher("drop", name, "--yes").returncode == 0

@@ -31,6 +31,10 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
+    "a server that is read-only for clients is connected to though the connection string asks for read-write": (
+        "test_a_server_that_is_read_only_for_clients_is_written_to_though_read_write_is_asked_for",
+        "test_a_server_that_accepts_writes_is_asked_only_whether_it_is_the_primary",
+    ),
     "a subscription is not running while a table has lost its slot": (
         "test_a_subscription_of_which_a_table_has_lost_its_slot_is_not_running",
     ),

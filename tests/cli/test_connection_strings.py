@@ -90,6 +90,39 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+_ATTRS = "target_session_attrs"
+
+
+@pytest.mark.parametrize(
+    ("given", "service", "environment", "used"),
+    [
+        ("read-write", None, None, "primary"),
+        (None, "read-write", None, "primary"),
+        (None, None, "read-write", "primary"),
+        (None, "read-write", "any", "primary"),
+        ("read-write", "any", "any", "primary"),
+        # what goes before is left as it is
+        ("any", "read-write", "read-write", "any"),
+        *[(one, None, "read-write", one) for one in ("primary", "standby", "prefer-standby", "read-only")],
+        (None, "standby", "read-write", None),
+        (None, None, "standby", None),
+    ],
+)
+def test_a_server_that_accepts_writes_is_asked_only_whether_it_is_the_primary(
+    services: Path, monkeypatch: pytest.MonkeyPatch, given: str, service: str, environment: str, used: str
+) -> None:
+    """For the default of its sessions says no more than that clients are kept from writing."""
+    named = "host=a" if service is None else "service=ha"
+    services.write_text(f"[ha]\nhost=a\n{_ATTRS}={service}\n")
+    monkeypatch.delenv("PGTARGETSESSIONATTRS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("PGTARGETSESSIONATTRS", environment)
+    params = conninfo.parse(named if given is None else f"{named} {_ATTRS}={given}", "target")
+    stored = dict(params)
+    assert conninfo.usable(params).get(_ATTRS) == used
+    assert params == stored and params.get(_ATTRS) == given
+
+
 def test_an_unknown_service_says_where_services_are_looked_for_and_which_there_are(pgsub, services):
     ended = pgsub(*WORDS, "--connection", NOBODY, "--target", "service=nosuch")
     said = one_error(ended, 5, 'definition of service "nosuch" not found', "service= in --target")

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from embedded import Server
 from fix_servers import Database
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.common.errors import (
     ApplyError,
@@ -96,6 +97,32 @@ def test_a_service_gives_address_and_options_and_the_settings_are_pinned_all_the
         shown = [scalar(session, f"SHOW {name}") for name in ("work_mem", "application_name", "row_security")]
         assert shown == ["7MB", "orders", "off"]
         assert str(scalar(session, "SHOW datestyle")).startswith("ISO")
+
+
+@pytest.mark.parametrize("said_by", ["conninfo", "service", "environment"])
+def test_a_server_that_is_read_only_for_clients_is_written_to_though_read_write_is_asked_for(
+    pubdb, tmp_path, monkeypatch, said_by
+):
+    """As a server is that a switchover fences, and a target that its owner keeps clients from."""
+    conninfo = make_conninfo(pubdb.conninfo, options="-c default_transaction_read_only=on")
+    wanted = {"target_session_attrs": "read-write"}
+    if said_by == "conninfo":
+        conninfo = make_conninfo(conninfo, **wanted)
+    elif said_by == "environment":
+        monkeypatch.setenv("PGTARGETSESSIONATTRS", "read-write")
+    else:
+        lines = [f"{key}={value}" for key, value in {**conninfo_to_dict(conninfo), **wanted}.items()]
+        (tmp_path / "services").write_text("\n".join(["[ha]", *lines, ""]))
+        monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+        conninfo = "service=ha"
+    openers = (
+        functools.partial(connect, application_name="x"),
+        functools.partial(connect, application_name="x", replication=True),
+        functools.partial(target.connect, name="x"),
+    )
+    for opened in openers:
+        with contextlib.closing(opened(conninfo)) as session:
+            assert scalar(session, "SHOW transaction_read_only") == "off"
 
 
 def test_a_reload_of_the_publisher_gives_no_value_another_text_in_a_session_that_is_open(pubdb):

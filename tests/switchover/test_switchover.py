@@ -661,6 +661,31 @@ def test_status_says_what_can_be_done_in_each_step(mover: Mover, step: str, comm
     assert mover("--status")["choices"] == []
 
 
+@pytest.mark.parametrize("mover", [{"target_session_attrs": "read-write"}], indirect=True, ids=["read-write"])
+@pytest.mark.parametrize("told", ["--abort", *long([""])])
+def test_servers_that_are_read_only_for_clients_are_connected_to_though_read_write_is_asked_for(
+    mover: Mover, told: str
+) -> None:
+    """The target is read-only from the beginning, and both servers are while nobody has the right to write."""
+    mover("--dry-run")
+    mover("--no-verify", kill="drained")
+    for side in (0, 1):
+        _refused(mover, side)
+    if told:
+        assert mover(told)["state"] == "as before"
+    else:
+        assert mover("--no-verify")["state"] == "done"
+        _insert(mover, 1, 1)
+        mover.side = 1
+        mover.caught_up()
+        assert mover("--no-verify")["state"] == "done"
+        mover.side = 0
+    _insert(mover, 0, 2)
+    mover.caught_up()
+    [stored] = mover.cli.sql("SELECT subconninfo, pgsub_target FROM pg_subscription")
+    assert all(conninfo_to_dict(one)["target_session_attrs"] == "read-write" for one in stored)
+
+
 @pytest.mark.long
 def test_a_run_that_only_undoes_what_was_begun_does_not_end_as_if_the_writes_had_moved(mover: Mover) -> None:
     mover("--no-verify", kill="fenced")

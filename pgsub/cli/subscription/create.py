@@ -57,7 +57,8 @@ the subscription, as in the server. pgsub status shows each sequence.
 --on-conflict resolves conflicts of a type by a rule, for all tables or for one. pgsub-conflicts(7) describes the types
 and resolutions; without a rule everything is as in the server.
 
-A password in a connection string is moved to a file that only you can read.
+A password in a connection string is moved to a file that only you can read. target_session_attrs=read-write means
+primary, because pgsub also writes where clients are kept from writing by default_transaction_read_only.
 
 With --messages pgsub run logs the messages that pg_logical_emit_message() writes on the publisher. A transactional
 message is logged once its transaction is committed on the target, any other as it arrives, possibly again after a

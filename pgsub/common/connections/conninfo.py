@@ -112,15 +112,30 @@ def parse(conninfo: str, side: str) -> dict[str, str]:
     return {key: str(value) for key, value in parsed.items() if value is not None}
 
 
-def usable(params: Mapping[str, str]) -> dict[str, str]:
-    """Remove an unreadable passfile if PGPASSFILE is set, because an executor does not have the launcher's files.
+def usable(given: Mapping[str, str]) -> dict[str, str]:
+    """Make the parameters of an attempt to connect. What is stored and shown remains as the user wrote it.
 
+    An unreadable passfile is removed if PGPASSFILE is set, because an executor does not have the launcher's files.
     libpq ignores a passfile that it cannot read, but prefers it to the variable.
+
+    ``read-write`` becomes ``primary``: libpq would refuse a server that is fenced, or read-only for clients, before
+    :data:`PINNED` makes the session writable.
+
+    :param given: from :func:`parse`.
     """
-    named = params.get("passfile")
-    if named is None or "PGPASSFILE" not in os.environ or os.access(named, os.R_OK):
-        return dict(params)
-    return {key: value for key, value in params.items() if key != "passfile"}
+    params = dict(given)
+    named = given.get("passfile")
+    if named is not None and "PGPASSFILE" in os.environ and not os.access(named, os.R_OK):
+        del params["passfile"]
+    # guard: a server that is read-only for clients is connected to though the connection string asks for read-write
+    if _session_attrs(given) == "read-write":
+        params["target_session_attrs"] = "primary"
+    return params
+
+
+def _session_attrs(given: Mapping[str, str]) -> str | None:
+    by_environment = {"target_session_attrs": os.environ.get("PGTARGETSESSIONATTRS")}
+    return {**by_environment, **_by_service(given), **given}["target_session_attrs"]
 
 
 def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -138,15 +153,19 @@ def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> d
 
     :param given: from :func:`parse`.
     """
-    said = given.keys() | (_said_by_service(given["service"]) if "service" in given else set())
+    said = given.keys() | _by_service(given).keys()
     return {key: value for key, value in defaults.items() if key not in said}
 
 
-def _said_by_service(service: str) -> set[str]:
-    """Read the keywords of a service by libpq, which completes a conninfo before it finds that it leads nowhere."""
-    nowhere = pq.PGconn.connect_start(make_conninfo("", service=service, host="/", hostaddr="").encode())
+def _by_service(given: Mapping[str, str]) -> dict[str, str]:
+    """Read what a service says by libpq, which completes a conninfo before it finds that it leads nowhere."""
+    named = {key: given[key] for key in ("service", "servicefile") if key in given}
+    if not named:
+        return {}
+    nowhere = pq.PGconn.connect_start(make_conninfo("", **named, host="/", hostaddr="").encode())
     try:
-        return {option.keyword.decode() for option in nowhere.info if option.val is not None}
+        said = {one.keyword.decode(): one.val for one in nowhere.info if one.val is not None}
+        return {key: value.decode(errors="replace") for key, value in said.items()}
     finally:
         nowhere.finish()
 
