@@ -70,7 +70,7 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
                     if back_again is not None:
                         server_gone.reopen(options, sub, *back_again, taking)
                 return Outcome(sub.name, options.names[1], AS_BEFORE)
-            check_command(entry, options)
+            check_command(entry, options, abort=True)
             if entry.phase in journal.HAS_TAKEN:
                 raise _too_late(options)
             if options.gone == PUBLISHER:
@@ -100,7 +100,7 @@ def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter
         there = journal.of_subscription(giving, journal.GIVING, back.subid)
         if there is None:
             return None
-        check_command(there, options)
+        check_command(there, options, abort=True)
         taking = None
         if options.gone == TARGET:
             server_gone.check_gone(options, None, back)
@@ -183,7 +183,7 @@ def _without_taking(
         entry = journal.of_subscription(giving, journal.GIVING, back.subid)
         if entry is None or back.way_back_of != sub.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
-        check_command(entry, options)
+        check_command(entry, options, abort=True)
         right_to_write.release(entry, giving, None, right_to_write.commands(options, sub, back), taking_is_gone=is_gone)
         if is_gone:
             with durable(giving):

@@ -76,13 +76,17 @@ def _lost(store: StateStore, sub: Subscription, back: Subscription | None) -> En
     return replace(there, side=journal.TAKING, subid=sub.subid, back_subid=back.subid, phase=journal.LOST)
 
 
-def check_command(entry: Entry, options: SwitchoverOptions) -> None:
-    """Check that a fence command is given if the switchover was started with one."""
+def check_command(entry: Entry, options: SwitchoverOptions, *, abort: bool = False) -> None:
+    """Check that a fence command is given if the switchover was started with one.
+
+    :param abort: the switchover is to be undone.
+    """
     # guard: a fence command is not skipped
     if entry.fence == fence.COMMAND and options.fence_command is None:
+        more = f"{' --abort' if abort else ''}{'' if options.gone is None else f' --gone {options.gone}'}"
         raise UsageError(
             "the switchover that is under way was begun with --fence-command",
-            hint=f"Give the same command again:\n{options.command} --fence-command COMMAND",
+            hint=f"Give the same command again:\n{options.command}{more} --fence-command COMMAND",
         )
 
 

@@ -128,7 +128,7 @@ def reopen(
 
     :param there: the row of the giving side. It names the subscription to forget, because the other row could name any.
     """
-    check_command(there, options)
+    check_command(there, options, abort=True)
     right_to_write.release(there, giving, taking, right_to_write.commands(options, sub, None))
     with durable(giving):
         subscriptions.forget(giving, there.subid)
