@@ -223,16 +223,19 @@ def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values
     :raises SchemaFault: there are more than can be kept in memory.
     """
     counts: dict[int, list[int]] = {}
-    samples: dict[int, Values] = {}
+    samples: dict[tuple[int, int], Values] = {}  # of each side, because the texts of equal rows may differ
     for hashed, side, values in rows:
         counts.setdefault(hashed, [0, 0])[side] += 1
-        samples.setdefault(hashed, values)
+        samples.setdefault((hashed, side), values)
         # guard: the rows collected for one key are limited
-        if len(samples) > OF_ONE_KEY:
+        if len(counts) > OF_ONE_KEY:
             raise SchemaFault(
                 f"more than {OF_ONE_KEY} different rows have the same key, and cannot be compared",
                 detail="The target identifies rows by columns that are not unique on the publisher.",
                 hint="Give the publisher's table the key that the target's has.",
             )
-    more = [(samples[hashed], here - there) for hashed, (here, there) in counts.items()]
-    return [one for one in more if one[1] > 0], [(values, -count) for values, count in more if count < 0]
+    more = [(hashed, here - there) for hashed, (here, there) in counts.items()]
+    return (
+        [(samples[hashed, 0], count) for hashed, count in more if count > 0],
+        [(samples[hashed, 1], -count) for hashed, count in more if count < 0],
+    )

@@ -42,16 +42,24 @@ class RelationCache:
     :param replica: session_replication_role = replica is in effect there.
     :param tracked: the target shows who wrote a row: this subscription's changes carry its origins, and the target
         tracks the origins of commits.
+    :param compared: rows are those that a comparison has found, which reads no columns that only the target has.
     """
 
     def __init__(
-        self, connection: psycopg.Connection, sub: Subscription, *, replica: bool, tracked: bool = False
+        self,
+        connection: psycopg.Connection,
+        sub: Subscription,
+        *,
+        replica: bool,
+        tracked: bool = False,
+        compared: bool = False,
     ) -> None:
         self.connection = connection
         self._sub = sub
         self.subid, self.subname = sub.subid, sub.name
         self.replica = replica
         self._tracked = tracked
+        self._compared = compared
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
@@ -201,6 +209,9 @@ class RelationCache:
         types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         self._check_rules(conflict_rules.of_table(self._sub.on_conflict, schema, name))
         made = replace(map_relation(remote, target, types), rules=self.rules.of_table(schema, name))
+        # guard: an adoption deletes a row whatever a column has that only the target has
+        if self._compared:
+            made = replace(made, local_only=())
         self._maps[relid] = made
         return made
 

@@ -78,7 +78,7 @@ class Bringing(Differences):
         self._sub = replace(sub, on_conflict=())
         self._session, self._key, self._patience, self._alive = session, key, patience, alive
         replica = target.is_replica(session)
-        self._relations = RelationCache(session, self._sub, replica=replica)
+        self._relations = RelationCache(session, self._sub, replica=replica, compared=True)
         self._executor = Executor(session, self._relations, set_based=False)
         self._rows = RowChanges(table, replica=replica)
         self._kept = ReplacedRows(session, sub, key, table)
