@@ -529,6 +529,18 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_the_same_batch",
     ),
     "a server that answers is not reported as gone": ("test_a_server_that_answers_is_not_gone_even_if_it_refuses",),
+    "a host that only starts up is not overlooked because another one of the connection string does not answer": (
+        "test_a_server_that_starts_up_is_not_gone_though_no_host_after_it_answers",
+    ),
+    "a server that has the database under another name is not taken for another one": (
+        "test_only_another_server_or_a_server_without_the_database_is_not_taken_for_the_one_that_is_gone",
+    ),
+    "a copy of a server that may have taken the right, as pg_upgrade makes one, is not taken for another one": (
+        "test_only_another_server_or_a_server_without_the_database_is_not_taken_for_the_one_that_is_gone",
+    ),
+    "nobody is told to make a way back anew, because that deletes what only its target still has": (
+        "test_where_another_server_has_the_place_of_the_target_clients_can_be_let_write_on_the_publisher",
+    ),
     "a deviation before a full block is not attributed to the block": (
         "test_a_row_that_is_missing_before_the_first_full_block_is_recorded",
     ),

@@ -25,7 +25,7 @@ import psycopg
 
 from pgsub.common.errors import PgsubError, WrongSystem
 from pgsub.common.quoting import named
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import Subscription, complete_hint
 from pgsub.protocol.wal_records import Unreadable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import current_wal_lsn, database, identity, slots, wal_reader
@@ -63,7 +63,7 @@ def opener(
     expected, must = recorded_database(session, sub.subid), must_use_password(session, sub)
 
     def opened() -> Connection:
-        with _naming(sub.name):
+        with telling(sub):
             return database.open_session(
                 sub.connection,
                 expected,
@@ -95,7 +95,7 @@ def committed_position(session: psycopg.Connection, sub: Subscription) -> int:
     furthest = publisher_record.furthest(session, sub.subid)
     with contextlib.closing(connect(session, sub)) as connection:
         reached, standby = current_wal_lsn.committed_position(connection), slots.in_recovery(connection)
-    with _naming(sub.name):
+    with telling(sub):
         identity.check_not_behind(reached, furthest, in_recovery=standby)
     return reached
 
@@ -128,8 +128,11 @@ def verify(
 def _compared(session: psycopg.Connection, replication: Connection, known: Identity) -> PublisherIdentity:
     # read first: another worker may meanwhile apply up to a later flush position of the publisher
     furthest = publisher_record.furthest(session, known.subid)
-    with _naming(known.subname):
+    try:
         return identity.verify_publisher(replication, recorded(known), remote_lsn=furthest)
+    except WrongSystem as error:
+        error.hint = named(error.hint, known.subname)
+        raise
 
 
 def check_last_transaction(
@@ -162,7 +165,7 @@ def check_last_transaction(
         return
     # guard: a publisher whose files were put back is not followed over the gap
     if not there:
-        with _naming(sub.name):
+        with telling(sub):
             raise identity.replaced_history(remote_lsn)
 
 
@@ -175,12 +178,12 @@ def _has_transaction(replication: Connection, sub: Subscription, oldest: int, ls
 
 
 @contextlib.contextmanager
-def _naming(subname: str) -> Iterator[None]:
-    """Put the name of the subscription into the commands of a hint."""
+def telling(sub: Subscription) -> Iterator[None]:
+    """Complete the hint of an error of the block, which was made without the subscription."""
     try:
         yield
     except WrongSystem as error:
-        error.hint = named(error.hint, subname)
+        complete_hint(error, sub)
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.verified_publisher import recorded_database, verify
+from pgsub.apply.verified_publisher import recorded_database, telling, verify
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.target_wait import TargetWait
@@ -145,7 +145,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
         if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
             error.detail = f"{MUST_PROVIDE} {error.detail or ''}".strip()
         raise
-    with opened as replication:
+    with opened as replication, telling(sub):
         verify(session, replication, sub.subid)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from pgsub.common.errors import UsageError
+from pgsub.common.errors import PgsubError, UsageError, WrongSystem
+from pgsub.common.quoting import named, word
 
 #: Default number of replaced or deleted rows of a table that an adoption keeps.
 KEEP = 10_000
@@ -67,6 +68,23 @@ class Subscription:
     recorded: int = 0  #: number of the newest copy of the definition that the ledger was given, see there
     table_set: int = 0  #: number of the newest set of tables that the ledger is known to have had, see there
     way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
+
+    @property
+    def switchover_status(self) -> str:
+        """The command that shows the switchover that created this subscription."""
+        ended = self.name.removesuffix(BACK_SUFFIX)
+        return f"pgsub switchover {word(ended)}{' --back' if ended == self.name else ''} --status"
+
+
+def complete_hint(error: PgsubError, sub: Subscription) -> None:
+    """Complete the hint of an error, which was made without the subscription that it concerns."""
+    error.hint = named(error.hint, sub.name)
+    # guard: nobody is told to make a way back anew, because that deletes what only its target still has
+    if sub.way_back_of is not None and isinstance(error, WrongSystem) and not error.diverged:
+        error.hint = (
+            "The subscription leads back from a switchover, and only its target may still have what clients wrote on"
+            f" the publisher. See what can be done:\n{sub.switchover_status}"
+        )
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:

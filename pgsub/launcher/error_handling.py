@@ -20,9 +20,9 @@ from pgsub.common.errors import (
     SubscriptionNotFound,
     log_text,
 )
-from pgsub.common.quoting import named, word
+from pgsub.common.quoting import word
 from pgsub.common.server_words import shortened
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import Subscription, complete_hint
 from pgsub.launcher import error_rows
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
@@ -121,7 +121,7 @@ class ErrorReporter:
         quiet = isinstance(error, Fenced | StreamsMustRestart)
         if quiet and not self._gets_nowhere(worker, error, position):
             return  # operators need not know
-        error.hint = named(error.hint, self._sub.name)
+        complete_hint(error, self._sub)
         text = self._text(worker, error)
         if repeats or not self._logged[worker].repeats:
             self._log("ERROR", text)

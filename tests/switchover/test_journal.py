@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +23,12 @@ from fix_program import until
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgsub.commands.reporter import CallbackReporter
 from pgsub.commands.switchover.parties import SwitchoverOptions
 from pgsub.commands.switchover.transfer import right_to_write, server_gone
 from pgsub.common.errors import PgsubError, StateForbids, TargetUnavailable
 from pgsub.common.subscription import Subscription
+from pgsub.publisher.database import database
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger.schema import installation
@@ -292,7 +294,7 @@ def test_a_server_that_answers_is_not_gone_even_if_it_refuses(pubdb: Database, t
     """The server of the tests has no TLS, and refuses who asks for it without an SQLSTATE."""
     options = SwitchoverOptions("s", tmp_path, gone="publisher")
     with pytest.raises(StateForbids, match="the publisher is not gone: it answers"):
-        server_gone.check_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None)
+        server_gone.check_gone(options, _subscription(f"{pubdb.conninfo} {more}"), None, None, CallbackReporter())
 
 
 @pytest.mark.long
@@ -301,7 +303,7 @@ def test_a_server_is_not_gone_while_either_subscription_reaches_it(pubdb: Databa
     with _nobody() as nobody:
         sub, back = _subscription(nobody, nobody), _subscription(pubdb.conninfo, pubdb.conninfo)
         with pytest.raises(StateForbids, match=f"the {side} is not gone: it answers"):
-            server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone=side), sub, back)
+            server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone=side), sub, back, None, CallbackReporter())
 
 
 @pytest.mark.long
@@ -314,14 +316,68 @@ def test_a_fenced_server_is_not_gone_though_no_other_host_of_its_connection_stri
         fenced = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "read-write"}
         sub = _subscription(make_conninfo("", **{**there, **both, **fenced}))
         with pytest.raises(StateForbids, match="it answers"):
-            server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None)
+            server_gone.check_gone(
+                SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None, None, CallbackReporter()
+            )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("service", [False, True])
+def test_a_server_that_starts_up_is_not_gone_though_no_host_after_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: bool
+) -> None:
+    with Server(fast=True) as server, _nobody() as nobody:
+        server.stop()
+        server.append_conf({"hot_standby": False})
+        (server.data / "standby.signal").touch()
+        server.start()
+        both = f"host=127.0.0.1,127.0.0.1 port={server.port},{conninfo_to_dict(nobody)['port']}"
+        if service:
+            (tmp_path / "services").write_text("\n".join(["[both]", *both.split(), "user=postgres", ""]))
+            monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+        sub = _subscription(f"{'service=both' if service else both} dbname=postgres")
+        with pytest.raises(StateForbids, match="it answers"):
+            server_gone.check_gone(
+                SwitchoverOptions("s", tmp_path, gone="publisher"), sub, None, None, CallbackReporter()
+            )
+
+
+def test_only_another_server_or_a_server_without_the_database_is_not_taken_for_the_one_that_is_gone(
+    sides: Sides, pubdb: Database, subdb: Database, tmp_path: Path
+) -> None:
+    """One server has the database, maybe under another name; the other one has a copy of it, and other databases."""
+    mine, dropped = database(sides.taking), database(sides.taking)._replace(oid=2**32 - 2)
+    none, other = subdb.server.conninfo("none_at_all"), pubdb.server.conninfo("none_at_all")
+    may_be, copy = "told apart only if pgsub can connect", "copy of the switchover's journal"
+    for conninfo, lost, refused in (
+        (subdb.conninfo, None, may_be),
+        (subdb.conninfo, mine, may_be),
+        (none, None, may_be),
+        (none, mine, may_be),
+        (subdb.server.conninfo("none_at_all", "nobody_at_all"), dropped, may_be),
+        (subdb.conninfo, dropped, copy),
+        (pubdb.conninfo, mine, copy),
+        (none, dropped, None),
+        (subdb.server.conninfo(), dropped, None),
+        (pubdb.server.conninfo(), mine, None),
+        (other, mine, None),
+    ):
+        warned: list[str] = []
+        options, sub = SwitchoverOptions("s", tmp_path, gone="target"), _subscription("", conninfo)
+        reporter = CallbackReporter(lambda kind, text, to=warned: to.append(text))
+        known = server_gone.Lost(lost, _ID)
+        with nullcontext() if refused is None else pytest.raises(StateForbids, match="not gone: it answers") as error:
+            server_gone.check_gone(options, sub, None, known, reporter)
+        said = "another database answers in place of the target"
+        assert [text.partition(",")[0] for text in warned] == [said] * (refused is None)
+        assert refused is None or refused in (error.value.detail or "")
 
 
 @pytest.mark.long
 def test_a_server_that_does_not_answer_is_gone(tmp_path: Path) -> None:
     with _nobody() as nobody:
         sub = _subscription(nobody, nobody)
-        server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub)
+        server_gone.check_gone(SwitchoverOptions("s", tmp_path, gone="publisher"), sub, sub, None, CallbackReporter())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -290,6 +291,46 @@ def test_a_standby_of_the_target_that_lags_does_not_show_that_the_target_has_los
     assert mover("--no-verify")["state"] == "done" if step else mover("--status")["state"] == "done"
     mover.rows(1, _WRITE)
     assert cli.stop(running) == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "again"), [(None, True), ("given", False), *thorough([(None, False), ("given", True)])]
+)
+def test_clients_write_on_the_publisher_again_where_the_database_of_the_target_was_dropped(
+    make_cli: MakeCli, own_pair: MakePair, step: str | None, again: bool
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    mover("--no-verify", kill=step)
+    pair.subdb.close()
+    until(lambda: _dropped(pair))
+    if again:
+        pair.target.query("CREATE DATABASE app")
+    told = "pgsub switchover moved --abort --gone target"
+    found = mover("--status")
+    assert (found["state"], found["giving"]) == ("done" if step is None else "under way", "given")
+    assert found["choices"][-1]["command"] == told
+    if again:
+        code = 7 if step is None else 3
+        hint = told if step is None else "pgsub switchover moved --status"
+        _refused(mover, code=code, says="different", hint=hint)
+        _refused(mover, "--abort", code=7, says="the target's database is a different one", hint=told)
+    mover("--abort", "--gone", "target")
+    mover.rows(0, _WRITE)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"] * (step is not None)
+    assert cli.stop(running) == 0
+
+
+def _dropped(pair: Pair) -> bool:
+    """Drop the target's database, which the worker of the way back may use meanwhile."""
+    with suppress(psycopg.Error), pair.target.connect() as session:
+        session.execute("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active")
+        session.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        session.execute("DROP DATABASE app WITH (FORCE)")
+        return True
+    return False
 
 
 def test_passwords_go_both_ways_and_appear_nowhere(make_cli: MakeCli, own_pair: MakePair) -> None:

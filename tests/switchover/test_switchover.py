@@ -419,9 +419,45 @@ def test_an_abort_changes_no_server_that_is_not_the_target(mover: Mover) -> None
 
 
 def _lead_to(mover: Mover, conninfo: str) -> None:
-    """Let the way back read from another server, as a name that resolves to another address does."""
+    """Let both subscriptions find another server, as a name that resolves to another address does."""
     with contextlib.closing(sqlite3.connect(mover.cli.state / "state.db", isolation_level=None)) as store:
         store.execute("UPDATE pg_subscription SET subconninfo = ? WHERE subname = 'moved_back'", (conninfo,))
+        store.execute("UPDATE pg_subscription SET pgsub_target = ? WHERE subname = 'moved'", (conninfo,))
+
+
+@pytest.mark.parametrize("kill", [None, *long(["given", "enabled"])])
+def test_where_another_server_has_the_place_of_the_target_clients_can_be_let_write_on_the_publisher(
+    mover: Mover, kill: str | None
+) -> None:
+    mover("--no-verify", kill=kill)
+    _lead_to(mover, mover.databases[0].server.conninfo())
+    gone = "pgsub switchover moved --abort --gone target"
+    shows = "pgsub switchover moved --status"
+    found = valid("switchover", mover.cli("switchover", "moved", "--status", "--json").stdout)
+    assert (found["state"], found["giving"]) == ("done" if kill is None else "under way", "given")
+    assert "Another database answers in place of the target" in found["said"]
+    assert [one["command"] for one in found["choices"]] == [gone]
+    moved = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    one_error(moved, *((7, "the target is a different database system", gone) if kill is None else (3, shows)))
+    one_error(
+        mover.cli("switchover", "moved", "--abort", "--yes"), 7, "the target is a different database system", gone
+    )
+    for words in (("reconcile", "moved_back", "--force", "--yes"), ("drop", "moved_back", "--yes")):
+        if kill is None:
+            assert "--adopt" not in one_error(mover.cli(*words), 7, "is a different database system", shows)
+    if kill != "given":
+        runbook = ("status", "moved_back", "--runbook")
+        until(lambda: "different database system" in mover.cli(*runbook).stdout)
+        assert "--adopt" not in mover.cli(*runbook).stdout
+    _refused(mover, 0)
+    killed = mover.cli(*gone.split()[1:], "--yes", env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
+    assert killed.returncode in (-9, 137) and "another database answers in place of the target" in killed.stderr
+    one_error(mover.cli("switchover", "moved", "--abort", "--yes"), 7, "is a different database system", gone)
+    undone = mover.cli(*gone.split()[1:], "--yes")
+    assert undone.returncode == 0, undone.stderr
+    _insert(mover, 0, 1)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"] * (kill is not None)
+    assert mover.cli("drop", "moved", "--if-exists", "--keep-target", "--yes").returncode == 0
 
 
 def test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost(mover: Mover) -> None:

@@ -77,9 +77,10 @@ The way back reads from the target with the target's connection string, whose ro
 publisher with the publisher's connection string, whose role must own the database to fence it. --back-connection and
 --back-target name other connection strings.
 
-If a server is gone for good, --gone names it; this is refused while the server answers in any way. If the target has
-taken the right to write, --gone publisher completes the switchover without a way back. Otherwise use --abort --gone
-publisher, which restores the target as it was. If the publisher comes back, it is still fenced; as long as the
+If a server is gone for good, --gone names it; this is refused while any host of its connection string answers in any
+way, unless another database answers there: one of another server, or of one that has dropped the database. If the
+target has taken the right to write, --gone publisher completes the switchover without a way back. Otherwise use --abort
+--gone publisher, which restores the target as it was. If the publisher comes back, it is still fenced; as long as the
 subscription has not been dropped, --abort lets clients write there again. --abort --gone target lets clients write to
 the publisher again, even if the target was given the right to write, and also after the switchover has ended. What
 clients wrote to the target, and what the way back had not applied, is then lost, and the target must never come back.

@@ -81,7 +81,7 @@ def diagnose(
     """
     known = subscriptions.identity(session, sub.subid)
     _check_takes_part(session, known, sub)
-    actual, trouble = _publisher(session, replication, sub.subid)
+    actual, trouble = _publisher(session, replication, sub)
     # read first: a launcher that serves it meanwhile moves both
     slot = None if sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
     position = origin_advance.position(session, sub.subid)
@@ -124,14 +124,15 @@ def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscri
 
 
 def _publisher(
-    session: psycopg.Connection, replication: publisher.Connection, subid: int
+    session: psycopg.Connection, replication: publisher.Connection, sub: Subscription
 ) -> tuple[PublisherIdentity, PgsubError | None]:
     """Identify the publisher. If it went back in time, return that error.
 
     :raises WrongSystem: the server is another system or database.
     """
     try:
-        return verified_publisher.verify(session, replication, subid), None
+        with verified_publisher.telling(sub):
+            return verified_publisher.verify(session, replication, sub.subid), None
     except WrongSystem as error:
         # guard: tables are not compared with another publisher
         if not error.diverged:

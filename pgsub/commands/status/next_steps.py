@@ -19,7 +19,6 @@ from pgsub.commands.status.subscription_status import Row, SubscriptionStatus, e
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import named, word
-from pgsub.common.subscription import BACK_SUFFIX
 from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
@@ -75,10 +74,8 @@ def _leading_back(one: SubscriptionStatus) -> Iterator[Step]:
     stopped = one.lost or any(row.worker == APPLY and not row.conflict for row in one.errors)
     if sub.way_back_of is None or one.switchover is not None or not stopped:
         return
-    ended = sub.name.removesuffix(BACK_SUFFIX)
-    shows = f"pgsub switchover {word(ended)}{' --back' if ended == sub.name else ''} --status"
     text = "The subscription leads back from a switchover: see first whether one of the servers has lost that."
-    yield Step(text, (shows,))
+    yield Step(text, (sub.switchover_status,))
 
 
 def _resume(one: SubscriptionStatus) -> Iterator[Step]:

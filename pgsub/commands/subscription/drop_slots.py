@@ -11,8 +11,8 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
-from pgsub.common.quoting import named, word
-from pgsub.common.subscription import Subscription
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription, complete_hint
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.database import Database
@@ -47,7 +47,8 @@ def drop_slots(
         opened = connect_publisher(sub, expected=_made_on(session, sub.subid))
     except (WrongSystem, PermissionMissing) as error:
         # Slots of these names may be others' there, and the subscription's own slots would keep WAL forever.
-        error.hint = f"{named(error.hint, sub.name)}\n{hint}"
+        complete_hint(error, sub)
+        error.hint = f"{error.hint}\n{hint}"
         raise
     except PublisherUnavailable as error:
         raise PublisherUnavailable(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
@@ -23,13 +24,13 @@ from pgsub.commands.switchover.parties import (
     giving_ledger,
     session_on_publisher,
     taking_session,
-    target_away,
+    target_asked,
     the_one,
 )
 from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
 from pgsub.commands.switchover.transfer.undo import Undoing
 from pgsub.commands.switchover.under_way import check_command, under_way
-from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetReplaced, TargetUnavailable
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -52,12 +53,13 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
         with contextlib.ExitStack() as stack:
             back = store.find(options.names[1])
             if options.gone == TARGET:
-                server_gone.check_gone(options, sub, back)
+                if back is None:
+                    server_gone.check_gone(options, sub, None, None, reporter)
+                    return Outcome(sub.name, options.names[1], AS_BEFORE)
+                return _without_taking(options, store, sub, back, reporter)
             try:
                 taking = stack.enter_context(taking_session(store, sub))
             except TargetUnavailable:
-                if back is None and options.gone == TARGET:
-                    return Outcome(sub.name, options.names[1], AS_BEFORE)
                 if back is None:
                     raise
                 return _without_taking(options, store, sub, back, reporter)
@@ -103,9 +105,11 @@ def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter
         check_command(there, options, abort=True)
         taking = None
         if options.gone == TARGET:
-            server_gone.check_gone(options, None, back)
+            lost = server_gone.Lost(recorded_database(giving, back.subid), there.id)
+            server_gone.check_gone(options, None, back, lost, reporter)
         else:
-            taking = stack.enter_context(session_on_publisher(options, back, giving))
+            with target_asked(options):
+                taking = stack.enter_context(session_on_publisher(options, back, giving))
         kept = [] if taking is None else [taking.info.backend_pid]
         undoing = Undoing(options, store, None, back, taking, giving, reporter, keep_there=kept)
         undoing.run(replace(there, side=journal.TAKING, phase=journal.LOST))
@@ -118,7 +122,7 @@ def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscripti
     """Return the reverse subscription if the ending one is not on the taking side, otherwise None."""
     active, name = options.names
     sub, back = store.find(active), store.find(name)
-    if back is None or back.way_back_of is None:
+    if back is None or back.way_back_of is None or (sub is not None and options.gone == TARGET):
         return None
     if sub is not None:
         try:
@@ -126,7 +130,7 @@ def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscripti
                 return None
         except TargetUnavailable:
             return None
-        except LedgerLost:
+        except (LedgerLost, TargetReplaced):
             return back
     return back
 
@@ -144,14 +148,8 @@ def _is_to_undo(options: SwitchoverOptions, store: StateStore, back: Subscriptio
 
     :raises TargetUnavailable: it cannot be reached.
     """
-    with giving_fence.recognized(options, back), ledger_session(store, back) as giving:
-        try:
-            found = lost_switchover.found(giving, store, back)
-        except PublisherUnavailable as error:
-            away = target_away(error)
-            gone = f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}"
-            away.hint = f"{away.hint or ''}\n{gone}".strip()
-            raise away from None
+    with giving_fence.recognized(options, back), ledger_session(store, back) as giving, target_asked(options):
+        found = lost_switchover.found(giving, store, back)
     return found is not None and (found.undone or found.lost == journal.TAKING)
 
 
@@ -177,13 +175,16 @@ def _too_late(options: SwitchoverOptions) -> StateForbids:
 def _without_taking(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, back: Subscription, reporter: Reporter
 ) -> Outcome:
-    """Let clients write on the giving side again although the taking side cannot be reached."""
+    """Let clients write on the giving side again although the taking side cannot be reached, or is gone for good."""
     is_gone = options.gone == TARGET
     with ledger_session(store, back) as giving:
         entry = journal.of_subscription(giving, journal.GIVING, back.subid)
         if entry is None or back.way_back_of != sub.subid:
             raise StateForbids(f'no switchover of subscription "{sub.name}" is under way')
         check_command(entry, options, abort=True)
+        if is_gone:
+            lost = server_gone.Lost(recorded_database(giving, back.subid), entry.id)
+            server_gone.check_gone(options, sub, back, lost, reporter)
         right_to_write.release(entry, giving, None, right_to_write.commands(options, sub, back), taking_is_gone=is_gone)
         if is_gone:
             with durable(giving):

@@ -16,7 +16,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import publisher_parameters, target_parameters
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words, seen_backward
-from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable, UsageError
+from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable, UsageError, WrongSystem
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher import database
@@ -185,10 +185,27 @@ def publisher_away(error: TargetUnavailable) -> PublisherUnavailable:
     return PublisherUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate)
 
 
-def target_away(error: PublisherUnavailable) -> TargetUnavailable:
-    """Return the error for a taking side that cannot be reached. It is the publisher of the reverse subscription."""
-    message, detail, hint = in_their_words(error.message, error.detail, error.hint)
-    return TargetUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate)
+@contextlib.contextmanager
+def target_asked(options: SwitchoverOptions) -> Iterator[None]:
+    """Tell what helps if the taking side is gone for good. It is the publisher of the reverse subscription.
+
+    :raises TargetUnavailable: it cannot be reached.
+    :raises WrongSystem: another server or another database answers.
+    """
+    gone = f"If the target is gone for good:\n{options.command} --abort --gone {TARGET}"
+    try:
+        yield
+    except TargetUnavailable as error:
+        error.hint = f"{error.hint or ''}\n{gone}".strip()
+        raise
+    except PublisherUnavailable as error:
+        message, detail, hint = in_their_words(error.message, error.detail, error.hint)
+        hint = f"{hint or ''}\n{gone}".strip()
+        raise TargetUnavailable(message, detail=detail, hint=hint, sqlstate=error.sqlstate) from None
+    except WrongSystem as error:
+        message, detail, _ = in_their_words(error.message, error.detail, None)
+        hint = f"See what can be done:\n{options.command} --status\n{gone}"
+        raise WrongSystem(message, detail=detail, hint=hint) from None
 
 
 @contextlib.contextmanager

@@ -9,11 +9,21 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import lost_switchover
+from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
 from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
 from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
-from pgsub.common.errors import LedgerLost, PermissionMissing, PublisherUnavailable, StateForbids, TargetUnavailable
+from pgsub.common.errors import (
+    LedgerLost,
+    PermissionMissing,
+    PublisherUnavailable,
+    StateForbids,
+    TargetReplaced,
+    TargetUnavailable,
+    WrongSystem,
+)
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
@@ -67,7 +77,7 @@ def status(options: SwitchoverOptions) -> Outcome:
                 here = under_way(taking, sub, store)
                 if here is None:
                     return _of_declined(options, store, sub, taking)
-        except LedgerLost:
+        except (LedgerLost, TargetReplaced):
             if back is None or back.way_back_of != sub.subid:
                 raise
             found = _of_ended(options, store, back, UNDER_WAY)
@@ -93,8 +103,9 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription,
             found = lost_switchover.found(giving, store, back)
     except TargetUnavailable:
         return Outcome(*options.names, DONE, said=f"{said} {_AWAY[journal.GIVING]}", unreachable=(journal.GIVING,))
-    except PublisherUnavailable:
-        away = Outcome(*options.names, DONE, said=f"{said} {_AWAY[journal.TAKING]}", unreachable=(journal.TAKING,))
+    except (PublisherUnavailable, WrongSystem) as error:
+        said = _replaced(back, error) if isinstance(error, WrongSystem) else f"{said} {_AWAY[journal.TAKING]}"
+        away = Outcome(*options.names, state, said=said, unreachable=(journal.TAKING,))
         if there is not None:
             away.giving, away.choices = there.phase, [_without_lost_target(options, there, lost_writes=True)]
         return away
@@ -115,6 +126,16 @@ def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription,
     taking = None if found.undone else journal.LOST
     said = _DROPPED if found.dropped else _SAID[taking or found.there.phase]
     return Outcome(*options.names, state, found.there.phase, taking, said=said, choices=[choice])
+
+
+def _replaced(back: Subscription, error: WrongSystem) -> str:
+    """Return what is said about another server or another database that answers in place of the taking side."""
+    _, detail, _ = in_their_words("", error.detail, None)
+    name = word(back.name)
+    return (
+        f"Another database answers in place of the target. {detail} If its address is wrong, correct it with pgsub"
+        f" alter {name} --connection; if pg_upgrade made it of the target, use pgsub alter {name} --publisher-upgraded."
+    )
 
 
 def _of_declined(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 import psycopg
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.signals import undone_by_signals
@@ -40,6 +41,7 @@ from pgsub.common.errors import (
     PublisherUnavailable,
     StateForbids,
     SubscriptionExists,
+    TargetReplaced,
     TargetUnavailable,
     UsageError,
 )
@@ -153,6 +155,10 @@ class _Run:
                 if self._store.way_back_of(self._sub.subid) is None:
                     raise
                 raise _with_hint(TargetLagged(), self._options) from None
+            except TargetReplaced as error:
+                if self._store.way_back_of(self._sub.subid) is not None:
+                    error.hint = f"See where the switchover stands:\n{self._options.command} --status"
+                raise
             yield session
 
     def _go_on(self) -> Outcome:
@@ -197,7 +203,8 @@ class _Run:
         timing = Timing(log=self._reporter.log)
         back, lost = self._store.way_back_of(entry.subid), self._options.gone == PUBLISHER
         if lost:
-            server_gone.check_gone(self._options, self._sub, back)
+            known = server_gone.Lost(recorded_database(self._taking, self._sub.subid), entry.id)
+            server_gone.check_gone(self._options, self._sub, back, known, self._reporter)
         elif back is None:
             raise _no_way_back(
                 entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"

@@ -158,16 +158,32 @@ def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> d
 
 
 def _by_service(given: Mapping[str, str]) -> dict[str, str]:
-    """Read what a service says by libpq, which completes a conninfo before it finds that it leads nowhere."""
+    """Return what a service says, completed by libpq's defaults."""
     named = {key: given[key] for key in ("service", "servicefile") if key in given}
-    if not named:
-        return {}
-    nowhere = pq.PGconn.connect_start(make_conninfo("", **named, host="/", hostaddr="").encode())
+    return resolved(named) if named else {}
+
+
+def resolved(given: Mapping[str, str]) -> dict[str, str]:
+    """Complete parameters from their service and libpq's defaults, by libpq, which then refuses the sslmode."""
+    refused = pq.PGconn.connect_start(make_conninfo("", **{**given, "sslmode": "none"}).encode())
     try:
-        said = {one.keyword.decode(): one.val for one in nowhere.info if one.val is not None}
-        return {key: value.decode(errors="replace") for key, value in said.items()}
+        found = {one.keyword.decode(): one.val.decode(errors="replace") for one in refused.info if one.val is not None}
     finally:
-        nowhere.finish()
+        refused.finish()
+    return {**found, **given}
+
+
+def by_host(given: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the parameters for each host by itself. Lists that libpq refuses remain as they are."""
+    known = resolved(given)
+    lists = {key: known[key].split(",") for key in ("host", "hostaddr", "port") if known.get(key)}
+    count = max(len(lists.get(key, ())) for key in ("host", "hostaddr"))
+    if count > 1 and len(lists.get("port", ())) == 1:
+        lists["port"] *= count
+    # guard: a host that only starts up is not overlooked because another one of the connection string does not answer
+    if count > 1 and all(len(values) == count for values in lists.values()):
+        return [{**given, **{key: values[index] for key, values in lists.items()}} for index in range(count)]
+    return [dict(given)]
 
 
 def only_tables(version: int) -> dict[str, str]:

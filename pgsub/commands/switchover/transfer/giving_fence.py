@@ -18,13 +18,20 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import connect_publisher, connect_target, ledger_session
 from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, PUBLISHER, SwitchoverOptions, lock, publisher_away
+from pgsub.commands.switchover.parties import (
+    DATABASE_LOCK,
+    OTHER,
+    PUBLISHER,
+    SwitchoverOptions,
+    lock,
+    publisher_away,
+    target_asked,
+)
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
 from pgsub.common.errors import (
     LedgerLost,
     PermissionMissing,
-    PublisherUnavailable,
     StateForbids,
     TargetReplaced,
     TargetUnavailable,
@@ -108,11 +115,14 @@ def _opened(options: SwitchoverOptions, store: StateStore, back: Subscription) -
     """Return the row of a giving side that has lost its fence since the switchover has ended, None for any other.
 
     Of a server that cannot be reached or read it is said that the writes were moved, as they were.
+
+    :raises WrongSystem: another server or database answers in place of the taking side.
     """
     with (
-        contextlib.suppress(TargetUnavailable, PublisherUnavailable, PermissionMissing),
+        contextlib.suppress(TargetUnavailable, PermissionMissing),
         recognized(options, back),
         ledger_session(store, back) as giving,
+        target_asked(options),
     ):
         found = lost_switchover.found(giving, store, back)
         return found.there if found is not None and found.lost == journal.GIVING else None

@@ -3,19 +3,23 @@
 NOTES
 
 Only the user can know that a target which was given the right to write has not taken it. Therefore a server that gives
-any answer, even a refusal, is not accepted as gone. Apart from that, the rules of the journal apply: a target that has
-declined never takes the right, and a publisher does not give a right that it has released.
+any answer, even a refusal, is not accepted as gone, unless it is proven to be another one. Each host of a connection
+string is asked by itself: libpq goes on to the next one where a server only starts up, and forgets that it answered.
+Apart from that, the rules of the journal apply: a target that has declined never takes the right, and a publisher does
+not give a right that it has released.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.drop import drop
@@ -25,44 +29,126 @@ from pgsub.commands.switchover.under_way import check_command
 from pgsub.common import failpoints
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.connections.ping import ping
-from pgsub.common.errors import StateForbids
-from pgsub.common.quoting import word
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.query import scalar
+from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription
-from pgsub.switchover import fence, journal
+from pgsub.publisher import database
+from pgsub.publisher.database import Database
+from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.schema import installation
+from pgsub.target.session.connect import connect
 from pgsub.target.session.transactions import durable
 
 _PLAIN = {"sslmode": "disable", "gssencmode": "disable", "sslnegotiation": "postgres"}
+#: What answers in place of a database that is lost: another one, or one with a copy of the journal.
+_ANOTHER, _COPY = "another", "copy"
+#: Databases that nearly every server has.
+_ALWAYS_THERE = ("postgres", "template1")
+_HAS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = %s)"
+_NAMED = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE datname = %s)"
 
 
-def check_gone(options: SwitchoverOptions, sub: Subscription | None, back: Subscription | None) -> None:
-    """Check that nothing answers (PQping) at any connection string of the server that is declared gone.
+class Lost(NamedTuple):
+    """The database that the server which is declared gone had.
+
+    :ivar database: None if no ledger tells it.
+    :ivar switchover: ID of the switchover, which a copy of the database has in its journal.
+    """
+
+    database: Database | None
+    switchover: str
+
+
+def check_gone(
+    options: SwitchoverOptions,
+    sub: Subscription | None,
+    back: Subscription | None,
+    lost: Lost | None,
+    reporter: Reporter,
+) -> None:
+    """Check that nothing, or only another database, answers at any connection string of the server declared gone.
 
     :param sub: the ending subscription. ``back`` is the reverse one. One that is dropped is None.
     """
     ways = [] if sub is None else [(sub.connection, sub.target)]
     ways += [] if back is None else [(back.target, back.connection)]
+    others = []
     for publisher, target in ways:
-        params = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
-        # guard: a server that answers is not reported as gone
-        if _answers(params):
-            raise StateForbids(
-                f"the {options.gone} is not gone: it answers",
-                detail=f"It is {ci.endpoint(params)}.",
-                hint=f"See where the switchover stands:\n{options.command} --status",
-            )
+        given = ci.usable(ci.parse(target if options.gone == TARGET else publisher, options.gone or ""))
+        for params in filter(_answers, ci.by_host(given)):
+            found = _identified(params, lost)
+            # guard: a server that answers is not reported as gone
+            if found != _ANOTHER:
+                raise _not_gone(options, params, lost if found == _COPY else None)
+            others.append(ci.endpoint(params))
+    for place in dict.fromkeys(others):
+        reporter.warning(
+            f"another database answers in place of the {options.gone}, and was not changed",
+            f"It is {place}.",
+            "Keep clients from writing there.",
+        )
 
 
 def _answers(given: Mapping[str, str]) -> bool:
-    """Return whether any server answers, also without encryption, since its certificate may have expired.
+    """Return whether a host answers (PQping), also without encryption, since its certificate may have expired.
 
     No password is sent.
     """
     given = {**given, "require_auth": "none", "target_session_attrs": "any"}  # fenced servers are read-only
     params = {**ci.missing_defaults(given, ci.KEEPALIVES), **given}
     return any(ping(make_conninfo("", **{**params, **way})) != pq.Ping.NO_RESPONSE for way in ({}, _PLAIN))
+
+
+def _identified(params: Mapping[str, str], lost: Lost | None) -> str | None:
+    """Return what answers in place of a database that is lost, None if that may be the database itself."""
+    if lost is None or lost.database is None:
+        return None
+    name = ci.resolved(params).get("dbname", "")
+    for dbname in (name, *_ALWAYS_THERE):
+        way = {**params, "target_session_attrs": "any", "dbname": dbname}
+        try:
+            session = connect(make_conninfo("", **way), "pgsub switchover", replica=False, views=False)
+        except PgsubError:
+            continue  # the next one tells a database that does not exist from a server that refuses
+        with contextlib.closing(session), contextlib.suppress(PgsubError, psycopg.Error):
+            return _compared(session, lost.database, lost.switchover, name)
+        return None
+    return None
+
+
+def _compared(session: psycopg.Connection, known: Database, switchover: str, name: str) -> str | None:
+    there = database.database(session)
+    if there.name != name and scalar(session, _NAMED, (name,)):
+        return None
+    # guard: a server that has the database under another name is not taken for another one
+    if there.system_identifier == known.system_identifier and scalar(session, _HAS, (known.oid,)):
+        return None
+    # guard: a copy of a server that may have taken the right, as pg_upgrade makes one, is not taken for another one
+    if lost_side.has_journal(session) and journal.of(session, switchover) is not None:
+        return _COPY
+    return _ANOTHER
+
+
+def _not_gone(options: SwitchoverOptions, params: Mapping[str, str], copy: Lost | None) -> StateForbids:
+    """Return the error for a server that answers.
+
+    :param copy: the database whose copy that server has, None if it may be the database itself.
+    """
+    message, place = f"the {options.gone} is not gone: it answers", f"It is {ci.endpoint(params)}."
+    status = f"See where the switchover stands:\n{options.command} --status"
+    if copy is None:
+        detail = f"{place} Another server in its place is told apart only if pgsub can connect to it."
+        return StateForbids(message, detail=detail, hint=status)
+    return StateForbids(
+        message,
+        detail=f"{place} It is another database with a copy of the switchover's journal, and may have the right to"
+        " write.",
+        hint=f"{status}\nIf it is only a copy, keep clients from writing there, run this there, and try again:\n"
+        f"BEGIN READ WRITE; DELETE FROM pgsub.switchover WHERE id = {literal(copy.switchover)}; COMMIT;",
+    )
 
 
 def decline(
@@ -75,7 +161,7 @@ def decline(
 ) -> None:
     """Decline the right on the taking side forever, and remove the reverse subscription."""
     back = store.way_back_of(entry.subid)
-    check_gone(options, sub, back)
+    check_gone(options, sub, back, Lost(recorded_database(taking, sub.subid), entry.id), reporter)
     right_to_write.decline(taking, entry)
     failpoints.point("switchover.declined")
     if entry.fence == fence.COMMAND:
