@@ -237,6 +237,25 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
     assert cli.stop(running) == 0
 
 
+def test_sequences_are_warned_of_before_clients_write_on_the_publisher_again(
+    make_cli: MakeCli, own_pair: MakePair
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    mover("--no-verify", kill="enabled")
+    mover.rows(1, _WRITE)
+    until(lambda: mover.rows(0, "SELECT count(*) FROM writes") == [(1,)])
+    pair.target.kill9()
+    words = ("switchover", "moved", "--abort", "--gone", "target", "--yes")
+    killed = cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
+    assert killed.returncode == -9 and "sequences of the publisher may be behind" in killed.stderr, killed.stderr
+    ended = cli(*words)
+    assert ended.returncode == 0 and "sequences of the publisher may be behind" in ended.stderr, ended.stderr
+    assert cli.stop(running) == 0
+
+
 def test_clients_write_on_the_publisher_again_where_the_target_is_lost_for_good_after_the_switchover(
     make_cli: MakeCli, own_pair: MakePair
 ) -> None:

@@ -28,7 +28,7 @@ from pgsub.commands.switchover.parties import (
     the_one,
 )
 from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
-from pgsub.commands.switchover.transfer.undo import Undoing
+from pgsub.commands.switchover.transfer.undo import Undoing, warn_of_sequences
 from pgsub.commands.switchover.under_way import check_command, under_way
 from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetReplaced, TargetUnavailable
 from pgsub.common.quoting import word
@@ -185,6 +185,7 @@ def _without_taking(
         if is_gone:
             lost = server_gone.Lost(recorded_database(giving, back.subid), entry.id)
             server_gone.check_gone(options, sub, back, lost, reporter)
+            warn_of_sequences(giving, back, entry, reporter)
         right_to_write.release(entry, giving, None, right_to_write.commands(options, sub, back), taking_is_gone=is_gone)
         if is_gone:
             with durable(giving):

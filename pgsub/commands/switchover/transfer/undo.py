@@ -36,12 +36,24 @@ from pgsub.target.session.transactions import durable
 RELEASE = 60.0
 #: Key in ``saved`` of the giving side: whether the taking side had taken the right, and has lost that.
 _TAKEN = "taken"
-#: Warning, with its detail and hint, where a right that was taken is given back.
+#: Warning, with its detail and hint, before a right that was taken is given back.
 _SEQUENCES = (
     "sequences of the publisher may be behind rows that were written on the target and came back",
     "Their next values would be those of rows that exist.",
-    "Set them before clients insert rows, for example:\nSELECT setval('SEQUENCE', (SELECT max(COLUMN) FROM TABLE));",
+    "Set them now, before rows are inserted, for example:\nSELECT setval('SEQUENCE', (SELECT max(COLUMN) FROM TABLE));",
 )
+
+
+def warn_of_sequences(
+    giving: psycopg.Connection, back: Subscription, there: Entry, reporter: Reporter, *, always: bool = False
+) -> None:
+    """Warn before clients write on the giving side again, if rows came back that were written on the taking side.
+
+    :param there: the row of the giving side.
+    :param always: they may have.
+    """
+    if always or lost_side.has_applied(giving, back.subid, there):
+        reporter.warning(*_SEQUENCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +90,10 @@ class Undoing:
         there = journal.of(self.giving, entry.id)
         if entry.phase == journal.LOST:
             end_subscription(self.options, self.store, self.back.name, self.reporter)
-        if self._was_taken(entry, there):
+        if there is not None and self._was_taken(entry, there):
             self._record(there)
+            ended = self.sub is None or not self.store.subscription(self.sub.name).enabled
+            warn_of_sequences(self.giving, self.back, there, self.reporter, always=ended)
         # the right was given, so clients may be led to the taking side
         if entry.phase == journal.LOST and self.taking is not None and there is not None and there.position is not None:
             right_to_write.keep_out(self.taking, entry, self.keep_there, self.back, self.reporter)
@@ -104,13 +118,11 @@ class Undoing:
             if (known := self._known) is not None and self.back.way_back_of is not None:
                 with durable(known):  # a restored server still has the subscription that has ended
                     subscriptions.forget(known, self.back.way_back_of)
-            self.reporter.warning(*_SEQUENCES)
             return
         if self.taking is not None:
             drain.withdraw(self.taking, self.sub.subid)
         if self._was_taken(entry, there) and not self.store.subscription(self.sub.name).enabled:
             enable(self.options.state_dir, self.sub.name, reporter=self.reporter)
-            self.reporter.warning(*_SEQUENCES)
 
     def _was_taken(self, entry: Entry, there: Entry | None) -> bool:
         """Return whether the right was taken before the taking side lost that, as far as this run can know."""
@@ -119,8 +131,8 @@ class Undoing:
         known = entry.phase == journal.LOST or _TAKEN in (there.saved or {})
         return known or lost_side.has_applied(self.giving, self.back.subid, there)
 
-    def _record(self, there: Entry | None) -> None:
-        if there is not None and _TAKEN not in (there.saved or {}):
+    def _record(self, there: Entry) -> None:
+        if _TAKEN not in (there.saved or {}):
             saved = journal.saved({**(there.saved or {}), _TAKEN: True})
             with durable(self.giving):
                 journal.move(self.giving, there.id, (there.phase,), there.phase, saved=saved)
