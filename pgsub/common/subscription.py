@@ -70,10 +70,10 @@ class Subscription:
     way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
 
     @property
-    def switchover_status(self) -> str:
-        """The command that shows the switchover that created this subscription."""
+    def switchover(self) -> str:
+        """The command of the switchover that created this subscription, without options."""
         ended = self.name.removesuffix(BACK_SUFFIX)
-        return f"pgsub switchover {word(ended)}{' --back' if ended == self.name else ''} --status"
+        return f"pgsub switchover {word(ended)}{' --back' if ended == self.name else ''}"
 
 
 def complete_hint(error: PgsubError, sub: Subscription) -> None:
@@ -83,7 +83,7 @@ def complete_hint(error: PgsubError, sub: Subscription) -> None:
     if sub.way_back_of is not None and isinstance(error, WrongSystem) and not error.diverged:
         error.hint = (
             "The subscription leads back from a switchover, and only its target may still have what clients wrote on"
-            f" the publisher. See what can be done:\n{sub.switchover_status}"
+            f" the publisher. See what can be done:\n{sub.switchover} --status"
         )
 
 

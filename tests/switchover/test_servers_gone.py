@@ -237,6 +237,31 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
     assert cli.stop(running) == 0
 
 
+def test_clients_write_on_the_old_server_where_the_new_one_is_lost_for_good_while_writes_are_moved_back(
+    make_cli: MakeCli, own_pair: MakePair
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    mover("--no-verify")
+    mover.side = 1
+    mover.caught_up()
+    mover("--no-verify", kill="prepared")
+    pair.target.kill9()
+    lead = "pgsub switchover moved --abort --gone target"
+    one_error(cli(*lead.split()[1:], "--yes"), 3, "a switchover of subscription", "--abort")
+    ended = cli("switchover", "moved", "--back", "--abort", "--gone", "publisher", "--yes")
+    assert ended.returncode == 0 and lead in ended.stderr and "pgsub drop" not in ended.stderr, ended.stderr
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        mover.rows(0, _WRITE)
+    ended = cli(*lead.split()[1:], "--yes")
+    assert ended.returncode == 0, ended.stderr
+    mover.rows(0, _WRITE)
+    assert mover.subscriptions() == []
+    assert cli.stop(running) == 0
+
+
 def test_sequences_are_warned_of_before_clients_write_on_the_publisher_again(
     make_cli: MakeCli, own_pair: MakePair
 ) -> None:

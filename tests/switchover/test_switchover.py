@@ -403,6 +403,17 @@ def test_a_target_that_is_restored_to_before_the_subscription_lets_clients_write
     assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
+def test_another_subscription_of_the_name_does_not_hide_that_a_switchover_is_lost(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.alone(1, f"BEGIN READ WRITE; {_BEHIND_POSITION}; COMMIT")
+    made = mover.cli.create("moved", "--no-copy-data", "--no-wait", "--slot-name", "second")
+    assert made.returncode == 0, made.stderr
+    assert [one["command"] for one in mover("--status")["choices"]] == ["pgsub switchover moved --abort"]
+    assert mover("--abort")["state"] == "as before"
+    _insert(mover, 0, 1)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+
+
 def test_an_abort_changes_no_server_that_is_not_the_target(mover: Mover) -> None:
     mover("--no-verify")
     mover.alone(1, "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL")

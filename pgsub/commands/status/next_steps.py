@@ -75,7 +75,7 @@ def _leading_back(one: SubscriptionStatus) -> Iterator[Step]:
     if sub.way_back_of is None or one.switchover is not None or not stopped:
         return
     text = "The subscription leads back from a switchover: see first whether one of the servers has lost that."
-    yield Step(text, (sub.switchover_status,))
+    yield Step(text, (f"{sub.switchover} --status",))
 
 
 def _resume(one: SubscriptionStatus) -> Iterator[Step]:

@@ -21,6 +21,7 @@ from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
     SwitchoverOptions,
+    ended_way_back,
     giving_ledger,
     session_on_publisher,
     taking_session,
@@ -103,6 +104,7 @@ def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter
         if there is None:
             return None
         check_command(there, options, abort=True)
+        journal.check_alone(giving, there.id)
         taking = None
         if options.gone == TARGET:
             lost = server_gone.Lost(recorded_database(giving, back.subid), there.id)
@@ -120,19 +122,18 @@ def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter
 
 def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscription | None:
     """Return the reverse subscription if the ending one is not on the taking side, otherwise None."""
-    active, name = options.names
-    sub, back = store.find(active), store.find(name)
-    if back is None or back.way_back_of is None or (sub is not None and options.gone == TARGET):
+    if (ended := ended_way_back(store, options)) is not None:
+        return ended
+    sub, back = map(store.find, options.names)
+    if sub is None or back is None or back.way_back_of != sub.subid or options.gone == TARGET:
         return None
-    if sub is not None:
-        try:
-            with ledger_session(store, sub):
-                return None
-        except TargetUnavailable:
+    try:
+        with ledger_session(store, sub):
             return None
-        except (LedgerLost, TargetReplaced):
-            return back
-    return back
+    except TargetUnavailable:
+        return None
+    except (LedgerLost, TargetReplaced):
+        return back
 
 
 def _anew(options: SwitchoverOptions, store: StateStore) -> str:

@@ -234,6 +234,17 @@ def session_on_publisher(
         yield session
 
 
+def ended_way_back(store: StateStore, options: SwitchoverOptions) -> Subscription | None:
+    """Return the reverse subscription of a switchover whose ending one has been dropped, None if there is none.
+
+    Another subscription may have the name of that one by now.
+    """
+    back = store.find(options.names[1])
+    if back is None or back.way_back_of is None or store.subscription_by_id(back.way_back_of) is not None:
+        return None
+    return back
+
+
 def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
     """Return the ending subscription.
 

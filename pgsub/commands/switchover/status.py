@@ -11,7 +11,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
-from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions, ended_way_back
 from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
 from pgsub.common.errors import (
@@ -69,6 +69,10 @@ def status(options: SwitchoverOptions) -> Outcome:
     with StateStore.open(options.state_dir, create=False) as store:
         active, back_name = options.names
         sub, back = store.find(active), store.find(back_name)
+        if (ended := ended_way_back(store, options)) is not None:
+            found = _of_ended(options, store, ended)
+            if sub is None or found.choices:  # another subscription of the name does not hide what has to be done
+                return found
         if sub is None and back is not None:
             return _of_ended(options, store, back)
         sub = store.subscription(active)
@@ -85,7 +89,7 @@ def status(options: SwitchoverOptions) -> Outcome:
                 raise
             return found
         except TargetUnavailable:
-            if back is None:
+            if back is None or back.way_back_of != sub.subid:
                 raise
             return _of_giving(options, store, back)
         return _of_both(options, store, here, store.way_back_of(here.subid))

@@ -167,11 +167,15 @@ def decline(
     if entry.fence == fence.COMMAND:
         right_to_write.commands(options, sub, back)("release")
     drop_way_back(options, back, reporter)
+    if sub.way_back_of is not None and journal.given_away(taking, entry.id) is not None:
+        then = f"Let clients write on the target again:\n{sub.switchover} --abort --gone {TARGET}"
+    else:
+        then = f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes"
     reporter.warning(
         "the publisher was not changed, which may still keep clients from writing",
         f'Subscription "{sub.name}" remains, and cannot continue.',
-        f"Before clients write on the target, drop it:\npgsub drop {word(sub.name)} --keep-slot --yes\n"
-        f"If the publisher comes back before that, this lets clients write there again:\n{options.command} --abort",
+        f"{then}\nIf the publisher comes back before that, this lets clients write there again:\n{options.command}"
+        " --abort",
     )
 
 
