@@ -35,6 +35,13 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_server_that_is_read_only_for_clients_is_written_to_though_read_write_is_asked_for",
         "test_a_server_that_accepts_writes_is_asked_only_whether_it_is_the_primary",
     ),
+    "rows are found by the key of the partitions only if all have the same": (
+        "test_partitions_without_the_same_key_are_searched_for_whole_rows",
+        "test_a_partition_without_the_key_that_is_attached_later_is_searched_for_whole_rows",
+    ),
+    "a row is found by the key of the partitions in its own partition": (
+        "test_a_whole_row_is_found_by_the_key_that_all_partitions_have",
+    ),
     "a subscription is not running while a table has lost its slot": (
         "test_a_subscription_of_which_a_table_has_lost_its_slot_is_not_running",
     ),

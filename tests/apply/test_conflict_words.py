@@ -38,6 +38,11 @@ CREATE TABLE around (id int, v text) PARTITION BY RANGE (id); ALTER TABLE around
 CREATE TABLE around_low (v text, gone int, id int); ALTER TABLE around_low DROP gone;
 ALTER TABLE around_low REPLICA IDENTITY FULL;
 ALTER TABLE around ATTACH PARTITION around_low FOR VALUES FROM (0) TO (100);
+CREATE TABLE below (id int, r int, v text) PARTITION BY RANGE (r); ALTER TABLE below REPLICA IDENTITY FULL;
+CREATE TABLE below_low (v text, id int PRIMARY KEY, r int); ALTER TABLE below_low REPLICA IDENTITY FULL;
+ALTER TABLE below ATTACH PARTITION below_low FOR VALUES FROM (0) TO (100);
+CREATE TABLE below_high PARTITION OF below FOR VALUES FROM (100) TO (200);
+ALTER TABLE below_high ADD PRIMARY KEY (id), REPLICA IDENTITY FULL;
 CREATE TABLE sums (id int PRIMARY KEY, n numeric(8, 2), at timestamptz, flag bool, code char(4), d text, mark "char")
 """
 PUBLICATION = "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)"
@@ -45,7 +50,8 @@ PUBLICATION = "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_r
 TARGET = """
 CREATE UNIQUE INDEX parts_low_v ON parts_low (v);
 ALTER TABLE sums ADD s text GENERATED ALWAYS AS (id::text || code) STORED, ADD l int;
-CREATE UNIQUE INDEX sums_s ON sums (s)
+CREATE UNIQUE INDEX sums_s ON sums (s);
+ALTER TABLE below ADD mine int DEFAULT 7
 """
 
 
@@ -231,6 +237,32 @@ def test_rows_of_a_partition_are_told_in_the_order_of_its_own_columns(both: Call
     told = it.skipped(changes)
     assert [e["conflict_type"].partition("_")[2] for e in told] == ["missing"] * 4
     assert told[0]["remote_tuple"] == {"id": "1", "b": "theirs", "v": "v"}
+
+
+def test_rows_that_are_found_by_the_key_of_their_partition_are_told_as_the_server_tells_them(
+    both: Callable[..., Both],
+) -> None:
+    it = both()
+    it.pair.apply("INSERT INTO below SELECT g % 34, g * 3, 'v' FROM generate_series(1, 60) g")
+    it.settled()
+    it.local("UPDATE below SET v = 'mine' WHERE id = 3 AND r > 100 OR id = 4; DELETE FROM below WHERE id = 5")
+    told = it.skipped(
+        "UPDATE below SET v = 'theirs' WHERE id = 3; UPDATE below SET r = 150, id = 40 WHERE r = 12;"
+        "DELETE FROM below WHERE id = 4; UPDATE below SET v = 'x' WHERE id = 5 AND r > 100;"
+        "DELETE FROM below WHERE id = 5"
+    )
+    found = [(e["conflict_type"], e["relname"], e["key"]) for e in told]
+    assert found == [
+        ("update_origin_differs", "below_high", "(id)=(3)"),
+        ("delete_origin_differs", "below_low", "(id)=(4)"),  # the row moves
+        ("delete_origin_differs", "below_high", "(id)=(4)"),
+        ("update_missing", "below_high", "(id)=(5)"),
+        ("delete_missing", "below_low", "(id)=(5)"),
+        ("delete_missing", "below_high", "(id)=(5)"),
+    ]
+    it.pair.same("below", columns="id, r, v")
+    query = "SELECT below::text FROM below ORDER BY 1"
+    assert it.pair.subdb.rows(query) == it.native.rows(query)
 
 
 @pytest.mark.parametrize("rows", [1, 60], ids=["rows", "sets"])

@@ -104,6 +104,76 @@ def test_partitions_may_have_the_key_that_their_root_cannot_have(pair: MakePair)
     _work(p)
 
 
+#: Partitions with the same key: of partitions, with other columns, with an index as replica identity.
+KEYED = """
+CREATE TABLE t (id int, k int, l text, v text, j json, mine int DEFAULT 7) PARTITION BY RANGE (k);
+CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100) PARTITION BY LIST (l);
+CREATE TABLE t_a PARTITION OF t_low FOR VALUES IN ('a'); ALTER TABLE t_a ADD PRIMARY KEY (id);
+CREATE TABLE t_b (gone int, v text, mine int, j json, l text, id int NOT NULL, k int); ALTER TABLE t_b DROP gone;
+CREATE UNIQUE INDEX t_b_id ON t_b (id); ALTER TABLE t_b REPLICA IDENTITY USING INDEX t_b_id;
+ALTER TABLE t_low ATTACH PARTITION t_b DEFAULT;
+CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000); ALTER TABLE t_high ADD PRIMARY KEY (id)
+"""
+WHOLE = "CREATE TABLE t (id int, k int, l text, v text, j json); ALTER TABLE t REPLICA IDENTITY FULL"
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_a_whole_row_is_found_by_the_key_that_all_partitions_have(pair: MakePair, binary: bool) -> None:
+    """As FindLogicalRepLocalIndex: what only the target has, or has changed, hides no row."""
+    p = pair(pub=WHOLE, sub=KEYED, binary=binary)
+    p.apply(
+        "INSERT INTO t SELECT g % 20, g, CASE WHEN g % 40 < 20 THEN 'a' END, 'v', '{}' FROM generate_series(1, 40) g",
+        "INSERT INTO t SELECT g, 100 + g, 'a', 'v', '{}' FROM generate_series(1, 60) g",
+    )
+    p.subdb.execute("UPDATE t SET v = 'local', mine = 8 WHERE id < 10")
+    p.apply(
+        "UPDATE t SET v = 'new' WHERE id % 3 = 0",
+        "UPDATE t SET k = k + 80, id = 1000 + k WHERE id = 4",  # moves between ranges
+        "UPDATE t SET l = 'b', id = 1000 + k WHERE id = 5; UPDATE t SET id = 1000 + k, j = '[]' WHERE id = 6",
+        "DELETE FROM t WHERE id % 7 = 0 AND k < 100",
+    )
+    p.same("t", columns="id, k, l, CASE WHEN v <> 'local' OR id % 3 = 0 THEN v ELSE 'v' END, j::text")
+    assert p.subdb.value("SELECT count(*) FROM t WHERE mine = 8 AND v = 'local'") > 0
+    assert {one["conflict_type"] for one in p.events()} == {"update_origin_differs", "delete_origin_differs"}
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "ALTER TABLE t_high DROP CONSTRAINT t_high_pkey",
+        "ALTER TABLE t_high DROP CONSTRAINT t_high_pkey, ADD PRIMARY KEY (id, k)",
+        "ALTER TABLE t_high DROP CONSTRAINT t_high_pkey, ADD PRIMARY KEY (id) DEFERRABLE",
+    ],
+    ids=["none", "another", "deferrable"],
+)
+def test_partitions_without_the_same_key_are_searched_for_whole_rows(pair: MakePair, alter: str) -> None:
+    p = pair(pub=WHOLE.replace(", j json", ""), sub=f"{KEYED.replace(' DEFAULT 7', '')};{alter}")
+    copies = 3 if alter.endswith("pkey") else 1
+    p.apply(
+        f"INSERT INTO t SELECT 1, 200, 'a', 'v' || g FROM generate_series(1, {copies}) g; INSERT INTO t VALUES (2, 1)"
+    )
+    p.apply(f"UPDATE t SET l = 'new' WHERE v = 'v{copies}'", "UPDATE t SET v = 'new' WHERE k = 1")
+    p.same("t", columns="id, k, l, v")
+    p.subdb.execute("UPDATE t SET mine = 1")
+    p.apply("DELETE FROM t")
+    assert {one["conflict_type"] for one in p.events()} == {"delete_missing"}
+
+
+def test_a_partition_without_the_key_that_is_attached_later_is_searched_for_whole_rows(pair: MakePair) -> None:
+    p = pair(pub=WHOLE, sub=KEYED.replace(", j json", ", j jsonb").replace("j json,", "j jsonb,"))
+    p.apply("INSERT INTO t VALUES (1, 1, 'a', 'v')")
+    task = p.start()
+    p.pubdb.execute("UPDATE t SET v = 'w'")
+    p.until("SELECT v = 'w' FROM t", task=task)
+    p.subdb.execute("CREATE TABLE t_x PARTITION OF t DEFAULT; ALTER TABLE t ALTER mine DROP DEFAULT")
+    p.pubdb.execute("INSERT INTO t VALUES (2, 2000, 'a', 'v'), (2, 2000, 'a', 'v'), (2, 2000, 'a', 'w')")
+    p.pubdb.execute("UPDATE t SET l = 'new' WHERE id = 2 AND v = 'w'")
+    p.pubdb.execute("DELETE FROM t WHERE ctid IN (SELECT min(ctid) FROM t WHERE v = 'v')")
+    p.until("SELECT count(*) = 2 FROM t_x", task=task)
+    p.stop(task)
+    p.same("t", columns="id, k, l, v, j::text")
+
+
 def test_partitions_with_partitions_of_their_own(pair: MakePair) -> None:
     nested = (
         "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"

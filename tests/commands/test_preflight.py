@@ -204,7 +204,16 @@ def test_partitions_have_the_identity_of_their_root_and_a_column_list_must_cover
             CREATE TABLE one (a int); CREATE TABLE two ()""")
     pubdb.execute("CREATE TABLE bare_1 PARTITION OF bare DEFAULT")
     pubdb.execute("CREATE PUBLICATION q FOR TABLE root, listed (b), bare, one, two WITH (publish_via_partition_root)")
+    pubdb.execute("CREATE TABLE keyed (a int, b int); ALTER TABLE keyed REPLICA IDENTITY FULL")
+    tables[1].execute("""CREATE TABLE keyed (a int, b int) PARTITION BY LIST (b);
+        CREATE TABLE keyed_1 PARTITION OF keyed FOR VALUES IN (1); ALTER TABLE keyed_1 ADD PRIMARY KEY (a);
+        CREATE TABLE keyed_2 PARTITION OF keyed DEFAULT""")
+    pubdb.execute("ALTER PUBLICATION q ADD TABLE keyed")
     document, _ = _plan(cli, publication="q")
+    ((message, _, _),) = _about(document, "keyed")
+    assert message == 'rows of table "public.keyed" are found by all columns, not by the key of their partition'
+    tables[1].execute("ALTER TABLE keyed_2 ADD PRIMARY KEY (a)")
+    assert _about(_plan(cli, publication="q")[0], "keyed") == []
     messages = [message for message, _, _ in _about(document, "listed")]
     assert 'the column list of table "public.listed" does not cover its replica identity' in messages
     assert _about(document, "root") == []

@@ -126,7 +126,9 @@ def identity(relation: RelationMap, searched: Tuple) -> str:
 
 def identity_key(relation: RelationMap, searched: Tuple) -> str:
     """Format the columns by which a row is searched. Long values are truncated; no index may limit them."""
+    leaf = relation.target.leaf_key
     columns = [(relation.columns[i], i) for i in relation.lookup]
+    columns = [one for one in columns if leaf is None or one[0].name in leaf.columns]  # the server uses their index
     names = [column.quoted or column.name for column, _ in columns]
     return key(names, [kept(value(searched, i, column)) for column, i in columns])
 

@@ -215,8 +215,6 @@ def _lookup(pair: Pair) -> Iterator[Caution]:
         detail = "UPDATE and DELETE of its rows stop apply."
         yield _about(pair, fault.message, detail, fault.hint or _STOPS, stops=True)
         return
-    if mapped.by_identity:
-        return
     unequal = sorted({mapped.columns[i].type_name for i in mapped.lookup if mapped.columns[i].equality is None})
     if unequal:
         yield _about(
@@ -224,4 +222,13 @@ def _lookup(pair: Pair) -> Iterator[Caution]:
             f"could not identify an equality operator for type {unequal[0]}",
             f'UPDATE and DELETE of rows of "{pair.table.name}", which are found by all columns, stop apply.',
             "Give the target's table a primary key.",
+        )
+    elif full and mapped.target.keyed_leaves and not mapped.by_identity:
+        yield _about(
+            pair,
+            f'rows of table "{pair.table.name}" are found by all columns, not by the key of their partition',
+            f"{pair.actions.words} of rows that differ on the target, also in columns that are not published, count as"
+            " conflicts and are left out.",
+            "Give all partitions of the target the same primary key, and publish its columns and those of the partition"
+            " keys.",
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +80,18 @@ class KeyEquality(NamedTuple):
     operand: str | None
 
 
+class LeafKey(NamedTuple):
+    """The key that all partitions of a table have, though the table itself has none.
+
+    :ivar columns: the key.
+    :ivar split_by: the other columns of the partition keys. With them, the key has one row in the whole table.
+    """
+
+    columns: tuple[str, ...]
+    split_by: tuple[str, ...]
+    equality: tuple[KeyEquality, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TargetRelation:
     """A table of the target.
@@ -118,6 +131,8 @@ class TargetRelation:
     several_unique: bool = False  #: has more than one unique index
     foreign_partitions: bool = False  #: has a foreign table as partition
     key_equality: tuple[KeyEquality, ...] = ()  #: key columns that the key's index compares in another way
+    leaf_key: LeafKey | None = None  #: None: it has a key, or not all of its partitions have the same
+    keyed_leaves: bool = False  #: has no key, but a partition of it has one
     #: Types and operators outside pg_catalog that statements name, for table_lock.VERIFY_TYPES; None: none.
     named_types: str | None = None
     #: table_lock.DEFINITION, read before everything else; None: unknown.
@@ -173,32 +188,56 @@ def describe_many(
         "locking": table_lock.WRITING,
     }
     tables = connection.cursor(row_factory=dict_row).execute(relation_queries.TABLES.encode(), params).fetchall()
+    leaves, split_by = ({table["oid"]: table.pop(name) for table in tables} for name in ("leaves", "split_by"))
     columns: dict[int, list[TargetColumn]] = {table["oid"]: [] for table in tables}
-    named_types: dict[int, set[tuple[str, int, str]]] = {oid: set() for oid in columns}
+    keys: dict[int, list[_KeyColumn]] = {oid: [] for oid in (*columns, *itertools.chain(*leaves.values()))}
+    named_types: dict[int, set[tuple[str, int, str]]] = {oid: set() for oid in keys}
     for oid, names_of_type, *column in connection.execute(relation_queries.COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
         named_types[oid].update(map(tuple, names_of_type or ()))
-    keys: dict[int, list[tuple[str, bool, str | None, str | None, str | None]]] = {oid: [] for oid in columns}
-    for oid, names_of_operator, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(columns),)):
-        keys[oid].append(tuple(key))
+    for oid, names_of_operator, *key in connection.execute(relation_queries.IDENTITY.encode(), (list(keys),)):
+        keys[oid].append(_KeyColumn(*key))
         named_types[oid].update(map(tuple, names_of_operator or ()))
     return {
         (table["schema"], table["name"]): TargetRelation(
             **table,
-            columns=tuple(columns[table["oid"]]),
-            identity=tuple(name for name, *_ in keys[table["oid"]]),
-            deferrable=any(not immediate for _, immediate, *_ in keys[table["oid"]]),
-            named_types=json.dumps(sorted(types), ensure_ascii=False) if (types := named_types[table["oid"]]) else None,
-            key_equality=_key_equality(columns[table["oid"]], keys[table["oid"]]),
+            columns=tuple(columns[oid]),
+            identity=tuple(one.name for one in keys[oid]),
+            deferrable=any(not one.immediate for one in keys[oid]),
+            named_types=_as_json(named_types[oid].union(*(named_types[leaf] for leaf in leaves[oid]))),
+            key_equality=_key_equality(columns[oid], keys[oid]),
+            leaf_key=_leaf_key(columns[oid], [keys[leaf] for leaf in leaves[oid]], split_by[oid]),
+            keyed_leaves=any(keys[leaf] for leaf in leaves[oid]),
             server_version=version,
         )
         for table in tables
+        for oid in (table["oid"],)
     }
 
 
-def _key_equality(
-    columns: Sequence[TargetColumn], key: Sequence[tuple[str, bool, str | None, str | None, str | None]]
-) -> tuple[KeyEquality, ...]:
+def _as_json(types: Collection[tuple[str, int, str]]) -> str | None:
+    return json.dumps(sorted(types), ensure_ascii=False) if types else None
+
+
+class _KeyColumn(NamedTuple):
+    name: str
+    immediate: bool
+    collation: str | None
+    operator: str | None
+    operand: str | None
+
+
+def _leaf_key(
+    columns: Sequence[TargetColumn], keys: Sequence[Sequence[_KeyColumn]], split_by: Sequence[str]
+) -> LeafKey | None:
+    # guard: rows are found by the key of the partitions only if all have the same
+    if len({frozenset(key) for key in keys}) != 1 or not keys[0] or not all(one.immediate for one in keys[0]):
+        return None
+    names = tuple(one.name for one in keys[0])
+    return LeafKey(names, tuple(name for name in split_by if name not in names), _key_equality(columns, keys[0]))
+
+
+def _key_equality(columns: Sequence[TargetColumn], key: Sequence[_KeyColumn]) -> tuple[KeyEquality, ...]:
     own = {column.name: (column.equality, column.operand) for column in columns}
     found = []
     for name, _, collation, operator, operand in key:

@@ -79,7 +79,7 @@ class RelationMap:
 
     @property
     def by_identity(self) -> bool:
-        """Whether rows are found by the target's key, not by all columns."""
+        """Whether rows are found by the key of the target or of its partitions, not by all columns."""
         return bool(self.target.identity)
 
 
@@ -107,8 +107,7 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     for fault in column_faults(sent, target):
         raise fault
     names = {c.name: c for c in target.columns}
-    if target.deferrable and remote.replica_identity == "f":
-        target = replace(target, identity=())
+    target = _identified(remote, target)
     lookup, local_only = _lookup(remote, target)
     columns = tuple(names[c.name] for c in remote.columns)
     always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
@@ -116,6 +115,17 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     modified = frozenset(i for i, (sent, column) in pairs if typmod.changes(sent, column))
     read = frozenset(i for i in modified if typmod.is_read_by(columns[i]))
     return RelationMap(remote, target, columns, lookup, local_only, always, types, modified, read)
+
+
+def _identified(remote: Relation, target: TargetRelation) -> TargetRelation:
+    """Return the target with the key by which rows are found (FindLogicalRepLocalIndex, relation.c)."""
+    if target.deferrable and remote.replica_identity == "f":
+        return replace(target, identity=())
+    leaf, sent = target.leaf_key, {column.name for column in remote.columns if column.is_key}
+    if leaf is None or not sent.issuperset((*leaf.columns, *leaf.split_by)):
+        return replace(target, leaf_key=None)
+    # guard: a row is found by the key of the partitions in its own partition, without " + leaf.split_by"
+    return replace(target, identity=leaf.columns + leaf.split_by, key_equality=leaf.equality)
 
 
 def _lookup(remote: Relation, target: TargetRelation) -> tuple[tuple[int, ...], tuple[TargetColumn, ...]]:

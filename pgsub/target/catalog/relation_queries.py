@@ -4,7 +4,9 @@ from pgsub.common import table_lock
 from pgsub.common.query import NAMED
 
 # "member" has one row for the table itself and one for each of its partitions. pg_partition_tree() is not used: it
-# locks the partitions (see ddl_watch.py). Columns are named as the fields of TargetRelation.
+# locks the partitions (see ddl_watch.py). Columns are named as the fields of TargetRelation. The last two are for a
+# partitioned table without a key: its partitions with rows, and the columns of all partition keys in its tree, which
+# depend on their tables.
 TABLES = f"""
 WITH RECURSIVE wanted AS MATERIALIZED (
      SELECT c.oid, n.nspname, c.relnamespace, c.relname, c.relkind, c.relowner, c.relispartition,
@@ -33,7 +35,22 @@ away AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind = 'f'),
 several AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid AND x.indisunique
-      GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1)
+      GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1),
+unkeyed AS (
+     SELECT w.oid AS root FROM wanted w WHERE w.relkind = 'p' AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_index x
+             WHERE x.indrelid = w.oid AND x.indisvalid AND (x.indisprimary OR x.indisreplident))),
+leaf AS (
+     SELECT m.root, pg_catalog.array_agg(m.oid::bigint ORDER BY m.oid) AS oids
+       FROM unkeyed u JOIN member m ON m.root = u.root JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind = 'r'
+      GROUP BY m.root),
+split AS (
+     SELECT m.root, pg_catalog.array_agg(DISTINCT a.attname::text) AS names
+       FROM unkeyed u JOIN member m ON m.root = u.root JOIN pg_catalog.pg_depend d ON d.objid = m.oid
+        AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'i'
+        AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0
+       JOIN pg_catalog.pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid
+      GROUP BY m.root)
 SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
        w.oid IN (SELECT root FROM firing) AS fires,
        w.oid IN (SELECT root FROM firing WHERE on_insert) AS fires_on_insert,
@@ -56,8 +73,10 @@ SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relk
        pg_catalog.has_any_column_privilege(w.oid, 'UPDATE') AS user_locks_rows,
        pg_catalog.has_any_column_privilege(o.oid, w.oid, 'UPDATE') AS owner_locks_rows,
        w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security,
-       {table_lock.DEFINITION.format(oid="w.oid")} AS definition
+       {table_lock.DEFINITION.format(oid="w.oid")} AS definition,
+       coalesce(f.oids, '{{}}') AS leaves, coalesce(s.names, '{{}}') AS split_by
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
+  LEFT JOIN leaf f ON f.root = w.oid LEFT JOIN split s ON s.root = w.oid
 """
 
 # Equality is the operator that the type cache of the server finds: that of the type's default btree or hash operator
