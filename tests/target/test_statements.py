@@ -111,6 +111,7 @@ def test_a_failure_names_its_statement_and_the_session_goes_on(connect: Connect,
 
 def test_failures_leave_alone_what_psycopg_prepared_in_the_session(connect: Connect) -> None:
     session = _table(connect)
+    session.prepare_threshold = 5  # psycopg's default, which sessions on the target switch off
     pipeline = Pipeline(session)
     for _ in range(4):
         for _ in range(10):
