@@ -212,10 +212,13 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
     return entry if entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled) else None
 
 
-def check_not_needed(connection: psycopg.Connection, sub: Subscription) -> None:
-    """Check that no running switchover needs a subscription unchanged."""
+def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, ending: bool = False) -> None:
+    """Check that no running switchover needs a subscription unchanged.
+
+    :param ending: the one whose switchover created it is not dropped yet, so that switchover has not ended.
+    """
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
-    if needing(connection, sub.subid, enabled=sub.enabled) is not None:
+    if needing(connection, sub.subid, enabled=sub.enabled and not ending) is not None:
         raise StateForbids(
             f'subscription "{sub.name}" takes part in a switchover that is under way',
             hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",

@@ -973,6 +973,8 @@ def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_unde
             ("alter", name, "--slot-name", "x"),
         ):
             _taking_part(mover, name, *words)
+    mover("--no-verify", kill="enabled")
+    _taking_part(mover, "moved_back", "drop", "moved_back", "--yes")
     assert mover("--no-verify")["state"] == "done"
 
 
