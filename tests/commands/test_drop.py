@@ -134,6 +134,14 @@ def test_an_unreachable_target_keeps_the_subscription(services, created, tables)
     assert tables[0].rows(_SLOTS) == [("s",)]
 
 
+def test_a_drop_that_keeps_slots_names_those_of_tables_that_nothing_knows_any_more(created, tables):
+    tables[1].execute("UPDATE pgsub.subscription_rel SET sync_slot = 'pgsub_1_sync_2_3' WHERE relname = 'a'")
+    ended = created("drop", "s", "--keep-slot", "--yes")
+    assert ended.returncode == 0 and "1 replication slot of tables may stay on the publisher" in ended.stderr
+    assert "SELECT pg_drop_replication_slot('pgsub_1_sync_2_3');" in ended.stderr
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+
+
 @pytest.mark.long
 def test_where_the_target_is_gone_for_good_the_hint_drops_the_rest_with_the_slots(services, created, tables):
     subid = tables[1].value("SELECT subid FROM pgsub.subscription")

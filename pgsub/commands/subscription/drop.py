@@ -14,7 +14,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription import passfiles
-from pgsub.commands.subscription.drop_slots import drop_slots
+from pgsub.commands.subscription.drop_slots import drop_slots, name_kept_slots
 from pgsub.commands.target_wait import TargetWait
 from pgsub.common import failpoints
 from pgsub.common.errors import (
@@ -190,7 +190,9 @@ def _remove(
     _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if tables is None and sub.slot_name is None:
         tables = []  # a subscription without a slot may have been made without a publisher
-    if not keep_slot:
+    if keep_slot:
+        name_kept_slots(tables or (), reporter)
+    else:
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
     # Until here the subscription may continue, and the publisher decides the prepared transactions.

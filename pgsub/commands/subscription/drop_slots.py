@@ -11,7 +11,8 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.subscription import slot_owner
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SlotLost, StateForbids, WrongSystem
-from pgsub.common.quoting import word
+from pgsub.common.plural import counted
+from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, complete_hint
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -38,7 +39,7 @@ def drop_slots(
     :raises PublisherUnavailable: a standby that lacks the main slot answers.
     :raises WrongSystem: the server is not the one on which the slots were made.
     """
-    leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
+    leftover = _of_tables(tables or ())
     if sub.slot_name is None and tables is not None and not leftover:
         return
     hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
@@ -63,6 +64,20 @@ def drop_slots(
         warn_of_unnamed(slots.sync_slots(connection, sub.subid), reporter)
         if sub.slot_name is not None:
             _drop_main(connection, sub, sub.slot_name, session, reporter, hint, lost=lost)
+
+
+def name_kept_slots(tables: Sequence[RelationState], reporter: Reporter) -> None:
+    """Name the slots of tables that may stay, because nothing knows them once the ledger has forgotten them."""
+    if names := _of_tables(tables):
+        reporter.notice(
+            f"{counted(len(names), 'replication slot')} of tables may stay on the publisher, and keep WAL there",
+            "To drop them, run this there:\n"
+            + "\n".join(f"SELECT pg_drop_replication_slot({literal(name)});" for name in names),
+        )
+
+
+def _of_tables(tables: Sequence[RelationState]) -> list[str]:
+    return sorted({one for table in tables for one in (table.sync_slot, table.spare_slot) if one is not None})
 
 
 def _drop_main(
