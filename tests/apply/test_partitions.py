@@ -552,3 +552,25 @@ def test_a_transaction_of_many_tables_reaches_partitions_in_which_a_trigger_fire
     p.apply(f"BEGIN; {inserts}; {updates}; UPDATE u0 SET v = 'y'; COMMIT")
     p.same("t", *names)
     assert p.events() == []
+
+
+def test_a_row_whose_partition_is_detached_is_not_missing_though_the_table_is_itself_a_partition(
+    pair: MakePair,
+) -> None:
+    above = (
+        "CREATE TABLE top (id int, a int, b int, v text) PARTITION BY RANGE (a);"
+        "CREATE TABLE t PARTITION OF top FOR VALUES FROM (0) TO (100) PARTITION BY LIST (b);"
+        "CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1); ALTER TABLE t_1 ADD PRIMARY KEY (id);"
+        "CREATE TABLE t_2 PARTITION OF t FOR VALUES IN (2); ALTER TABLE t_2 ADD PRIMARY KEY (id)"
+    )
+    plain = "CREATE TABLE t (id int PRIMARY KEY, a int, b int, v text); ALTER TABLE t REPLICA IDENTITY FULL"
+    p = pair(pub=plain, sub=above)
+    p.apply("INSERT INTO t VALUES (1, 7, 1, 'x'), (2, 7, 2, 'y')")
+    p.subdb.execute("ALTER TABLE t DETACH PARTITION t_2")
+    p.pubdb.execute("UPDATE t SET v = 'z' WHERE id = 2")
+    with pytest.raises(ApplyError, match="no partition of relation"):
+        p.catch_up()
+    p.subdb.execute("ALTER TABLE t ATTACH PARTITION t_2 FOR VALUES IN (2)")
+    p.apply()
+    p.same("t")
+    assert p.events() == []

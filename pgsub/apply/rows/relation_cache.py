@@ -74,6 +74,7 @@ class RelationCache:
         before, self.rules = self.rules, RuleSet(self.rules.lasting, limited)
         if not self.rules.decides_alike(before):
             self._maps.clear()
+            self.statements.clear()
 
     def rule(self, relation: RelationMap, conflict_type: str) -> Rule | None:
         """Find the rule that now decides a conflict type on a table."""

@@ -233,8 +233,11 @@ def _leaf_key(
     # guard: rows are found by the key of the partitions only if all have the same
     if len({frozenset(key) for key in keys}) != 1 or not keys[0] or not all(one.immediate for one in keys[0]):
         return None
-    names = tuple(one.name for one in keys[0])
-    return LeafKey(names, tuple(name for name in split_by if name not in names), _key_equality(columns, keys[0]))
+    names, equality = tuple(one.name for one in keys[0]), _key_equality(columns, keys[0])
+    # the server finds the partition by the column's own equality before it searches by that of the key
+    if not {one.name for one in equality}.isdisjoint(split_by):
+        return None
+    return LeafKey(names, tuple(name for name in split_by if name not in names), equality)
 
 
 def _key_equality(columns: Sequence[TargetColumn], key: Sequence[_KeyColumn]) -> tuple[KeyEquality, ...]:
@@ -242,6 +245,6 @@ def _key_equality(columns: Sequence[TargetColumn], key: Sequence[_KeyColumn]) ->
     found = []
     for name, _, collation, operator, operand in key:
         outside = operator is not None and not operator.startswith("pg_catalog.")
-        same = (operator, operand if outside else None) == own[name]
+        same = (operator, operand if outside else None) == own.get(name)  # it may have another name since
         found.append(KeyEquality(name, collation, None if same else operator, operand))
     return tuple(one for one in found if one.collation or one.operator)

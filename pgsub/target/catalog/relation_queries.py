@@ -46,7 +46,9 @@ leaf AS (
       GROUP BY m.root),
 split AS (
      SELECT m.root, pg_catalog.array_agg(DISTINCT a.attname::text) AS names
-       FROM unkeyed u JOIN member m ON m.root = u.root JOIN pg_catalog.pg_depend d ON d.objid = m.oid
+       FROM unkeyed u JOIN member m ON m.root = u.root
+       JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = m.oid
+       JOIN pg_catalog.pg_depend d ON d.objid = m.oid
         AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'i'
         AND d.refclassid = d.classid AND d.refobjid = d.objid AND d.refobjsubid = 0
        JOIN pg_catalog.pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid
