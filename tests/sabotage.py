@@ -392,6 +392,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "an adoption deletes a row whatever a column has that only the target has": (
         "test_an_adoption_of_a_table_without_a_key_deletes_rows_whatever_only_the_target_has_in_them",
     ),
+    "a failure in the pause ends it although the target cannot be asked for its journal": (
+        "test_a_target_that_dies_in_the_pause_and_stays_away_ends_it",
+    ),
+    "a whole old row leads to its partition": (
+        "test_a_row_whose_partition_is_detached_is_not_missing_though_the_table_is_itself_a_partition",
+    ),
     "runs of a switchover exclude each other": ("test_two_runs_at_once_are_one_too_many",),
     "a role that may not read the journal does not hide that a switchover is lost": (
         "test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_it_is_lost",

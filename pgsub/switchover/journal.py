@@ -182,17 +182,23 @@ def move(connection: psycopg.Connection, id: str, expected: tuple[str, ...], pha
     ).format(assignments)
     # guard: a phase follows only a phase that allows it
     if connection.execute(query, (phase, phase, *columns.values(), id, list(expected))).rowcount != 1:
-        raise _moved(connection, id, expected)
+        raise moved(connection, id, expected)
+
+
+def note(connection: psycopg.Connection, id: str, saved_now: Mapping[str, Any]) -> None:
+    """Change what this server's row has saved. It does not become newer than others, as by a change of the phase."""
+    connection.execute("UPDATE pgsub.switchover SET saved = %s::json WHERE id = %s", (saved(saved_now), id))
 
 
 def hold(connection: psycopg.Connection, id: str, phase: str) -> None:
     """Keep this server in a phase until the open transaction ends."""
     query = "SELECT true FROM pgsub.switchover WHERE id = %s AND phase = %s FOR UPDATE"
     if scalar(connection, query, (id, phase)) is not True:
-        raise _moved(connection, id, (phase,))
+        raise moved(connection, id, (phase,))
 
 
-def _moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -> StateForbids:
+def moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) -> StateForbids:
+    """Make the error for a row that does not have one of the expected phases."""
     found = of(connection, id)
     return StateForbids(
         f'the switchover is not "{" or ".join(expected)}" any more, but "{found.phase if found else "unknown"}"',
@@ -212,13 +218,13 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
     return entry if entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled) else None
 
 
-def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, ending: bool = False) -> None:
+def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, has_ended: bool | None = None) -> None:
     """Check that no running switchover needs a subscription unchanged.
 
-    :param ending: the one whose switchover created it is not dropped yet, so that switchover has not ended.
+    :param has_ended: whether the switchover that created it has ended; None if unknown, or if none did.
     """
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
-    if needing(connection, sub.subid, enabled=sub.enabled and not ending) is not None:
+    if needing(connection, sub.subid, enabled=sub.enabled if has_ended is None else has_ended) is not None:
         raise StateForbids(
             f'subscription "{sub.name}" takes part in a switchover that is under way',
             hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",

@@ -124,7 +124,8 @@ def of_taking(taking: psycopg.Connection, subid: int, there: Entry) -> tuple[Ent
     here = journal.of(taking, there.id) if known else None
     if here is not None or (known and knows(taking, subid)):
         return here, False
-    return None, flushed_position(taking) >= (there.position or 0)
+    # a right that was not given cannot be in use behind a dropped ledger
+    return None, there.position is not None and flushed_position(taking) >= there.position
 
 
 def has_journal(session: psycopg.Connection) -> bool:

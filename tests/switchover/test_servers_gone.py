@@ -82,6 +82,27 @@ def test_an_abort_needs_the_target_only_for_what_was_made_there(make_cli: MakeCl
     assert cli.stop(running) == 0
 
 
+def test_a_target_that_dies_in_the_pause_and_stays_away_ends_it(
+    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path
+) -> None:
+    pair = own_pair()
+    cli = make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    mover = moving(cli, (pair.pubdb, pair.subdb))
+    first = mover.held("drained", tmp_path, "--timeout", "2m")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        mover.rows(0, _WRITE)
+    pair.target.kill9()
+    (tmp_path / "go").touch()
+    until(lambda: mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("releasing",)])
+    mover.rows(0, _WRITE)
+    pair.target.start()
+    first.wait(120)
+    assert mover("--abort")["state"] == "as before"
+    mover.rows(0, _WRITE)
+    assert cli.stop(running) == 0
+
+
 _WRITE = "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id"
 _SLOTS = "SELECT count(*) FROM pg_replication_slots"
 

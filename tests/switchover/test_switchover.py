@@ -1019,6 +1019,7 @@ def test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_
     assert mover.cli("enable", "moved_back").returncode == 0
     mover.side = 1
     mover.caught_up()
+    assert mover.cli("disable", "moved_back").returncode == 0  # nor does that keep it from being dropped
 
 
 @pytest.mark.long

@@ -90,7 +90,8 @@ class UnroutedRows:
 def _routed(place: Place) -> Place:
     """Return a change with the row that the server routes as its new one. What was not sent of it is unchanged."""
     row, lookup = place.searched, place.mapped.lookup
-    # guard: a whole old row leads to its partition, without ' and place.mapped.remote.replica_identity != "f"'
-    if place.old is not None and place.mapped.remote.replica_identity != "f":  # it may have no more than its key
+    whole = place.mapped.remote.replica_identity == "f"  # otherwise the old row may have no more than its key
+    # guard: a whole old row leads to its partition, without " and not whole"
+    if place.old is not None and not whole:
         row = row._replace(kinds=bytes(kind if i in lookup else UNCHANGED for i, kind in enumerate(row.kinds)))
     return place._replace(new=row, old=None)

@@ -139,7 +139,10 @@ def _check_newest(store: StateStore, sub: Subscription) -> None:
     """
     # guard: an outdated state store drops no slot of a target that is declared gone
     unread = (TargetUnavailable, TargetReplaced, PermissionMissing, psycopg.Error)
-    with contextlib.suppress(*unread), _target(sub) as session:
+    # a standby of the target is not the target, but tells as much as it has
+    name = target.SessionName(sub.subid, "launcher", 0)
+    opened = partial(target.connect, sub.target, name, replica=False, expected=sub)
+    with contextlib.suppress(*unread), contextlib.closing(opened()) as session:
         ledger_privileges.check(session)
         definitions.check_newest(session, sub, partial(store.subscription_by_id, sub.subid))
 
@@ -175,8 +178,8 @@ def _remove(
         if outdated is not None:
             reporter.notice(f"{outdated.message}: only its definition here is dropped")
             return
-        ending = sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is not None
-        journal.check_not_needed(session, sub, ending=ending)
+        ended = None if sub.way_back_of is None else store.subscription_by_id(sub.way_back_of) is None
+        journal.check_not_needed(session, sub, has_ended=ended)
         with contextlib.suppress(StateForbids):  # the ledger has no such subscription
             # if a new slot was being made, there may be none
             lost = subscriptions.identity(session, sub.subid).new_slot is not None or lost

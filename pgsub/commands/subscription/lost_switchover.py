@@ -37,13 +37,14 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     switchover = found(session, store, sub)
     # guard: a target that has lost the switchover does not overwrite the publisher
     if switchover is not None and (switchover.undone or switchover.lost == journal.TAKING):
-        command = _command(sub, store.subscription_by_id(sub.way_back_of))
+        ended = store.subscription_by_id(sub.way_back_of)
+        command = _command(sub, ended)
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',
             detail="That server was restored, or a standby that lagged took its place. The command would delete what"
             f" only this target still has.{_DROPPED if switchover.dropped else ''}",
             hint=f"See where the switchover stands, and undo it:\n{command} --status\n{command} --abort"
-            f"{_kept(switchover, sub)}",
+            f"{_kept(switchover, sub) if ended is None else ''}",
         )
 
 

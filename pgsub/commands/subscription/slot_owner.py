@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.query import row
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription
@@ -51,8 +51,11 @@ def naming_user(session: psycopg.Connection, source: publisher.Connection, name:
     try:
         yield
     except StateForbids as error:
-        if error.sqlstate == DUPLICATE_OBJECT and installation.installed_version(session) > 0:
-            found = row(session, _USER, (name, database.database(source).system_identifier))
+        if error.sqlstate == DUPLICATE_OBJECT:
+            found = None
+            with contextlib.suppress(PgsubError, psycopg.Error):  # who may not read the ledger gets the first error
+                if installation.installed_version(session) > 0:
+                    found = row(session, _USER, (name, database.database(source).system_identifier))
             # guard: the slot of a subscription that another state store serves is not said to be of no use
             if found is not None:
                 error.detail = f'Subscription "{found[0]}" of this target uses it, from state store "{found[1]}".'

@@ -29,6 +29,7 @@ from pgsub.commands.switchover.parties import (
     the_one,
 )
 from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
+from pgsub.commands.switchover.transfer.turn import end_subscription
 from pgsub.commands.switchover.transfer.undo import Undoing, warn_of_sequences
 from pgsub.commands.switchover.under_way import check_command, under_way
 from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetReplaced, TargetUnavailable
@@ -45,9 +46,8 @@ def abort(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     :raises TargetUnavailable: run the command again for the rest.
     """
     with undone_by_signals(), StateStore.open(options.state_dir, create=False) as store:
-        if _drop_forgotten(options, store, reporter):
-            ended = store.find(options.names[0]) is None
-            return Outcome(*options.names, AS_BEFORE, said=_anew(options, store) if ended else None)
+        if (back := _drop_forgotten(options, store, reporter)) is not None:
+            return Outcome(*options.names, AS_BEFORE, said=_anew(options, store, back))
         if (undone := _undo_lost(options, store, reporter)) is not None:
             return undone
         sub = the_one(store, options)
@@ -117,7 +117,9 @@ def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter
         undoing.run(replace(there, side=journal.TAKING, phase=journal.LOST))
     if taking is None:
         return Outcome(*options.names, AS_BEFORE, journal.RELEASED, said="Clients write on the publisher.")
-    return Outcome(*options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=_anew(options, store))
+    return Outcome(
+        *options.names, AS_BEFORE, journal.RELEASED, journal.DECLINED, said=_anew(options, store, back, lost=True)
+    )
 
 
 def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscription | None:
@@ -136,12 +138,21 @@ def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscripti
         return back
 
 
-def _anew(options: SwitchoverOptions, store: StateStore) -> str:
-    """Return what is left to do for a subscription that the target does not have."""
+def _anew(options: SwitchoverOptions, store: StateStore, back: Subscription, *, lost: bool = False) -> str | None:
+    """Return what is left to do for the ending subscription, if there is no other one of its name.
+
+    :param lost: the target has lost it, if it is still defined here.
+    """
     active, _ = options.names
-    name = word(active)
-    gone = "" if store.find(active) is None else f" Drop subscription {name}, which the target has lost."
-    return f"Clients write on the publisher.{gone} Create subscription {name} again, with --adopt."
+    sub, name = store.find(active), word(active)
+    if sub is None:
+        return f"Clients write on the publisher. Create subscription {name} again, with --adopt."
+    if sub.subid != back.way_back_of or not lost:
+        return None
+    return (
+        f"Clients write on the publisher. Drop subscription {name}, which the target has lost. Create subscription"
+        f" {name} again, with --adopt."
+    )
 
 
 def _is_to_undo(options: SwitchoverOptions, store: StateStore, back: Subscription) -> bool:
@@ -154,14 +165,17 @@ def _is_to_undo(options: SwitchoverOptions, store: StateStore, back: Subscriptio
     return found is not None and (found.undone or found.lost == journal.TAKING)
 
 
-def _drop_forgotten(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> bool:
-    """Drop the reverse subscription if an earlier abort has ended after the giving side had forgotten it."""
+def _drop_forgotten(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Subscription | None:
+    """Drop the reverse subscription if an earlier abort has ended after the giving side had forgotten it.
+
+    :return: it, None if nothing was dropped.
+    """
     back = store.find(options.names[1])
     if back is None or back.way_back_of is None or not giving_fence.is_forgotten(back):
-        return False
+        return None
     quiet = InnerReporter(reporter, backward=True)
     drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=quiet)
-    return True
+    return back
 
 
 def _too_late(options: SwitchoverOptions) -> StateForbids:
@@ -186,6 +200,7 @@ def _without_taking(
         if is_gone:
             lost = server_gone.Lost(recorded_database(giving, back.subid), entry.id)
             server_gone.check_gone(options, sub, back, lost, reporter)
+            end_subscription(options, store, back.name, reporter)  # it may still apply what it has received
             warn_of_sequences(giving, back, entry, reporter)
         right_to_write.release(entry, giving, None, right_to_write.commands(options, sub, back), taking_is_gone=is_gone)
         if is_gone:

@@ -138,7 +138,8 @@ def _replaced(back: Subscription, error: WrongSystem) -> str:
     name = word(back.name)
     return (
         f"Another database answers in place of the target. {detail} If its address is wrong, correct it with pgsub"
-        f" alter {name} --connection; if pg_upgrade made it of the target, use pgsub alter {name} --publisher-upgraded."
+        f" alter {name} --connection; if pg_upgrade made it of the target, use pgsub disable {name}, pgsub alter {name}"
+        f" --publisher-upgraded, and pgsub enable {name}."
     )
 
 

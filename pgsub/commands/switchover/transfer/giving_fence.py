@@ -153,7 +153,8 @@ def recognized(options: SwitchoverOptions, back: Subscription) -> Iterator[None]
 
 def is_forgotten(back: Subscription) -> bool:
     """Return whether an undoing has ended after the giving side had forgotten the reverse subscription."""
-    with contextlib.suppress(TargetUnavailable, StateForbids), connect_target(back, views=False) as giving:
+    unread = (TargetUnavailable, StateForbids, PermissionMissing, psycopg.Error)
+    with contextlib.suppress(*unread), connect_target(back, views=False) as giving:
         ledger_privileges.check(giving)
         there = journal.of_subscription(giving, journal.GIVING, back.subid) if has_journal(giving) else None
         undone = there is not None and there.phase in (journal.RELEASING, journal.RELEASED)

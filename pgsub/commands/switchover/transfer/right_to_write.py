@@ -182,6 +182,8 @@ def keep_out(
     :raises PermissionMissing: the role may not prevent writes, end sessions, or change the journal.
     """
     here = journal.of(taking, entry.id) if lost_side.has_journal(taking) else None
+    if here is not None and here.phase in journal.HAS_TAKEN:
+        raise journal.moved(taking, entry.id, (journal.PLANNED, journal.PREPARED))
     before, name = fence.setting(taking), quoting.name(taking.info.dbname)
     # guard: clients do not write on a target that has lost the right while they may write on the publisher
     if before != "on":

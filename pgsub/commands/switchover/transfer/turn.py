@@ -19,9 +19,8 @@ from pgsub.commands.subscription.enable_disable import disable, enable
 from pgsub.commands.switchover.inner_reporter import InnerReporter
 from pgsub.commands.switchover.parties import PUBLISHER, SwitchoverOptions
 from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone
-from pgsub.commands.switchover.transfer.giving_fence import PublisherLagged
 from pgsub.common import failpoints
-from pgsub.common.errors import PublisherUnavailable
+from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
@@ -109,7 +108,7 @@ class Turn:
     def _turn(self, here: Entry, enabled: Callable[[], None]) -> None:
         """End the subscription, and let the reverse one replicate."""
         with self.timing.step("turn"):
-            with contextlib.suppress(PublisherLagged, PublisherUnavailable):  # told in the last step
+            with contextlib.suppress(PgsubError):  # told in the last step
                 self._check_fence(here)
             self._end(fence=here.phase != journal.DONE)
             self._lead_back(enabled=here.phase == journal.DONE)

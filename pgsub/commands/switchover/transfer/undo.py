@@ -97,7 +97,8 @@ class Undoing:
         # the right was given, so clients may be led to the taking side
         if entry.phase == journal.LOST and self.taking is not None and there is not None and there.position is not None:
             right_to_write.keep_out(self.taking, entry, self.keep_there, self.back, self.reporter)
-        known = self._known
+        # guard: a failure in the pause ends it although the target cannot be asked for its journal
+        known = self._known if entry.phase == journal.LOST else self.taking
         with PauseLimit([one for one in (self.giving, known) if one], time.monotonic() + RELEASE):
             right_to_write.release(entry, self.giving, known, self._command, self.keep, taking_is_gone=known is None)
 
@@ -133,9 +134,8 @@ class Undoing:
 
     def _record(self, there: Entry) -> None:
         if _TAKEN not in (there.saved or {}):
-            saved = journal.saved({**(there.saved or {}), _TAKEN: True})
             with durable(self.giving):
-                journal.move(self.giving, there.id, (there.phase,), there.phase, saved=saved)
+                journal.note(self.giving, there.id, {**(there.saved or {}), _TAKEN: True})
 
     @property
     def _known(self) -> psycopg.Connection | None:
