@@ -403,6 +403,7 @@ def test_a_target_that_is_restored_to_before_the_subscription_lets_clients_write
     assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
+@pytest.mark.long
 def test_another_subscription_of_the_name_does_not_hide_that_a_switchover_is_lost(mover: Mover) -> None:
     mover("--no-verify")
     mover.alone(1, f"BEGIN READ WRITE; {_BEHIND_POSITION}; COMMIT")
@@ -414,6 +415,7 @@ def test_another_subscription_of_the_name_does_not_hide_that_a_switchover_is_los
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
 
 
+@pytest.mark.long
 def test_an_abort_changes_no_server_that_is_not_the_target(mover: Mover) -> None:
     mover("--no-verify")
     mover.alone(1, "UPDATE pgsub.switchover SET phase = 'prepared', position = NULL")
