@@ -19,7 +19,7 @@ from fix_servers import Database
 from thorough import only_thorough
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.connections import conninfo
+from pgsub.common.connections import conninfo, passfile
 from pgsub.common.subscription import Subscription
 
 pytestmark = pytest.mark.skipif(
@@ -73,7 +73,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def test_what_was_written_to_the_state_store_outlives_a_loss_of_power(disk: Disk) -> None:
     with StateStore.open(disk.place / "state") as store:
-        public = conninfo.store_password({"host": "p", "password": "secret"}, disk.place / "state" / "passfiles" / "5")
+        public = passfile.store({"host": "p", "password": "secret"}, disk.place / "state" / "passfiles" / "5")
         store.add_subscription(Subscription(5, "orders", conninfo.join(public), "host=t", ("pub",), "orders"))
         for number in range(1, 4):
             store.put_origin(5, number, number)

@@ -21,7 +21,7 @@ from spark.seen import begins, status, stored
 from thorough import only_thorough
 
 import pgsub
-from pgsub.common.connections import conninfo
+from pgsub.common.connections import passfile
 from pgsub.demo.servers import free_port
 
 pytestmark = [only_thorough, pytest.mark.timeout(900)]
@@ -218,7 +218,7 @@ def test_executors_read_passwords_from_their_own_files_only(
     words = cluster.conf(spark_executorEnv_PGPASSFILE=str(mounted))
     assert f'the passfile of the target cannot be read on the executors: "{mounted}"' in said_of(case, 13, words)
     for number, database in enumerate((pair.pubdb, pair.subdb)):
-        conninfo.store_password(conninfo_to_dict(database.conninfo), tmp_path / str(number))
+        passfile.store(conninfo_to_dict(database.conninfo), tmp_path / str(number))
     mounted.write_text("".join((tmp_path / str(number)).read_text() for number in range(2)))
     cluster.give(mounted)
     mounted.chmod(0o440)  # as Kubernetes mounts a secret for a pod with fsGroup

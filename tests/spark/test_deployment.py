@@ -17,7 +17,7 @@ from psycopg import pq
 import pgsub
 from pgsub.apply.worker import executor_requirements, worker
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.common.connections import conninfo
+from pgsub.common.connections import conninfo, passfile
 from pgsub.common.errors import PublisherUnavailable, SparkUnusable, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
@@ -242,7 +242,7 @@ def test_passfiles_that_are_put_together_give_each_server_its_own_password_only(
 ) -> None:
     both = tmp_path / "both"
     for number, params in enumerate(sides):
-        conninfo.store_password({**params, "password": f"of:{number}\\"}, tmp_path / str(number))
+        passfile.store({**params, "password": f"of:{number}\\"}, tmp_path / str(number))
     for order in ((0, 1), (1, 0)):
         both.write_text("".join((tmp_path / str(number)).read_text() for number in order))
         both.chmod(0o600)
@@ -250,9 +250,9 @@ def test_passfiles_that_are_put_together_give_each_server_its_own_password_only(
 
 
 def test_a_password_of_a_connection_that_leaves_its_server_to_a_service_is_found(tmp_path: Path) -> None:
-    conninfo.store_password({"service": "s", "password": "secret"}, tmp_path / "file")
+    passfile.store({"service": "s", "password": "secret"}, tmp_path / "file")
     assert _password_sent(tmp_path / "file", {"host": "127.0.0.1", "port": "1", "user": "u"}) == "secret"
-    conninfo.store_password({"password": "secret"}, tmp_path / "file")  # all of it libpq's defaults
+    passfile.store({"password": "secret"}, tmp_path / "file")  # all of it libpq's defaults
     assert (tmp_path / "file").read_text() == "localhost:*:*:*:secret\n"
 
 

@@ -21,7 +21,7 @@ from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.sessions import check_unchanged
 from pgsub.commands.subscription import definition, definition_change, passfiles
 from pgsub.common import failpoints
-from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import passfile
 from pgsub.common.errors import PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import subscriptions
@@ -60,7 +60,7 @@ def redefined(
     try:
         for side, params in conns.params.items():
             if side in conns.files:
-                ci.store_password(params, conns.files[side])
+                passfile.store(params, conns.files[side])
             name = "connection" if side == "publisher" else "target"
             fields[name] = definition.public(params, conns.files.get(side, Path()))
         _follow(session, sub, replace(sub, **fields))

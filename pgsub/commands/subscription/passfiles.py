@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common.connections import conninfo as ci
+from pgsub.common.connections import passfile
 
 
 @contextlib.contextmanager
@@ -17,7 +18,7 @@ def written(made: Definition) -> Iterator[list[Path]]:
     try:
         for path, params in made.passwords.items():
             paths.append(path)
-            ci.store_password(params, path)
+            passfile.store(params, path)
         yield paths
     finally:
         for path in paths:
@@ -43,4 +44,4 @@ def revealed(conninfo: str, side: str, folder: Path) -> str:
     named = Path(params.get("passfile", ""))
     if named.parent != folder / "passfiles":
         return conninfo
-    return ci.join({**{k: v for k, v in params.items() if k != "passfile"}, "password": ci.stored_password(named)})
+    return ci.join({**{k: v for k, v in params.items() if k != "passfile"}, "password": passfile.password(named)})
