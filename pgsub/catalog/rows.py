@@ -311,15 +311,6 @@ class SlotRow:
     waiting_transactions: int | None = None  #: behind the transaction that blocks apply, None if none does
     waiting_at_least: bool | None = None  #: whether there may be more
 
-    @property
-    def lost_in(self) -> int | None:
-        """The seconds until the publisher removes WAL that the slot needs, None if it is not expected to."""
-        if self.safe_wal_size is None or self.wal_bytes_per_second is None:
-            return None
-        if self.safe_wal_size <= 0:
-            return 0
-        return self.safe_wal_size // self.wal_bytes_per_second if self.wal_bytes_per_second > 0 else None
-
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:

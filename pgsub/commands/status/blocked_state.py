@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
+from pgsub.commands.status.wal_removal_forecast import lost_in
 from pgsub.common import errors
 from pgsub.common.errors import PermissionMissing, PublisherUnavailable, SparkUnusable, TargetUnavailable
 from pgsub.common.quoting import word
@@ -95,7 +96,7 @@ def blocked(
         "waiting_at_least": slot is not None and slot.waiting_at_least is True,
         "waiting_bytes": waiting,
         "retained_bytes": None if slot is None else slot.retained_bytes,
-        "slot_lost_in": None if slot is None else slot.lost_in,
+        "slot_lost_in": None if slot is None else lost_in(slot),
     }
 
 

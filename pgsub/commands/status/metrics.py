@@ -19,6 +19,7 @@ from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
 from pgsub.commands.status.status import status
 from pgsub.commands.status.subscription_status import Row, SubscriptionStatus
+from pgsub.commands.status.wal_removal_forecast import lost_in
 from pgsub.common.text import line
 from pgsub.protocol.lsn import lsn_or_none
 
@@ -99,7 +100,7 @@ def _behind(one: SubscriptionStatus) -> int | None:
 def _lost_in(one: SubscriptionStatus) -> int | None:
     slot = _slot_now(one)
     known = {name: slot.get(name) for name in ("safe_wal_size", "wal_bytes_per_second")}
-    return SlotRow("", **known).lost_in
+    return lost_in(SlotRow("", **known))
 
 
 def _states(one: SubscriptionStatus) -> Iterator[Sample]:
