@@ -110,7 +110,7 @@ def _kept(switchover: Found, sub: Subscription) -> str:
 
 def _command(sub: Subscription, ended: Subscription | None) -> str:
     """Return the command of the switchover, which has the names that the subscriptions have now."""
-    name = sub.name.removesuffix(BACK_SUFFIX) if ended is None else ended.name
-    if name == sub.name or name == f"{sub.name}{BACK_SUFFIX}":
-        return f"pgsub switchover {word(sub.name)} --back"
-    return f"pgsub switchover {word(name)}"
+    if ended is None:
+        return sub.switchover
+    back = ended.name == f"{sub.name}{BACK_SUFFIX}"
+    return f"pgsub switchover {word(sub.name if back else ended.name)}{' --back' if back else ''}"
