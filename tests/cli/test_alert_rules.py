@@ -1,6 +1,7 @@
 """What Prometheus makes of contrib's alert rules and of the metrics: its own tool says it."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -9,6 +10,8 @@ import servers
 from fix_program import ROOT
 from servers_debian import NotAvailable, fetch_program
 
+from pgsub.commands.status.metrics import STATES
+
 RULES = ROOT / "contrib" / "pgsub-alerts.yml"
 HEALTHY = {
     "pgsub_slot_lost": "0+0x120",
@@ -16,7 +19,10 @@ HEALTHY = {
     'pgsub_subscription_state{state="running"}': "1+0x120",
     'pgsub_subscription_state{state="blocked"}': "0+0x120",
     'pgsub_subscription_state{state="stopped"}': "0+0x120",
+    'pgsub_subscription_state{state="waiting"}': "0+0x120",
     'pgsub_subscription_state{state="disabled"}': "0+0x120",
+    'pgsub_tables{state="r"}': "3+0x120",
+    'pgsub_tables{state="i"}': "0+0x120",
     "pgsub_worker_errors": "0+0x120",
     "pgsub_apply_lag_seconds": "1+0x120",
     "pgsub_apply_silent_seconds": "0+0x120",
@@ -35,6 +41,8 @@ TROUBLES = {
     "PgsubBlocked": {'pgsub_subscription_state{state="blocked"}': "1+0x120"},
     "PgsubTableFails": {"pgsub_worker_errors": "1+0x120"},
     "PgsubNotServed": {'pgsub_subscription_state{state="stopped"}': "1+0x120"},
+    "PgsubWaiting": {'pgsub_subscription_state{state="waiting"}': "1+0x120"},
+    "PgsubNoTables": {'pgsub_tables{state="r"}': "0+0x120"},
     "PgsubDisabled": {'pgsub_subscription_state{state="disabled"}': "1+0x120"},
     "PgsubLag": {"pgsub_apply_lag_seconds": "301+0x120"},
     "PgsubSilent": {"pgsub_apply_silent_seconds": "90+0x120"},
@@ -47,6 +55,17 @@ TROUBLES = {
     "PgsubNoSubscription": dict.fromkeys(name for name in HEALTHY if name.startswith("pgsub_subscription_state")),
     "PgsubAbsent": {'pgsub_build_info{version="1"}': None},
 }
+
+
+def test_each_state_that_is_not_running_has_an_alert():
+    rules = RULES.read_text()
+    states = set(STATES) - {"running"}
+    covered = {
+        word
+        for found in re.findall(r'expr: pgsub_subscription_state\{state=~?"([a-z|]+)"\} == 1$', rules, re.M)
+        for word in found.split("|")
+    }
+    assert covered == states
 
 
 @pytest.fixture(scope="module")
