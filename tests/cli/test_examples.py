@@ -61,10 +61,16 @@ def test_the_deployment_has_probes_that_the_program_understands_and_mounts_what_
     claims = [one["persistentVolumeClaim"]["claimName"] for one in POD["spec"]["volumes"] if "secret" not in one]
     assert claims == [CLAIM["metadata"]["name"]]
     understood(*container["args"])
-    for probe in "readinessProbe", "livenessProbe":
-        program, *words = container[probe]["exec"]["command"]
-        assert program == "pgsub"
-        understood(*words)
+    program, *words = container["readinessProbe"]["exec"]["command"]
+    assert program == "pgsub"
+    understood(*words)
+
+
+def test_a_restart_of_the_pod_does_not_let_its_group_read_the_state_folder_and_damaged_state_does_not_restart_it():
+    [container] = POD["spec"]["containers"]
+    context = POD["spec"]["securityContext"]
+    assert "fsGroup" not in context or context["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert "livenessProbe" not in container
 
 
 def test_the_unit_starts_what_the_program_understands():
