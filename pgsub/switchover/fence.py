@@ -25,7 +25,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from pgsub.common import server_words
+from pgsub.common import quoting, server_words
 from pgsub.common.connections import conninfo as ci
 from pgsub.common.errors import PermissionMissing, PgsubError, TimeoutExpired
 from pgsub.common.query import current_role, scalar
@@ -220,6 +220,16 @@ def run(command: str, action: str, giving: str, taking: str, seconds: float | No
 def _public(conninfo: str) -> str:
     hidden = (*SECRETS, "passfile")
     return ci.join({key: value for key, value in ci.parse(conninfo, "target").items() if key not in hidden})
+
+
+def reopening(database: str, before: str | None = None) -> str:
+    """Return the statement with which a user lets clients write on a database that is read-only.
+
+    :param before: the setting that it had, None if unknown.
+    """
+    change = _OFF if before == "off" else _RESET
+    # guard: a told statement runs in a session that is read-only
+    return f"BEGIN READ WRITE; ALTER DATABASE {quoting.name(database)} {change}; COMMIT;"
 
 
 def _alter(change: sql.Composable, session: psycopg.Connection) -> sql.Composed:

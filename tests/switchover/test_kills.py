@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fix_program import until
+from fix_program import one_error, until
 from fix_switchover import Mover
 from switching_clients import Clients
 from thorough import thorough
@@ -91,6 +91,57 @@ def test_an_abort_before_the_pause_removes_what_was_made(mover: Mover, step: str
     assert mover("--abort")["state"] == "as before"
     assert _settings(mover) == before
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+
+
+@pytest.mark.parametrize("step", ["create.after_ledger", "create.after_slot"])
+def test_an_abort_removes_what_an_interrupted_creation_of_the_way_back_left(mover: Mover, step: str) -> None:
+    before = _settings(mover)
+    killed = mover.cli("switchover", "moved", "--yes", "--no-verify", env={"PGSUB_FAILPOINTS": f"{step}=kill"})
+    assert killed.returncode == -9
+    assert mover.rows(0, "SELECT subname FROM pgsub.subscription") == [("moved_back",)]
+    assert mover("--abort")["state"] == "as before"
+    assert _settings(mover) == before
+    assert mover.rows(0, "SELECT subname FROM pgsub.subscription") == []
+    assert list(mover.cli.state.rglob("creating-*")) == []
+
+
+def test_an_abort_that_is_killed_once_the_publisher_has_forgotten_the_way_back_is_told_and_ends(mover: Mover) -> None:
+    before = _settings(mover)
+    mover("--no-verify", kill="fenced")
+    words = ("switchover", "moved", "--abort", "--yes")
+    assert mover.cli(*words, env={"PGSUB_FAILPOINTS": "drop.after_ledger=kill"}).returncode == -9
+    told = "pgsub switchover moved --abort"
+    assert [one["command"] for one in mover("--status")["choices"]] == [told]
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "does not know", told)
+    assert mover("--abort")["state"] == "as before"
+    assert mover("--status")["state"] == "none"
+    assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
+    assert _settings(mover) == before
+    assert mover("--no-verify")["state"] == "done"
+
+
+@pytest.mark.parametrize("step", ["prepared", "given"])
+def test_a_publisher_that_loses_its_ledger_before_the_right_is_taken_leaves_everything_as_it_was(
+    mover: Mover, step: str
+) -> None:
+    before = _settings(mover)
+    mover("--no-verify", kill=step)
+    mover.alone(0, "BEGIN READ WRITE; DROP SCHEMA pgsub CASCADE; COMMIT")
+    told = "pgsub switchover moved --abort"
+    found = mover("--status")
+    assert "has lost what was made there" in found["said"]
+    assert [one["command"] for one in found["choices"]] == [told]
+    one_error(mover.cli("switchover", "moved", "--yes"), 3, "", told)
+    ended = mover.cli("switchover", "moved", "--abort", "--yes")
+    assert ended.returncode == 0 and "RESET default_transaction_read_only;" in ended.stderr, ended.stderr
+    if step == "given":
+        mover.alone(0, ended.stderr[ended.stderr.index("BEGIN READ WRITE") :].splitlines()[0])
+    assert _settings(mover) == before
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+    assert mover("--status")["state"] == "none"
+    mover.rows(0, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
+    mover.caught_up()
+    assert mover("--no-verify")["state"] == "done"
 
 
 def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:

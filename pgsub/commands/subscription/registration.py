@@ -251,6 +251,17 @@ def _unknown_leftover(name: str, leftover: InterruptedCreate) -> StateForbids:
     )
 
 
+def undo_interrupted(session: psycopg.Connection, source: publisher.Connection, name: str, store: StateStore) -> None:
+    """Undo interrupted creations of a subscription that is not to be created again.
+
+    :param session: a session on the target, whose ledger is trusted. ``source`` is a connection to the publisher.
+    :raises StateForbids: see :func:`find_interrupted`, or this state store does not know a creation.
+    """
+    folder, known = store.path.parent, {one.subid for one in store.subscriptions()}
+    for leftover in find_interrupted(session, name, folder, connect=True, known=known):
+        _undo_leftover(session, source, name, leftover, folder)
+
+
 def _undo_leftover(
     session: psycopg.Connection,
     replication: publisher.Connection | None,

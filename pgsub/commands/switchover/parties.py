@@ -16,7 +16,15 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import publisher_parameters, target_parameters
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words, seen_backward
-from pgsub.common.errors import PublisherUnavailable, StateForbids, TargetUnavailable, UsageError, WrongSystem
+from pgsub.common.errors import (
+    LedgerLost,
+    PublisherUnavailable,
+    StateForbids,
+    TargetReplaced,
+    TargetUnavailable,
+    UsageError,
+    WrongSystem,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher import database
@@ -165,6 +173,7 @@ def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscript
     """Open a session on the giving side, which has the reverse subscription's ledger.
 
     :raises PublisherUnavailable: the giving side cannot be reached. The hint covers a permanent loss.
+    :raises LedgerLost: it was restored, or an abort was interrupted. :class:`TargetReplaced`: it is another database.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -176,6 +185,11 @@ def giving_ledger(options: SwitchoverOptions, store: StateStore, back: Subscript
                 f"{options.command} --abort --gone {PUBLISHER}"
             ).strip()
             raise away from None
+        except (LedgerLost, TargetReplaced) as error:
+            error.message, error.detail, _ = in_their_words(error.message, error.detail, None)
+            # guard: a publisher that has lost its ledger in a switchover is not a dead end
+            error.hint = f"Leave the target as it was:\n{options.command} --abort"
+            raise
         yield session
 
 

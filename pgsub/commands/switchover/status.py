@@ -18,7 +18,6 @@ from pgsub.common.errors import (
     LedgerLost,
     PermissionMissing,
     PublisherUnavailable,
-    StateForbids,
     TargetReplaced,
     TargetUnavailable,
     WrongSystem,
@@ -55,6 +54,10 @@ _DROPPED = (
     " In the second case do not undo the switchover, because clients may write on the target."
 )
 _UNREADABLE = "Whether the target has lost this since is not known, because its journal may not be read."
+_GIVING_LOST = (
+    "The publisher has lost what was made there for the way back: it was restored, or its schema pgsub was dropped, or"
+    " an abort was interrupted."
+)
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
 #: Seconds that a longer pause adds to the elapsed time.
@@ -172,6 +175,13 @@ def _of_giving(options: SwitchoverOptions, store: StateStore, back: Subscription
     return found
 
 
+def _of_publisher_lost(options: SwitchoverOptions, here: Entry) -> Outcome:
+    """Return that the publisher has lost what was made for the way back, before the right to write was taken."""
+    found = Outcome(*options.names, UNDER_WAY, None, here.phase, said=_GIVING_LOST)
+    found.choices = [Choice("leave the target as it was", _commands(options, here)[1])]
+    return found
+
+
 def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: Subscription | None) -> Outcome:
     there: Entry | None = None
     away: tuple[str, ...] = ()
@@ -181,9 +191,9 @@ def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: S
                 there = journal.of(giving, here.id)
         except TargetUnavailable:
             away = (journal.GIVING,)
-        except StateForbids:
+        except (LedgerLost, TargetReplaced):
             if here.phase not in journal.HAS_TAKEN:
-                raise
+                return _of_publisher_lost(options, here)
     if here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
         said = _SAID[here.phase]
         if here.phase in journal.HAS_TAKEN and back is not None and not away and lost_by(there, here):

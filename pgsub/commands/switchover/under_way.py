@@ -14,7 +14,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.switchover.parties import SwitchoverOptions
-from pgsub.common.errors import StateForbids, TargetUnavailable, UsageError
+from pgsub.common.errors import LedgerLost, StateForbids, TargetReplaced, TargetUnavailable, UsageError
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import fence, journal, lost_side
 from pgsub.switchover.journal import Entry
@@ -56,7 +56,7 @@ def under_way(taking: psycopg.Connection, sub: Subscription, store: StateStore) 
 def _is_lost(taking: psycopg.Connection, store: StateStore, sub: Subscription, back: Subscription) -> bool:
     """Return whether the taking side, which has a row, is back at a time before it took the right."""
     look = partial(lost_side.of_taking, taking, sub.subid)
-    with contextlib.suppress(TargetUnavailable), ledger_session(store, back) as giving:
+    with contextlib.suppress(TargetUnavailable, LedgerLost, TargetReplaced), ledger_session(store, back) as giving:
         found = lost_side.read(giving, back.subid, look)
         return found is not None and found.lost == journal.TAKING
     return False

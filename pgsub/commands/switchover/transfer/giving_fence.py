@@ -162,6 +162,16 @@ def is_forgotten(back: Subscription) -> bool:
     return False
 
 
+def end_forgotten(back: Subscription) -> None:
+    """Record on the giving side that an undoing has ended after it had forgotten the reverse subscription."""
+    with connect_target(back, views=False) as giving:
+        ledger_privileges.check(giving)
+        there = journal.of_subscription(giving, journal.GIVING, back.subid)
+        if there is not None:
+            with durable(giving):
+                journal.move(giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+
+
 def _lagged(back: Subscription, end: str, command: str) -> PublisherLagged:
     return PublisherLagged(
         _MOVED,

@@ -184,33 +184,41 @@ def keep_out(
     here = journal.of(taking, entry.id) if lost_side.has_journal(taking) else None
     if here is not None and here.phase in journal.HAS_TAKEN:
         raise journal.moved(taking, entry.id, (journal.PLANNED, journal.PREPARED))
-    before, name = fence.setting(taking), quoting.name(taking.info.dbname)
+    before = fence.setting(taking)
     # guard: clients do not write on a target that has lost the right while they may write on the publisher
     if before != "on":
-        statement = f"ALTER DATABASE {name} SET default_transaction_read_only = on;"
+        statement = f"ALTER DATABASE {quoting.name(taking.info.dbname)} SET default_transaction_read_only = on;"
         hint = f"Let the owner of the database run this there, and repeat the command:\n{statement}"
         with _privileged("keep clients from writing on the target", hint), durable(taking):
             fence.put(taking, fence.READ_ONLY, ())
     fence.end_sessions(taking, keep, time.monotonic() + END_SECONDS)
     failpoints.point("switchover.kept_out")
     if here is not None and here.phase != journal.DECLINED:
-        hint = (
-            "Let the subscription that leads back connect with the role that owns schema pgsub there, and repeat the"
-            f" command:\npgsub alter {word(back.name)} --connection CONNINFO"
-        )
-        with _privileged("decline the right to write on the target", hint), durable(taking):
+        with as_owner("decline the right to write on the target", back), durable(taking):
             journal.move(taking, entry.id, (journal.PLANNED, journal.PREPARED), journal.DECLINED)
             if here.phase == journal.PREPARED and here.fence == fence.CONNECT:
                 fence.restore(taking, here.fence, here.saved or {})
         if here.phase == journal.PREPARED and here.fence == fence.READ_ONLY:
             before = (here.saved or {}).get("setting")
     if before != "on":
-        opens = "SET default_transaction_read_only = off" if before == "off" else "RESET default_transaction_read_only"
         reporter.warning(
             "the target was made read-only, because clients may still be led there",
             hint="Lead them to the publisher. If they may write on the target then, run this there:\n"
-            f"ALTER DATABASE {name} {opens};",
+            f"{fence.reopening(taking.info.dbname, before)}",
         )
+
+
+def as_owner(what: str, back: Subscription) -> contextlib.AbstractContextManager[None]:
+    """Tell what to do if the reverse subscription's role on the taking side may not change the ledger there.
+
+    :param what: what could not be done.
+    :return: a context that raises PermissionMissing.
+    """
+    hint = (
+        "Let the subscription that leads back connect with the role that owns schema pgsub there, and repeat the"
+        f" command:\npgsub alter {word(back.name)} --connection CONNINFO"
+    )
+    return _privileged(what, hint)
 
 
 @contextlib.contextmanager

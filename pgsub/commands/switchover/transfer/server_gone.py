@@ -23,7 +23,8 @@ from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.drop import drop
-from pgsub.commands.switchover.parties import TARGET, SwitchoverOptions, giving_session
+from pgsub.commands.switchover.inner_reporter import InnerReporter
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions, giving_session
 from pgsub.commands.switchover.transfer import right_to_write
 from pgsub.commands.switchover.under_way import check_command
 from pgsub.common import failpoints
@@ -162,11 +163,7 @@ def decline(
     """Decline the right on the taking side forever, and remove the reverse subscription."""
     back = store.way_back_of(entry.subid)
     check_gone(options, sub, back, Lost(recorded_database(taking, sub.subid), entry.id), reporter)
-    right_to_write.decline(taking, entry)
-    failpoints.point("switchover.declined")
-    if entry.fence == fence.COMMAND:
-        right_to_write.commands(options, sub, back)("release")
-    drop_way_back(options, back, reporter)
+    _give_up(options, sub, back, entry, taking, reporter)
     if sub.way_back_of is not None and journal.given_away(taking, entry.id) is not None:
         then = f"Let clients write on the target again:\n{sub.switchover} --abort --gone {TARGET}"
     else:
@@ -177,6 +174,44 @@ def decline(
         f"{then}\nIf the publisher comes back before that, this lets clients write there again:\n{options.command}"
         " --abort",
     )
+
+
+def give_up_publisher(
+    options: SwitchoverOptions,
+    sub: Subscription,
+    back: Subscription,
+    entry: Entry,
+    taking: psycopg.Connection,
+    reporter: Reporter,
+) -> None:
+    """Decline the right on the taking side although the publisher has lost the ledger of the reverse subscription.
+
+    It may be any server, so nothing is changed there.
+    """
+    _give_up(options, sub, back, entry, taking, InnerReporter(reporter, backward=True))
+    database = ci.resolved(ci.parse(back.target, PUBLISHER)).get("dbname", "")
+    reporter.warning(
+        "the publisher was not changed, because it has lost what was made there for the way back",
+        "It was restored, or its schema pgsub was dropped.",
+        f"If clients cannot write there, run this there:\n{fence.reopening(database)}"
+        if entry.fence == fence.READ_ONLY
+        else "See that clients can write there.",
+    )
+
+
+def _give_up(
+    options: SwitchoverOptions,
+    sub: Subscription,
+    back: Subscription | None,
+    entry: Entry,
+    taking: psycopg.Connection,
+    reporter: Reporter,
+) -> None:
+    right_to_write.decline(taking, entry)
+    failpoints.point("switchover.declined")
+    if entry.fence == fence.COMMAND:
+        right_to_write.commands(options, sub, back)("release")
+    drop_way_back(options, back, reporter)
 
 
 @contextlib.contextmanager
@@ -230,12 +265,3 @@ def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporte
     if back is not None:
         drop(options.state_dir, back.name, if_exists=True, keep_target=True, reporter=reporter)
         failpoints.point("switchover.back_dropped")
-
-
-def drop_without_target(options: SwitchoverOptions, sub: Subscription, back: Subscription, reporter: Reporter) -> None:
-    """Drop the reverse subscription from the lost target."""
-    drop(options.state_dir, back.name, if_exists=True, keep_slot=True, reporter=reporter)
-    reporter.warning(
-        f'subscription "{sub.name}" remains, and its slot keeps WAL on the publisher',
-        hint=f"To drop both:\npgsub drop {word(sub.name)} --keep-target --yes",
-    )

@@ -44,25 +44,13 @@ _SEQUENCES = (
 )
 
 
-def warn_of_sequences(
-    giving: psycopg.Connection, back: Subscription, there: Entry, reporter: Reporter, *, always: bool = False
-) -> None:
-    """Warn before clients write on the giving side again, if rows came back that were written on the taking side.
-
-    :param there: the row of the giving side.
-    :param always: they may have.
-    """
-    if always or lost_side.has_applied(giving, back.subid, there):
-        reporter.warning(*_SEQUENCES)
-
-
 @dataclass(frozen=True, slots=True)
 class Undoing:
     """A switchover that is undone, with a session on each side.
 
     :ivar sub: the ending subscription, None if it has been dropped, or lost with the taking side's ledger. ``back`` is
         the reverse one.
-    :ivar taking: None if the taking side is gone for good. It may have lost its ledger.
+    :ivar taking: None if the taking side is gone for good, or cannot be reached. It may have lost its ledger.
     :ivar keep: PIDs of the command's sessions on the giving side. ``keep_there`` has those on the taking side.
     """
 
@@ -86,21 +74,25 @@ class Undoing:
         self.remove(entry)
 
     def release(self, entry: Entry) -> None:
-        """Let clients write on the giving side again, after the taking side has declined."""
+        """Let clients write on the giving side again, after the taking side has declined.
+
+        :param entry: see :meth:`run`. If the taking side cannot be reached, it is the row of the giving side.
+        :raises TargetUnavailable: the right was given to a taking side that cannot be reached.
+        """
         there = journal.of(self.giving, entry.id)
         if entry.phase == journal.LOST:
             end_subscription(self.options, self.store, self.back.name, self.reporter)
-        if there is not None and self._was_taken(entry, there):
+        is_away = self.taking is None and entry.phase != journal.LOST
+        if there is not None and not is_away and self._was_taken(entry, there):
             self._record(there)
-            ended = self.sub is None or not self.store.subscription(self.sub.name).enabled
-            warn_of_sequences(self.giving, self.back, there, self.reporter, always=ended)
+            self._warn_of_sequences(there)
         # the right was given, so clients may be led to the taking side
         if entry.phase == journal.LOST and self.taking is not None and there is not None and there.position is not None:
             right_to_write.keep_out(self.taking, entry, self.keep_there, self.back, self.reporter)
         # guard: a failure in the pause ends it although the target cannot be asked for its journal
         known = self._known if entry.phase == journal.LOST else self.taking
         with PauseLimit([one for one in (self.giving, known) if one], time.monotonic() + RELEASE):
-            right_to_write.release(entry, self.giving, known, self._command, self.keep, taking_is_gone=known is None)
+            right_to_write.release(entry, self.giving, known, self._command, self.keep, taking_is_gone=not is_away)
 
     def remove(self, entry: Entry) -> None:
         """Let the former subscription continue, if it is there, and drop the reverse one."""
@@ -114,14 +106,23 @@ class Undoing:
             with durable(self.giving):
                 journal.move(self.giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
 
+    def _warn_of_sequences(self, there: Entry) -> None:
+        """Warn if rows came back that were written on the taking side, or if they may have."""
+        ended = self.sub is None or not self.store.subscription(self.sub.name).enabled
+        if ended or lost_side.has_applied(self.giving, self.back.subid, there):
+            self.reporter.warning(*_SEQUENCES)
+
     def _continue(self, entry: Entry, there: Entry | None) -> None:
+        """Let the former subscription continue, unless the taking side has lost it or is gone."""
+        if self.taking is None:
+            return
         if self.sub is None:
             if (known := self._known) is not None and self.back.way_back_of is not None:
-                with durable(known):  # a restored server still has the subscription that has ended
+                # a restored server still has the subscription that has ended
+                with right_to_write.as_owner("forget the subscription that has ended", self.back), durable(known):
                     subscriptions.forget(known, self.back.way_back_of)
             return
-        if self.taking is not None:
-            drain.withdraw(self.taking, self.sub.subid)
+        drain.withdraw(self.taking, self.sub.subid)
         if self._was_taken(entry, there) and not self.store.subscription(self.sub.name).enabled:
             enable(self.options.state_dir, self.sub.name, reporter=self.reporter)
 

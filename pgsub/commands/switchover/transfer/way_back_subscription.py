@@ -1,4 +1,7 @@
-"""Creates the reverse subscription from the ending one. It stays disabled until the right has moved."""
+"""Creates the reverse subscription from the ending one. It stays disabled until the right has moved.
+
+What an interrupted creation left is removed by the next one, or by an abort.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ import psycopg
 from pgsub.catalog import subscriptions as catalog
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.subscription import registration
 from pgsub.commands.subscription.create import create
 from pgsub.commands.subscription.definition import CreateOptions
 from pgsub.commands.switchover.obstacles import search
 from pgsub.commands.switchover.obstacles.obstacle import ERROR, Obstacle, Way
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
-from pgsub.common import failpoints
-from pgsub.common.errors import StateForbids
+from pgsub.common import failpoints, quoting, server_words
+from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
+from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import two_phase_state
 from pgsub.target.ledger.schema import installation
 
@@ -60,7 +66,7 @@ def way_back(
         state_dir=options.state_dir,
         connect=True,
         create_slot=True,
-        slot_name=re.sub("[^a-z0-9_]", "_", back.lower())[:63],
+        slot_name=_slot_name(back),
         enabled=False,
         copy_data=False,
         two_phase=sub.two_phase != two_phase_state.DISABLED,
@@ -121,3 +127,30 @@ def created(made: CreateOptions, store: StateStore, reporter: Reporter) -> Subsc
     create(made, reporter=reporter)
     failpoints.point("switchover.created")
     return store.subscription(made.name)
+
+
+def remove_interrupted(
+    options: SwitchoverOptions, store: StateStore, sub: Subscription, entry: Entry, reporter: Reporter
+) -> None:
+    """Remove what an interrupted creation of the reverse subscription left on both servers.
+
+    :param entry: the row of the taking side. It says whether a creation had begun.
+    """
+    _, name = options.names
+    if entry.back_subid is None:
+        return
+    try:
+        with giving_session(options, sub) as giving, connect_publisher(sub, options.to_taking(sub)) as source:
+            registration.undo_interrupted(giving, source, name, store)
+    except (PgsubError, psycopg.Error) as error:
+        slot, said = _slot_name(name), error if isinstance(error, PgsubError) else server_words.said(error)
+        reporter.warning(
+            f'what was made for subscription "{name}" may be left: {said.message}',
+            f'Replication slot "{slot}" retains WAL on the target.',
+            "The next switchover removes it. To remove only the slot, run this on the target:\n"
+            f"SELECT pg_drop_replication_slot({quoting.literal(slot)});",
+        )
+
+
+def _slot_name(back: str) -> str:
+    return re.sub("[^a-z0-9_]", "_", back.lower())[:63]
