@@ -31,6 +31,15 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
+    "what apply waits for is shown though no heartbeat of it arrives": (
+        "test_what_apply_waits_for_is_shown_though_no_heartbeat_of_it_arrives",
+    ),
+    "workers are heard after their target went back in time": (
+        "test_what_a_worker_has_heard_is_shown_after_the_target_went_back_in_time",
+    ),
+    "a way back that is disabled after its switchover has ended does not count as part of one": (
+        "test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run",
+    ),
     "a publisher that has lost its ledger in a switchover is not a dead end": (
         "test_a_publisher_that_loses_its_ledger_before_the_right_is_taken_leaves_everything_as_it_was",
     ),

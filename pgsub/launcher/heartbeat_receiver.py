@@ -178,6 +178,15 @@ class HeartbeatReceiver:
             heard = [self._heard.pop(key)[0] for key in [k for k in self._heard if k[:2] == (subid, worker)]]
             self._ended[subid, worker] = max([*heard, self._ended.get((subid, worker), -1)])
 
+    def begin(self, subid: int) -> None:
+        """Accept heartbeats of a subscription's workers whatever their epochs.
+
+        Epochs are numbers of the target's ledger, so they are lower after the target went back in time.
+        """
+        with self._lock:
+            self._ended = {worker: epoch for worker, epoch in self._ended.items() if worker[0] != subid}
+            self._heard = {key: place for key, place in self._heard.items() if key[0] != subid}
+
     def close(self) -> None:
         """Stop listening."""
         self._closing = True

@@ -109,6 +109,8 @@ class Service:
         self._next_mirror = self._next_early = 0.0
         self.last_answer = time.monotonic()
         store, heartbeats, engine = shared.store, shared.heartbeats, shared.engine
+        # guard: workers are heard after their target went back in time
+        heartbeats.begin(sub.subid)
         context = self._context()
         self._slot_wait = TaskSlotWait(sub, context.submit, engine.slots, shared.log)
         until = goal.goal.until_lsn

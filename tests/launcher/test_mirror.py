@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from pgsub.apply.worker import feedback
 from pgsub.apply.worker.worker import run as run_worker
-from pgsub.catalog.rows import ConflictRow, RelationRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, RelationRow, TaskRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import LogText, StateStoreError, log_text
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
@@ -605,6 +605,23 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         _refresh(mirrored)
         assert mirrored.store.workers(mirrored.subid)[0].silent_since == since
         assert _seen_by_an_ordinary_role(mirrored)["apply"].endswith(" holds on table a (postgres, psql)")
+        holder.execute("ROLLBACK")
+        waiting.join()
+
+
+def test_what_apply_waits_for_is_shown_though_no_heartbeat_of_it_arrives(mirrored, monkeypatch):
+    monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.0)
+    task = TaskRow("alive", "2026-01-01", "host", 42)
+    holder, name = mirrored.subdb.connect(application_name="psql"), f"pgsub {mirrored.subid} apply 1"
+    holder.execute("BEGIN; LOCK TABLE public.a")
+    with closing(holder), closing(mirrored.subdb.connect(application_name=name)) as worker:
+        waiting = threading.Thread(target=worker.execute, args=("SELECT FROM public.a",))
+        waiting.start()
+        mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
+        mirrored.mirror._workers._locks.expire()
+        mirrored.mirror.refresh(apply_alive=True, syncing=set(), task=task)
+        [row] = mirrored.store.workers(mirrored.subid)
+        assert row.pid == 42 and row.silent_since is not None and row.waits_for.startswith("a lock that PID")
         holder.execute("ROLLBACK")
         waiting.join()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from embedded import Server, _children
 from fix_program import Cli, until
@@ -96,3 +97,21 @@ def test_who_holds_a_lock_gives_signs_of_life_and_nobody_else(tmp_path: Path) ->
     assert other.silence() > 1000
     held.touch()
     assert other.silence() < 1000
+
+
+_EPOCH = "SELECT epoch FROM pgsub.control WHERE worker = 0"
+_HEARD = "SELECT last_msg_receipt_time FROM pg_stat_subscription WHERE subname = ? AND worker_type = 'apply'"
+_END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s"
+
+
+def test_what_a_worker_has_heard_is_shown_after_the_target_went_back_in_time(served: tuple[Cli, str]) -> None:
+    """The epochs of its workers are lower then than those that the launcher knows."""
+    cli, name = served
+    with closing(psycopg.connect(cli.target, autocommit=True)) as session:
+        [(subid,)] = cli.sql("SELECT oid FROM pg_subscription WHERE subname = ?", name)
+        for number in (100, 1):
+            session.execute("UPDATE pgsub.control SET epoch = %s WHERE worker = 0", (number,))
+            session.execute(_END, (f"pgsub {subid} %",))
+            until(lambda number=number: session.execute(_EPOCH).fetchone()[0] > number)
+            [before] = cli.sql(_HEARD, name) or [()]
+            until(lambda before=before: cli.sql(_HEARD, name) not in ([], [(None,)], [before]))

@@ -55,9 +55,12 @@ class WorkerRows:
             alive = apply_alive if heartbeat.worker == worker_takeover.APPLY else heartbeat.worker in syncing
             if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
                 rows[heartbeat.worker] = self._row(age, heartbeat)
-        if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
-            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeats arrive
-        elsewhere = {worker_takeover.APPLY: away} if away and worker_takeover.APPLY in rows else {}
+        pid = None if task is None or worker_takeover.APPLY in rows else task.pid
+        if unheard := apply_alive and pid is not None:
+            rows[worker_takeover.APPLY] = WorkerRow("apply", pid)
+        # guard: what apply waits for is shown though no heartbeat of it arrives, without "unheard or "
+        asked = unheard or (away and worker_takeover.APPLY in rows)
+        elsewhere = {worker_takeover.APPLY: away} if asked else {}
         waiting = self._waiting(rows, {**elsewhere, **syncing})
         rows |= {row.relid or worker_takeover.APPLY: row for row in waiting}
         shown = [rows[worker] for worker in sorted(rows)]
@@ -69,13 +72,13 @@ class WorkerRows:
     def _waiting(self, rows: Mapping[int, WorkerRow], syncing: Mapping[int, str | None]) -> Iterator[WorkerRow]:
         """Yield rows of workers that wait without being silent.
 
-        A copy sends heartbeats only while rows arrive. Apply sends them while the publisher waits for a standby.
+        A copy sends heartbeats only while rows arrive. Apply sends them while the publisher waits for a standby, and on
+        some networks none of them arrives.
         """
         locks = self._locks() if syncing else {}
         now, before, self._held_up = time.monotonic(), self._held_up, {}
         for relid in sorted(syncing):
-            here = (locks.get(f"{role}:{relid}") for role in _OF_TABLES)
-            waits = next(filter(None, here), syncing[relid])
+            waits = next(filter(None, map(locks.get, _roles(relid))), syncing[relid])
             if waits is None:
                 continue
             began, since = self._held_up[relid] = before.get(relid, (now, ago(0)))
@@ -93,6 +96,11 @@ class WorkerRows:
         role = "apply" if heartbeat.worker == worker_takeover.APPLY else f"sync:{heartbeat.worker}"
         since = self._silent.setdefault(heartbeat.worker, ago(age))  # the first value is kept
         return replace(row, silent_since=since, waits_for=self._locks().get(role))
+
+
+def _roles(worker: int) -> list[str]:
+    """Return the roles of a worker's sessions on the target that may wait."""
+    return ["apply"] if worker == worker_takeover.APPLY else [f"{role}:{worker}" for role in _OF_TABLES]
 
 
 def _row(heartbeat: Heartbeat) -> WorkerRow:
