@@ -19,6 +19,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import database
 from pgsub.publisher.database import Database
+from pgsub.switchover import journal
 from pgsub.target.ledger import definitions, subscriptions
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import subscription_tables
@@ -77,6 +78,17 @@ def maintenance(session: psycopg.Connection, store: StateStore, sub: Subscriptio
     with subscription_tables.maintenance(session, sub.subid, sub.name):
         check_unchanged(store, sub)
         yield
+
+
+def check_no_switchover(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:
+    """Check that no running switchover needs a subscription unchanged.
+
+    :param session: a session on the subscription's target.
+    :raises StateForbids: one does.
+    """
+    ended = sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is None
+    # guard: a way back that is disabled after its switchover has ended does not count as part of one
+    journal.check_not_needed(session, sub, enabled=sub.enabled or ended)
 
 
 def check_unchanged(store: StateStore, sub: Subscription) -> None:

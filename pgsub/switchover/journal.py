@@ -32,7 +32,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import row, scalar
 from pgsub.common.quoting import word
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.protocol.lsn import lsn_or_none
 
 GIVING, TAKING = "giving", "taking"
@@ -85,6 +85,12 @@ class Entry:
     position: int | None = None
     fenced_for: float | None = None
 
+    @property
+    def command(self) -> str:
+        """The command of the switchover, without options."""
+        back = self.back_name != f"{self.subname}{BACK_SUFFIX}"
+        return f"pgsub switchover {word(self.back_name if back else self.subname)}{' --back' if back else ''}"
+
 
 _FIELDS = [one.name for one in fields(Entry)]
 
@@ -127,8 +133,7 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
         if one.phase in UNFINISHED[one.side]:
             raise StateForbids(
                 f'a switchover of subscription "{one.subname}" of the same database is under way',
-                hint=f"Let it finish, or abort it:\npgsub switchover {word(one.subname)} --status\n"
-                f"pgsub switchover {word(one.subname)} --abort",
+                hint=f"Let it finish, or abort it:\n{one.command} --status\n{one.command} --abort",
             )
 
 
@@ -210,7 +215,8 @@ def moved(connection: psycopg.Connection, id: str, expected: tuple[str, ...]) ->
 def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Entry | None:
     """Return the row of the running switchover that needs a subscription, None if none does.
 
-    :param enabled: whether the subscription is enabled. The reverse one is enabled at the end.
+    :param enabled: whether the subscription is enabled. The reverse one is enabled at the end. If one is disabled, the
+        switchover that created it may have ended.
     """
     entry = _found(connection, "subid = %s::integer ORDER BY changed_at DESC LIMIT 1", str(subid))
     if entry is None:
@@ -218,16 +224,16 @@ def needing(connection: psycopg.Connection, subid: int, *, enabled: bool) -> Ent
     return entry if entry.phase in UNFINISHED[entry.side] or (entry.phase == GIVEN and not enabled) else None
 
 
-def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, has_ended: bool | None = None) -> None:
+def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, enabled: bool) -> None:
     """Check that no running switchover needs a subscription unchanged.
 
-    :param has_ended: whether the switchover that created it has ended; None if unknown, or if none did.
+    :param enabled: see :func:`needing`.
     """
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
-    if needing(connection, sub.subid, enabled=sub.enabled if has_ended is None else has_ended) is not None:
+    if (entry := needing(connection, sub.subid, enabled=enabled)) is not None:
         raise StateForbids(
             f'subscription "{sub.name}" takes part in a switchover that is under way',
-            hint="Let it finish, or abort it. To see its state:\npgsub switchover NAME --status",
+            hint=f"Let it finish, or abort it. To see its state:\n{entry.command} --status",
         )
 
 

@@ -238,7 +238,7 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
     words = again(elsewhere, "--until-caught-up")
     words = ("run", "moved", *words[2:])
     said = one_error(
-        elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub switchover NAME --status"
+        elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub switchover moved --status"
     )
     assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and subdb.value(_MOVES) == 0
     # the state folder where it was begun is lost

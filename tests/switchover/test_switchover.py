@@ -987,7 +987,8 @@ def test_neither_subscription_is_dropped_or_renamed_while_the_switchover_is_unde
 
 
 def _taking_part(mover: Mover, name: str, *words: str) -> None:
-    one_error(mover.cli(*words), 3, f'subscription "{name}" takes part in a switchover that is under way')
+    said = f'subscription "{name}" takes part in a switchover that is under way'
+    one_error(mover.cli(*words), 3, said, "pgsub switchover moved --status")
 
 
 @pytest.mark.long
@@ -1027,7 +1028,10 @@ def test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_
     assert mover.cli("enable", "moved_back").returncode == 0
     mover.side = 1
     mover.caught_up()
-    assert mover.cli("disable", "moved_back").returncode == 0  # nor does that keep it from being dropped
+    assert mover.cli("disable", "moved_back").returncode == 0  # nor does that keep it from being changed or dropped
+    for name, other in (("moved_back", "x"), ("x", "moved_back")):
+        ended = mover.cli("alter", name, "--rename-to", other)
+        assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.long

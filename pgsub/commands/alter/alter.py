@@ -27,13 +27,12 @@ from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.preflight import findings, server_limits, servers
 from pgsub.commands.preflight.findings import Caution
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_target, ledger_session, maintenance
+from pgsub.commands.sessions import check_no_switchover, connect_target, ledger_session, maintenance
 from pgsub.commands.subscription import definition_change
 from pgsub.common import conflict_rules, server_words
 from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists
 from pgsub.common.quoting import literal, word
 from pgsub.common.subscription import Subscription, same_service
-from pgsub.switchover import journal
 from pgsub.target.ledger import two_phase_state
 
 _DUPLICATE = "42710"
@@ -125,7 +124,7 @@ def _alter_with_servers(
         session = stack.enter_context(ledger_session(store, reached, reporter, options.deadline))
         stack.enter_context(maintenance(session, store, sub))
         if options.refreshes or fields.keys() & {"name", "slot_name"}:
-            journal.check_not_needed(session, sub)
+            check_no_switchover(session, store, sub)
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         _check_free_sessions(options, sub, fields, reporter, session)

@@ -19,7 +19,6 @@ from pgsub.publisher import identity, slot_names, slots
 from pgsub.publisher.current_wal_lsn import check_replayed
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.slots import SlotState
-from pgsub.switchover import journal
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.ledger.maintenance.origin_advance import Position
@@ -80,7 +79,7 @@ def diagnose(
     :raises WrongSystem: the server is not the subscription's publisher.
     """
     known = subscriptions.identity(session, sub.subid)
-    _check_takes_part(session, known, sub)
+    _check_connected(known, sub)
     actual, trouble = _publisher(session, replication, sub)
     # read first: a launcher that serves it meanwhile moves both
     slot = None if sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
@@ -105,21 +104,16 @@ def diagnose(
     return replace(found, replaces=slot_owner.is_replaced(replication, sub, wanted, actual.dbname))
 
 
-def _check_takes_part(session: psycopg.Connection, known: Identity, sub: Subscription) -> None:
-    """Refuse a subscription that has nothing to compare, or that others need unchanged.
+def _check_connected(known: Identity, sub: Subscription) -> None:
+    """Refuse a subscription that has nothing to compare.
 
-    :raises StateForbids: the subscription was never connected, or takes part in a switchover.
+    :raises StateForbids: the subscription was never connected.
     """
     if known.system_identifier is None:
         raise StateForbids(
             f'subscription "{sub.name}" has never been connected to its publisher',
             hint=f"Make its slot on the publisher, then:\npgsub refresh {word(sub.name)}",
             sqlstate="55000",
-        )
-    if journal.needing(session, sub.subid, enabled=sub.enabled) is not None:
-        raise StateForbids(
-            f'subscription "{sub.name}" takes part in a switchover that is under way',
-            hint=f"Let it finish, or abort it:\npgsub switchover {word(sub.name)} --status",
         )
 
 

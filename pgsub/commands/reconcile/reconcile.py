@@ -30,7 +30,7 @@ from pgsub.commands.refresh import diff, refresh, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
-from pgsub.commands.sessions import connect_publisher, ledger_session, maintenance
+from pgsub.commands.sessions import check_no_switchover, connect_publisher, ledger_session, maintenance
 from pgsub.commands.subscription import definition_change, lost_switchover
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids, StateStoreError
@@ -118,6 +118,7 @@ def reconcile(
         sub = store.subscription(options.name)
         if options.dry_run:
             with ledger_session(store, sub) as session:
+                check_no_switchover(session, store, sub)
                 lost_switchover.check(session, store, sub)
                 found = _survey(session, sub, options)
             _explain(found, options, reporter)
@@ -126,6 +127,7 @@ def reconcile(
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
+                check_no_switchover(session, store, sub)
                 lost_switchover.check(session, store, sub)
                 begun = _begun(store, sub)
                 found = _survey(session, sub, options, force=begun is not None)

@@ -15,14 +15,13 @@ from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions, report_adopted
-from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
+from pgsub.commands.sessions import check_no_switchover, ledger_session, maintenance, verified_publisher
 from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.subscription.enable_disable import require_enabled
 from pgsub.common.errors import UsageError
 from pgsub.common.subscription import KEEP, Subscription
 from pgsub.launcher.error_handling import sync_name
 from pgsub.publisher import connect as publisher
-from pgsub.switchover import journal
 from pgsub.target.ledger import definitions, subscriptions, two_phase_state
 
 
@@ -66,7 +65,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
-                journal.check_not_needed(session, sub)
+                check_no_switchover(session, store, sub)
                 _check_source(session, store, sub, options)
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
+from pgsub.commands.sessions import check_no_switchover, ledger_session, maintenance, verified_publisher
 from pgsub.common.errors import TargetSchemaError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.workers.sequence_worker import rows
-from pgsub.switchover import journal
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, look
 
 
@@ -23,7 +22,7 @@ def synchronize(store: StateStore, sub: Subscription, *, allow_backward: bool = 
     :raises PgsubError: a server cannot be reached.
     """
     with ledger_session(store, sub) as session, maintenance(session, store, sub):
-        journal.check_not_needed(session, sub)
+        check_no_switchover(session, store, sub)
         with verified_publisher(session, sub, sub.connection) as source:
             found = look(session, source, sub)
         outcomes = bring(session, found, run_as_owner=sub.run_as_owner, allow_backward=allow_backward)

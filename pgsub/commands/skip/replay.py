@@ -24,7 +24,7 @@ from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session
+from pgsub.commands.sessions import check_no_switchover, ledger_session
 from pgsub.commands.skip.preview import Preview, row, simulate
 from pgsub.commands.skip.transaction_search import COMPARED
 from pgsub.commands.status.conflicts import require_conflict
@@ -33,7 +33,6 @@ from pgsub.common.errors import ApplyError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
-from pgsub.switchover import journal
 from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.ledger.tables import subscription_tables
@@ -95,7 +94,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Cal
                 return found
             confirm(found)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
-                journal.check_not_needed(session, sub)
+                check_no_switchover(session, store, sub)
                 for other in _replay(store, sub, found, options):
                     body = other.body(sub.subid)
                     reporter.warning(str(body["message"]), detail=str(body["detail"]))

@@ -178,8 +178,8 @@ def _remove(
         if outdated is not None:
             reporter.notice(f"{outdated.message}: only its definition here is dropped")
             return
-        ended = None if sub.way_back_of is None else store.subscription_by_id(sub.way_back_of) is None
-        journal.check_not_needed(session, sub, has_ended=ended)
+        ended = sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is None
+        journal.check_not_needed(session, sub, enabled=sub.enabled if sub.way_back_of is None else ended)
         with contextlib.suppress(StateForbids):  # the ledger has no such subscription
             # if a new slot was being made, there may be none
             lost = subscriptions.identity(session, sub.subid).new_slot is not None or lost

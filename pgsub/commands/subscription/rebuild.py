@@ -170,7 +170,7 @@ def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _being_moved(name: str, entry: Entry) -> StateForbids:
-    hint = "With the state folder where it was begun, let it end, or abort it:\npgsub switchover NAME --status"
+    hint = f"With the state folder where it was begun, let it end, or abort it:\n{entry.command} --status"
     if entry.side == journal.TAKING and entry.phase not in journal.HAS_TAKEN:
         hint += (
             "\nIf that folder is lost, let clients write on the publisher. Then run this on the target, and the command"

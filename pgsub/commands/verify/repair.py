@@ -20,7 +20,7 @@ from typing import Any
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import ledger_session
+from pgsub.commands.sessions import check_no_switchover, ledger_session
 from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import EQUAL, UNEQUAL, TableVerdict, Verification, told_apart
@@ -35,7 +35,6 @@ from pgsub.reconcile.point import while_standing
 from pgsub.reconcile.point_attempt import Standing
 from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
 from pgsub.reconcile.rows import EXTRA, MISSING, Difference
-from pgsub.switchover import journal
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session.publications import publication_of
 
@@ -197,7 +196,7 @@ def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: 
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(store, sub, reporter))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
-        journal.check_not_needed(session, sub)
+        check_no_switchover(session, store, sub)
         detail = {"rows": {".".join(name): len(keys) for name, (_, keys) in wanted.items()}}
         attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
         failpoints.point("repair.journalled")
