@@ -31,6 +31,9 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
+    "nobody is told to make a subscription again that a switchover has ended": (
+        "test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscription_again",
+    ),
     "what apply waits for is shown though no heartbeat of it arrives": (
         "test_what_apply_waits_for_is_shown_though_no_heartbeat_of_it_arrives",
     ),

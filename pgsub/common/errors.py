@@ -158,6 +158,10 @@ class LedgerLost(StateForbids):
     """A target without a ledger, or with one that does not know the subscription: it was emptied or restored."""
 
 
+class SwitchedOver(StateForbids):
+    """A subscription that a switchover has ended, in a state store that still has it."""
+
+
 class PublisherUnavailable(PgsubError):
     """The publisher cannot be reached, refuses, or is shutting down.
 

@@ -154,3 +154,20 @@ def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:
     )
     found = [mover.rows(side, query) for side in (0, 1) for query in queries]
     return [*found, mover.rows(1, "SELECT subname FROM pgsub.subscription")]
+
+
+def test_a_run_that_is_killed_once_the_target_has_forgotten_the_subscription_goes_on(mover: Mover) -> None:
+    killed = mover.cli(
+        "switchover", "moved", "--yes", "--no-verify", env={"PGSUB_FAILPOINTS": "drop.after_ledger=kill"}
+    )
+    assert killed.returncode == -9
+    found = mover("--status")
+    assert (found["state"], found["taking"]) == ("under way", "done")
+    assert [one["command"] for one in found["choices"]] == ["pgsub switchover moved"]
+    one_error(mover.cli("switchover", "moved", "--abort", "--yes"), 3, "can no longer be aborted")
+    assert mover("--no-verify")["state"] == "done"
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved_back"]
+    mover.rows(1, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT number FROM writes") == [(1,)]

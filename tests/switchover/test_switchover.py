@@ -14,7 +14,7 @@ from pathlib import Path
 import patience
 import psycopg
 import pytest
-from fix_program import one_error, until, valid
+from fix_program import Cli, one_error, until, valid
 from fix_proxy import Proxy
 from fix_switchover import Mover
 from forked import Started
@@ -403,6 +403,38 @@ def test_a_target_that_is_restored_to_before_the_subscription_lets_clients_write
     assert mover.cli.create("moved", "--adopt", "--yes", "--no-wait").returncode == 0
     mover.caught_up()
     assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
+
+
+def test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscription_again(
+    mover: Mover, make_cli: Callable[[str, str], Cli]
+) -> None:
+    older = make_cli("", "")
+    older.state.mkdir(mode=0o700)
+    with (
+        contextlib.closing(sqlite3.connect(mover.cli.state / "state.db")) as store,
+        contextlib.closing(sqlite3.connect(older.state / "state.db")) as copy,
+    ):
+        store.backup(copy)
+    (older.state / "state.db").chmod(0o600)
+    mover("--no-verify")
+    slots = mover.rows(1, "SELECT slot_name FROM pg_replication_slots")
+    said = "was switched over, and the state store is older"
+    for words in (
+        ("verify", "moved"),
+        ("refresh", "moved"),
+        ("switchover", "moved", "--yes"),
+        ("switchover", "moved", "--status"),
+        ("switchover", "moved", "--abort", "--yes"),
+        ("run", "moved", "--until-caught-up", "--timeout", "2m"),
+    ):
+        told = one_error(older(*words), 3, said, "pgsub run moved_back --from-target")
+        assert "--adopt" not in told
+    assert older("drop", "moved", "--yes").returncode == 0
+    assert mover.rows(1, "SELECT slot_name FROM pg_replication_slots") == slots
+    id = _insert(mover, 1, 1)
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT id FROM writes") == [(id,)]
 
 
 @pytest.mark.long

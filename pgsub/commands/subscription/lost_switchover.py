@@ -13,7 +13,7 @@ from pgsub.apply import verified_publisher
 from pgsub.catalog.store import StateStore
 from pgsub.commands.sessions import ledger_session
 from pgsub.common import quoting
-from pgsub.common.errors import LedgerLost, PermissionMissing, StateForbids, TargetReplaced
+from pgsub.common.errors import LedgerLost, PermissionMissing, StateForbids, SwitchedOver, TargetReplaced
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher import slots
@@ -64,7 +64,7 @@ def found(giving: psycopg.Connection, store: StateStore, back: Subscription) -> 
 
         def look(there: Entry) -> tuple[Entry | None, bool]:
             if ended is not None:
-                with contextlib.suppress(LedgerLost, TargetReplaced):
+                with contextlib.suppress(LedgerLost, TargetReplaced, SwitchedOver):
                     return lost_side.of_taking(stack.enter_context(ledger_session(store, ended)), subid, there)
             source = stack.enter_context(contextlib.closing(verified_publisher.connect(giving, back)))
             return of_publisher(source, subid, there)

@@ -33,7 +33,14 @@ from pgsub.commands.switchover.parties import (
 from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone, way_back_subscription
 from pgsub.commands.switchover.transfer.undo import Undoing
 from pgsub.commands.switchover.under_way import check_command, under_way
-from pgsub.common.errors import LedgerLost, PublisherUnavailable, StateForbids, TargetReplaced, TargetUnavailable
+from pgsub.common.errors import (
+    LedgerLost,
+    PublisherUnavailable,
+    StateForbids,
+    SwitchedOver,
+    TargetReplaced,
+    TargetUnavailable,
+)
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
@@ -65,6 +72,10 @@ def _undo(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> 
             if back is None:
                 raise
             return _let_write(options, store, sub, back, reporter)
+        except SwitchedOver:
+            if back is None:
+                raise
+            raise _too_late(options) from None
         entry = under_way(taking, sub, store)
         if entry is None:
             _reopen_returned(options, store, sub, taking)
@@ -189,7 +200,7 @@ def _without_ending(options: SwitchoverOptions, store: StateStore) -> Subscripti
     try:
         with ledger_session(store, sub):
             return None
-    except TargetUnavailable:
+    except (TargetUnavailable, SwitchedOver):
         return None
     except (LedgerLost, TargetReplaced):
         return back

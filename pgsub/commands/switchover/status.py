@@ -18,6 +18,7 @@ from pgsub.common.errors import (
     LedgerLost,
     PermissionMissing,
     PublisherUnavailable,
+    SwitchedOver,
     TargetReplaced,
     TargetUnavailable,
     WrongSystem,
@@ -91,6 +92,11 @@ def status(options: SwitchoverOptions) -> Outcome:
             if found.giving is None:  # nor does the publisher know a switchover
                 raise
             return found
+        except SwitchedOver:  # a run was killed in its last step
+            if back is None or back.way_back_of != sub.subid:
+                raise
+            last = Choice("finish it", options.command)
+            return Outcome(*options.names, UNDER_WAY, None, journal.DONE, said=_SAID[journal.DONE], choices=[last])
         except TargetUnavailable:
             if back is None or back.way_back_of != sub.subid:
                 raise

@@ -12,40 +12,37 @@ from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.signals import undone_by_signals
-from pgsub.commands.subscription.definition import new_subid
+from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover import comparison
+from pgsub.commands.switchover.beginning import Beginning, no_way_back
 from pgsub.commands.switchover.inner_reporter import InnerReporter
-from pgsub.commands.switchover.obstacles.obstacle import seen_backward
 from pgsub.commands.switchover.outcome import DONE, Outcome
 from pgsub.commands.switchover.parties import (
     PUBLISHER,
     TARGET,
     SwitchoverOptions,
     giving_ledger,
-    giving_session,
     publisher_away,
     taking_session,
     the_one,
 )
-from pgsub.commands.switchover.transfer import giving_fence, right_to_write, server_gone, steps, way_back_subscription
+from pgsub.commands.switchover.transfer import giving_fence, server_gone, steps
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
 from pgsub.commands.switchover.under_way import TargetLagged, check_command, check_promote_command, under_way
 from pgsub.commands.verify.apply_to_point import served
-from pgsub.commands.verify.verify import VerifyOptions, verify
 from pgsub.common.errors import (
     LedgerLost,
     LockHeld,
     PgsubError,
     PublisherUnavailable,
     StateForbids,
-    SubscriptionExists,
+    SwitchedOver,
     TargetReplaced,
     TargetUnavailable,
     UsageError,
 )
-from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
@@ -53,10 +50,7 @@ from pgsub.target.session import connect as target
 
 #: Seconds after the limit of the pause during which a disconnected run tries to undo the switchover.
 AGAIN = 30.0
-_SAME_PUBLISHER = """
-SELECT o.subname FROM pgsub.subscription s JOIN pgsub.subscription o USING (system_identifier, publisher_dboid)
- WHERE s.subid = %(subid)s AND o.subid <> s.subid ORDER BY 1
-"""
+_NO_WAY_BACK = "The publisher is gone, and nothing leads back. If it is found again, it lacks what clients write now."
 
 
 def switchover(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
@@ -135,6 +129,15 @@ class _Run:
     def begin_or_go_on(self) -> Outcome:
         """Do the rest of the switchover, in new sessions."""
         self._sub = the_one(self._store, self._options)
+        try:
+            return self._with_session()
+        except SwitchedOver:
+            back = self._store.way_back_of(self._sub.subid)
+            if back is None and self._options.gone != PUBLISHER:
+                raise
+            return self._drop_definition(back)
+
+    def _with_session(self) -> Outcome:
         with self._taking_session() as self._taking:
             try:
                 return self._go_on()
@@ -145,6 +148,13 @@ class _Run:
                 raise _with_hint(failed, self._options) from None
             except PgsubError as error:
                 raise _with_hint(error, self._options) from None
+
+    def _drop_definition(self, back: Subscription | None) -> Outcome:
+        """Drop the rest of the subscription, which an earlier run has dropped on both servers."""
+        drop(self._options.state_dir, self._sub.name, keep_slot=True, reporter=InnerReporter(self._reporter))
+        if back is None:
+            return Outcome(*self._options.names, DONE, None, journal.DONE, said=_NO_WAY_BACK)
+        return self._done(back, Timing(), None)
 
     @contextlib.contextmanager
     def _taking_session(self) -> Iterator[psycopg.Connection]:
@@ -169,13 +179,14 @@ class _Run:
             raise self._cannot_go_on(entry)
         if entry is not None and entry.phase == journal.LOST:
             raise TargetLagged()
+        beginning = Beginning(self._options, self._store, self._sub, self._taking, self._reporter, self._warned)
         if entry is None:
-            entry = self._begin()
+            entry = beginning.plan()
         elif entry.phase == journal.PLANNED:
-            self._compare()
+            beginning.compare()
         check_command(entry, self._options)
         check_promote_command(entry, self._options)
-        back = self._way_back(entry)
+        back = beginning.way_back(entry)
         with (
             giving_ledger(self._options, self._store, back) as giving,
             PauseComparison(self._options, self._store, self._sub) as look,
@@ -206,14 +217,14 @@ class _Run:
             known = server_gone.Lost(recorded_database(self._taking, self._sub.subid), entry.id)
             server_gone.check_gone(self._options, self._sub, back, known, self._reporter)
         elif back is None:
-            raise _no_way_back(
+            raise no_way_back(
                 entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
             )
         self._turn(back, timing).run(entry)
         if back is not None and not lost:
             return self._done(back, timing, None)
-        said = "The publisher is gone, and nothing leads back. If it is found again, it lacks what clients write now."
-        return Outcome(self._sub.name, entry.back_name, DONE, None, journal.DONE, steps=timing.steps, said=said)
+        names = self._sub.name, entry.back_name
+        return Outcome(*names, DONE, None, journal.DONE, steps=timing.steps, said=_NO_WAY_BACK)
 
     def _turn(self, back: Subscription | None, timing: Timing, kept: Collection[int] = ()) -> Turn:
         return Turn(self._options, self._store, self._sub, back, self._taking, self._reporter, timing, kept)
@@ -234,94 +245,9 @@ class _Run:
             hint=f"Leave the other server as it was:\n{options.command} --abort --gone {options.gone}",
         )
 
-    def _way_back(self, entry: Entry) -> Subscription:
-        """Return the reverse subscription. Create it if necessary.
-
-        Its number is recorded first, so that a subscription that others create meanwhile is never used.
-
-        :raises StateForbids: the reverse subscription was dropped or renamed.
-        :raises SubscriptionExists: another subscription has its name. The switchover is undone.
-        """
-        there = self._store.way_back_of(entry.subid)
-        if there is not None and there.name == entry.back_name:
-            return there
-        if there is not None or entry.phase != journal.PLANNED:
-            raise _no_way_back(entry)
-        try:
-            self._check_name()
-            subid = new_subid()
-            right_to_write.name_way_back(self._taking, entry, subid)
-            with giving_session(self._options, self._sub) as giving:
-                made = way_back_subscription.way_back(self._options, self._sub, giving, self._taking, subid)
-            reporter = InnerReporter(self._reporter, backward=True, said=self._warned)
-            with seen_backward():
-                return way_back_subscription.created(made, self._store, reporter)
-        except BaseException:
-            right_to_write.decline(self._taking, entry)
-            raise
-
-    def _check_name(self) -> None:
-        """Check that the reverse subscription's name is free."""
-        name = self._options.names[1]
-        if self._store.find(name) is not None:
-            raise SubscriptionExists(
-                f'subscription "{name}" already exists',
-                detail="The subscription that leads back would have this name.",
-                hint=f"Rename it:\npgsub alter {word(name)} --rename-to NEW",
-            )
-
-    def _begin(self) -> Entry:
-        """Check everything, compare the tables, and write the first row of the journal."""
-        sub, options = self._sub, self._options
-        if not sub.enabled:
-            raise StateForbids(
-                f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
-            )
-        self._check_name()
-        check_only(self._taking, sub)
-        self._look_around()
-        self._compare()
-        return right_to_write.plan(self._taking, sub, options.names[1], options.way)
-
-    def _compare(self) -> None:
-        """Compare all tables if requested."""
-        if self._options.verify:
-            asked = VerifyOptions(self._sub.name, self._options.state_dir)
-            comparison.check(verify(asked, reporter=self._reporter), self._options)
-
-    def _look_around(self) -> None:
-        """Warn of differences after the switchover, and refuse if there are obstacles."""
-        seen = way_back_subscription.obstacles(self._options, self._sub, self._taking)
-        way_back_subscription.check(seen, self._options)
-        for one in seen:
-            self._warned.add(one.message)
-            self._reporter.warning(one.message, one.detail, one.hint)
-
 
 def _undone(options: SwitchoverOptions) -> StateForbids:
     return StateForbids(
         "the switchover that was under way has been undone: everything is as it was before",
         hint=f"To begin anew:\n{options.command}",
     )
-
-
-def _no_way_back(entry: Entry, more: str = "") -> StateForbids:
-    # A new one would begin after the clients' writes.
-    hint = "Without it what clients write on the target has no way back. Rename it back if it is there."
-    return StateForbids(
-        f'subscription "{entry.back_name}", which is to lead back, is not the one that was made',
-        detail="It was dropped or renamed while the switchover was under way.",
-        hint=f"{hint}\n{more}".strip(),
-    )
-
-
-def check_only(taking: psycopg.Connection, sub: Subscription) -> None:
-    """Check that no other subscription of this target has the same publisher database: writes move as a whole."""
-    others = [row[0] for row in taking.execute(_SAME_PUBLISHER, {"subid": sub.subid}).fetchall()]
-    if others:
-        raise StateForbids(
-            f"the writes of a database can only be moved with one subscription, and there are {len(others) + 1}",
-            detail=f"These follow the same database of the publisher: {', '.join(others)}.",
-            hint="Clients write to a database as a whole. Subscribe to all its tables with one subscription, and drop"
-            " the others.",
-        )

@@ -25,10 +25,11 @@ from typing import Any
 
 import psycopg
 
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import StateForbids, SwitchedOver
 from pgsub.common.query import row, scalar
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
+from pgsub.target.ledger import right_to_write
 from pgsub.target.session.transactions import durable
 
 #: Reads a definition from the state store, None if it was dropped there.
@@ -177,7 +178,7 @@ def outdated(connection: psycopg.Connection, sub: Subscription, read: Read | Non
     """
     found = row(connection, _NUMBERS, (sub.subid,))
     if found is None:
-        return _created_again(connection, sub)
+        return _switched_over(connection, sub) or _created_again(connection, sub)
     place, moves, generation, number = found
     if moves > sub.moves:
         return StateForbids(
@@ -194,6 +195,19 @@ def outdated(connection: psycopg.Connection, sub: Subscription, read: Read | Non
             hint=_anew(sub.name, sub.name),
         )
     return None
+
+
+def _switched_over(connection: psycopg.Connection, sub: Subscription) -> StateForbids | None:
+    """Return the error if a switchover has ended a subscription that the ledger does not know."""
+    back = right_to_write.way_back(connection, sub.subid)
+    if back is None:
+        return None
+    # guard: nobody is told to make a subscription again that a switchover has ended
+    return SwitchedOver(
+        f'subscription "{sub.name}" was switched over, and the state store is older',
+        detail=f'Clients write on its target, and subscription "{back}" leads back to its publisher. {_WHENCE}',
+        hint=_anew(sub.name, back),
+    )
 
 
 def _created_again(connection: psycopg.Connection, sub: Subscription) -> StateForbids | None:

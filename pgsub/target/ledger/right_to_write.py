@@ -12,7 +12,17 @@ from pgsub.common.query import row
 from pgsub.common.quoting import word
 
 _NEWEST = "SELECT side, phase, subname FROM pgsub.switchover WHERE subid = %s ORDER BY changed_at DESC LIMIT 1"
+_ENDED = """
+SELECT back_name FROM pgsub.switchover WHERE subid = %s AND side = 'taking' AND phase = 'done'
+ ORDER BY changed_at DESC LIMIT 1
+"""
 _CLIENTS_WRITE = ("taken", "promoted", "done")
+
+
+def way_back(connection: psycopg.Connection, subid: int) -> str | None:
+    """Return the name of the subscription that leads back, if a switchover has ended a subscription, otherwise None."""
+    found = row(connection, _ENDED, (subid,))
+    return None if found is None else str(found[0])
 
 
 def check(connection: psycopg.Connection, subid: int, name: str) -> None:
