@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.long
 
 MakeCli = Callable[[str, str], Cli]
 MakePair = Callable[..., Pair]
+#: Servers of their own, and the subscription between them.
+Apart = tuple[Pair, Mover]
 
 #: Who is killed, and the step at which: 0 gives the right to write, 1 takes it.
 KILLED = [
@@ -30,6 +32,15 @@ KILLED = [
         [(side, step) for side in (0, 1) for step in ("prepared", "fenced", "recorded", "advanced", "given", "taken")]
     ),
 ]
+
+
+@pytest.fixture
+def apart(make_cli: MakeCli, own_pair: MakePair) -> Iterator[Apart]:
+    """Two servers that may be killed, and a subscription between them that a launcher serves."""
+    pair, cli = own_pair(), make_cli("", "")
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    yield pair, moving(cli, (pair.pubdb, pair.subdb))
+    assert cli.stop(running) == 0
 
 
 @pytest.mark.parametrize(("side", "step"), KILLED)
@@ -65,30 +76,21 @@ def test_a_server_that_is_killed_in_the_pause_loses_no_write(
     assert cli.stop(running) == 0
 
 
-def test_an_abort_needs_the_target_only_for_what_was_made_there(make_cli: MakeCli, own_pair: MakePair) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+def test_an_abort_needs_the_target_only_for_what_was_made_there(apart: Apart) -> None:
+    pair, mover = apart
     mover("--no-verify", kill="drained")
     pair.target.kill9()
-    ended = cli("switchover", "moved", "--abort", "--yes")
+    ended = mover.cli("switchover", "moved", "--abort", "--yes")
     assert ended.returncode == 0 and "pgsub switchover moved --abort" in ended.stderr, ended.stderr
     mover.rows(0, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
     pair.target.start()
     assert mover("--abort")["state"] == "as before"
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots") == [(0,)]
     mover.caught_up()
-    assert cli.stop(running) == 0
 
 
-def test_a_target_that_dies_in_the_pause_and_stays_away_ends_it(
-    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path
-) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+def test_a_target_that_dies_in_the_pause_and_stays_away_ends_it(apart: Apart, tmp_path: Path) -> None:
+    pair, mover = apart
     first = mover.held("drained", tmp_path, "--timeout", "2m")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         mover.rows(0, _WRITE)
@@ -100,7 +102,6 @@ def test_a_target_that_dies_in_the_pause_and_stays_away_ends_it(
     first.wait(120)
     assert mover("--abort")["state"] == "as before"
     mover.rows(0, _WRITE)
-    assert cli.stop(running) == 0
 
 
 _WRITE = "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id"
@@ -114,12 +115,9 @@ def _refused(mover: Mover, *options: str, code: int = 3, says: str, hint: str) -
 
 @pytest.mark.parametrize("step", ["taken", *thorough(["promoted", "disabled", "enabled", "done"])])
 def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is_gone_for_good(
-    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path, reached: Callable[[str], None], step: str
+    apart: Apart, tmp_path: Path, reached: Callable[[str], None], step: str
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     told = ("--promote-command", f"echo $PGSUB_SWITCHOVER >> {tmp_path}/told")
     mover("--no-verify", *told, kill=step)
     _refused(mover, *told, "--gone", "publisher", says="the publisher is not gone: it answers", hint="--status")
@@ -138,20 +136,16 @@ def test_what_the_target_has_taken_is_brought_to_its_end_though_the_publisher_is
     ended = mover("--no-verify", "--gone", "publisher")
     assert (ended["state"], ended["giving"], ended["taking"]) == ("done", None, "done")
     assert mover.subscriptions() == [] and mover.rows(1, _SLOTS) == [(0,)]
-    assert cli.stop(running) == 0
 
 
 def test_a_standby_without_the_fence_that_takes_the_place_of_the_publisher_is_fenced_and_told(
-    make_cli: MakeCli, own_pair: MakePair, make_server: MakeServer, tmp_path: Path
+    apart: Apart, make_server: MakeServer, tmp_path: Path
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     standby, go = make_server(standby_of=pair.publisher), tmp_path / "go"
     points = f"switchover.prepared=pause:{go};switchover.taken=kill"
     env = {"PGSUB_FAILPOINTS": points, "PGSUB_FAILPOINTS_DIR": str(tmp_path)}
-    first = cli.start("switchover", "moved", "--yes", "--no-verify", "--timeout", "2m", env=env)
+    first = mover.cli.start("switchover", "moved", "--yes", "--no-verify", "--timeout", "2m", env=env)
     until((tmp_path / "switchover.prepared").exists)
     replayed(pair.pubdb, Database(standby, "app", there=True))
     standby.stop()
@@ -170,16 +164,10 @@ def test_a_standby_without_the_fence_that_takes_the_place_of_the_publisher_is_fe
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         mover.rows(0, _WRITE)
     mover.rows(1, _WRITE)
-    assert cli.stop(running) == 0
 
 
-def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_is_gone_for_good(
-    make_cli: MakeCli, own_pair: MakePair
-) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_is_gone_for_good(apart: Apart) -> None:
+    pair, mover = apart
     settings = "SELECT setconfig FROM pg_db_role_setting"
     before = mover.rows(1, settings)
     mover("--no-verify", kill="given")
@@ -207,17 +195,13 @@ def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_
     assert mover.rows(0, "SELECT phase FROM pgsub.switchover") == [("released",)]
     assert mover.rows(0, "SELECT count(*) FROM pgsub.subscription") == [(0,)]
     assert mover("--no-verify")["state"] == "done"
-    assert cli.stop(running) == 0
 
 
 @pytest.mark.parametrize("gone", ["publisher", "target"])
 def test_a_command_that_fences_is_told_to_release_though_a_server_is_gone_for_good(
-    make_cli: MakeCli, own_pair: MakePair, tmp_path: Path, gone: str
+    apart: Apart, tmp_path: Path, gone: str
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     fencing = ("--fence-command", f"echo $PGSUB_SWITCHOVER $PGSUB_GIVING >> {tmp_path}/told")
     mover("--no-verify", *fencing, kill="given")
     (pair.publisher if gone == "publisher" else pair.target).kill9()
@@ -226,17 +210,11 @@ def test_a_command_that_fences_is_told_to_release_though_a_server_is_gone_for_go
     told = (tmp_path / "told").read_text().splitlines()
     assert [line.split()[0] for line in told] == ["fence", "release"]
     assert all(f"port={pair.publisher.port}" in line for line in told)
-    assert cli.stop(running) == 0
 
 
 @pytest.mark.parametrize("step", ["given", *thorough(["fenced", "taken"])])
-def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
-    make_cli: MakeCli, own_pair: MakePair, step: str
-) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(apart: Apart, step: str) -> None:
+    pair, mover = apart
     mover("--no-verify", kill=step)
     _refused(mover, "--abort", "--gone", "target", says="the target is not gone: it answers", hint="--status")
     _refused(mover, "--gone", "target", code=2, says="goes with --abort", hint="--abort --gone target")
@@ -253,62 +231,48 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_gone_for_good(
         assert mover("--abort", "--gone", "target")["state"] == "as before"
     mover.rows(0, _WRITE)
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
-    assert cli("drop", "moved", "--keep-target", "--yes").returncode == 0
+    assert mover.cli("drop", "moved", "--keep-target", "--yes").returncode == 0
     assert mover.rows(0, _SLOTS) == [(0,)]
-    assert cli.stop(running) == 0
 
 
 def test_clients_write_on_the_old_server_where_the_new_one_is_lost_for_good_while_writes_are_moved_back(
-    make_cli: MakeCli, own_pair: MakePair
+    apart: Apart,
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     mover("--no-verify")
     mover.side = 1
     mover.caught_up()
     mover("--no-verify", kill="prepared")
     pair.target.kill9()
     lead = "pgsub switchover moved --abort --gone target"
-    one_error(cli(*lead.split()[1:], "--yes"), 3, "a switchover of subscription", "--abort")
-    ended = cli("switchover", "moved", "--back", "--abort", "--gone", "publisher", "--yes")
+    one_error(mover.cli(*lead.split()[1:], "--yes"), 3, "a switchover of subscription", "--abort")
+    ended = mover.cli("switchover", "moved", "--back", "--abort", "--gone", "publisher", "--yes")
     assert ended.returncode == 0 and lead in ended.stderr and "pgsub drop" not in ended.stderr, ended.stderr
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         mover.rows(0, _WRITE)
-    ended = cli(*lead.split()[1:], "--yes")
+    ended = mover.cli(*lead.split()[1:], "--yes")
     assert ended.returncode == 0, ended.stderr
     mover.rows(0, _WRITE)
     assert mover.subscriptions() == []
-    assert cli.stop(running) == 0
 
 
-def test_sequences_are_warned_of_before_clients_write_on_the_publisher_again(
-    make_cli: MakeCli, own_pair: MakePair
-) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+def test_sequences_are_warned_of_before_clients_write_on_the_publisher_again(apart: Apart) -> None:
+    pair, mover = apart
     mover("--no-verify", kill="enabled")
     mover.rows(1, _WRITE)
     until(lambda: mover.rows(0, "SELECT count(*) FROM writes") == [(1,)])
     pair.target.kill9()
     words = ("switchover", "moved", "--abort", "--gone", "target", "--yes")
-    killed = cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
+    killed = mover.cli(*words, env={"PGSUB_FAILPOINTS": "switchover.releasing=kill"})
     assert killed.returncode == -9 and "sequences of the publisher may be behind" in killed.stderr, killed.stderr
-    ended = cli(*words)
+    ended = mover.cli(*words)
     assert ended.returncode == 0 and "sequences of the publisher may be behind" in ended.stderr, ended.stderr
-    assert cli.stop(running) == 0
 
 
 def test_clients_write_on_the_publisher_again_where_the_target_is_lost_for_good_after_the_switchover(
-    make_cli: MakeCli, own_pair: MakePair
+    apart: Apart,
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     mover("--no-verify")
     mover.rows(1, _WRITE)
     mover.side = 1
@@ -327,7 +291,6 @@ def test_clients_write_on_the_publisher_again_where_the_target_is_lost_for_good_
     mover.rows(0, "SELECT setval('writes_id_seq', 9)")
     mover.rows(0, _WRITE)
     assert mover.subscriptions() == []
-    assert cli.stop(running) == 0
 
 
 @pytest.mark.parametrize("step", [None, "enabled"])
@@ -362,12 +325,9 @@ def test_a_standby_of_the_target_that_lags_does_not_show_that_the_target_has_los
     ("step", "again"), [(None, True), ("given", False), *thorough([(None, False), ("given", True)])]
 )
 def test_clients_write_on_the_publisher_again_where_the_database_of_the_target_was_dropped(
-    make_cli: MakeCli, own_pair: MakePair, step: str | None, again: bool
+    apart: Apart, step: str | None, again: bool
 ) -> None:
-    pair = own_pair()
-    cli = make_cli("", "")
-    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
-    mover = moving(cli, (pair.pubdb, pair.subdb))
+    pair, mover = apart
     mover("--no-verify", kill=step)
     pair.subdb.close()
     until(lambda: _dropped(pair))
@@ -385,7 +345,6 @@ def test_clients_write_on_the_publisher_again_where_the_database_of_the_target_w
     mover("--abort", "--gone", "target")
     mover.rows(0, _WRITE)
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"] * (step is not None)
-    assert cli.stop(running) == 0
 
 
 def _dropped(pair: Pair) -> bool:
