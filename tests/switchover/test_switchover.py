@@ -1087,6 +1087,19 @@ def test_a_fence_that_is_a_command_is_not_left_out_by_the_next_run(mover: Mover)
 
 
 @pytest.mark.long
+def test_a_table_that_is_published_no_more_in_the_pause_leaves_everything_as_it_was(
+    mover: Mover, tmp_path: Path
+) -> None:
+    first = mover.held("sessions_ended", tmp_path, "--timeout", "2m")
+    mover.alone(0, "BEGIN READ WRITE; ALTER PUBLICATION p DROP TABLE writes; COMMIT")
+    (tmp_path / "go").touch()
+    assert first.wait(patience.SECONDS) == 3
+    assert "does not publish every table" in first.log.read_text()  # type: ignore[union-attr]
+    _insert(mover, 0, 1)
+    assert [row["subname"] for row in mover.subscriptions()] == ["moved"]
+
+
+@pytest.mark.long
 def test_a_table_that_is_held_meanwhile_leaves_everything_as_it_was(mover: Mover, tmp_path: Path) -> None:
     first = mover.held("fenced", tmp_path, "--timeout", "2m")
     assert mover.cli("alter", "moved", "--hold", "public.writes").returncode == 0

@@ -84,6 +84,19 @@ _PLANTED = {
         severity="error",
         pub="ALTER PUBLICATION p SET TABLE parts, s, t (id, v)",
     ),
+    "table that is not published any more": Planted(
+        'the publisher does not publish table "public.t" any more',
+        server="giving",
+        severity="error",
+        pub="ALTER PUBLICATION p DROP TABLE t",
+    ),
+    "partitions that are published one by one": Planted(
+        'the publisher does not publish table "public.parts" any more',
+        server="giving",
+        severity="error",
+        pub="ALTER PUBLICATION p SET (publish_via_partition_root = false)",
+        pasted=False,
+    ),
     "too few actions of the publisher": Planted(
         "the publisher does not publish all of insert, update, delete and truncate of 3 tables",
         server="giving",

@@ -17,14 +17,17 @@ from pgsub.commands.switchover.obstacles.obstacle import (
     Obstacle,
     Sides,
     dotted,
+    of_error,
     paste,
     rows,
     several,
 )
 from pgsub.common import quoting
+from pgsub.common.errors import StateForbids
 from pgsub.common.query import named
 from pgsub.common.quoting import word
 from pgsub.protocol.messages import Column, TypeName
+from pgsub.publisher import publication
 from pgsub.publisher.tables import Name
 from pgsub.target.catalog import ddl_hints
 
@@ -90,10 +93,32 @@ class _Column(NamedTuple):
 def find(sides: Sides) -> Iterator[Obstacle]:
     """Yield parts of the subscribed tables that are not replicated to the target."""
     yield from _unpublished(sides)
+    yield from _incomplete(sides)
     yield from _columns(sides)
 
 
 def _unpublished(sides: Sides) -> Iterator[Obstacle]:
+    """Yield subscribed tables of which no changes are sent any more."""
+    publications = sides.sub.publications
+    try:
+        published = {one[:2] for one in publication.published_tables(sides.giving, publications)}
+    except StateForbids as error:
+        yield of_error(error, GIVING)
+        return
+    # guard: a table that the publisher does not publish any more is not left behind
+    names = sorted(sides.tables.keys() - published)
+    to = quoting.name(next(iter(publications), ""))
+    statements = [f"ALTER PUBLICATION {to} ADD TABLE {quoting.name(*name)};" for name in names]
+    yield from _tables(
+        names,
+        "the publisher does not publish {} any more",
+        "What clients have changed since is not on the target, and the way back would overwrite it.",
+        f"{paste(GIVING, statements)}\n{_again(sides, names)}\n"
+        f"Or remove what is not published from the subscription:\npgsub refresh {word(sides.sub.name)}",
+    )
+
+
+def _incomplete(sides: Sides) -> Iterator[Obstacle]:
     wanted = {"publications": list(sides.sub.publications)}
     lists = sides.giving.info.server_version >= LISTS_SINCE
     found = rows(sides.giving, _PUBLISHED.format(filtered="t.rowfilter IS NOT NULL" if lists else "false"), wanted)
@@ -135,10 +160,10 @@ def _tables(names: Sequence[Name], message: str, detail: str, hint: str) -> Iter
 def _whole(sides: Sides, restricted: Sequence[tuple[Any, ...]]) -> str:
     """Return the statements that publish tables completely, and the command that copies them again."""
     statements = []
-    for publication, schema, name, inherits in restricted:
+    for publishing, schema, name, inherits in restricted:
         table = ("ONLY " if inherits else "") + quoting.name(schema, name)
         statements += [
-            f"ALTER PUBLICATION {quoting.name(publication)} {verb} TABLE {table};" for verb in ("DROP", "ADD")
+            f"ALTER PUBLICATION {quoting.name(publishing)} {verb} TABLE {table};" for verb in ("DROP", "ADD")
         ]
     return f"{paste(GIVING, statements)}\n{_again(sides, [(schema, name) for _, schema, name, _ in restricted])}"
 

@@ -57,10 +57,11 @@ class PauseSessions:
         """The users of the sessions, even if they come from a service file or the environment."""
         return {session.info.user for session in self.all}
 
-    def check_way_there(self) -> None:
-        """Check that apply skips no table, and that every table is published on the taking side.
+    def check_way_there(self, command: str) -> None:
+        """Check that apply skips no table, and that every table is published on both sides.
 
-        :raises StateForbids: a table is held, not synchronized, or not published there, or changes were skipped.
+        :param command: the command that restarts the switchover.
+        :raises StateForbids: a table is held, not synchronized, or not published, or changes were skipped.
         """
         sub = self._sub
         relations = subscriptions.relations(self._taking, sub.subid)
@@ -78,6 +79,12 @@ class PauseSessions:
                 hint=f"See them, then replay or prune them:\npgsub conflicts list {word(sub.name)}",
             )
         names = [one.recorded or (one.schemaname, one.relname) for one in relations]
+        # guard: the right to write is not given while the publisher does not send the changes of a table
+        if set(names) - {one[:2] for one in publication.published_tables(self.source, sub.publications)}:
+            raise StateForbids(
+                f'the publisher does not publish every table of subscription "{sub.name}" any more',
+                hint=f"See which, and what to run:\n{command} --dry-run",
+            )
         way_back.published(self.slots, self._back.publications, names)
 
     def check_way_back(self, command: str) -> None:

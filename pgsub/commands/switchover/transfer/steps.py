@@ -261,7 +261,7 @@ class Switchover:
             self._quiet_at = drain.quiet(
                 self._giving, self._taking, self._sub.subid, entry.id, deadline, check, self._kept
             )
-            sessions.check_way_there()
+            sessions.check_way_there(self._options.command)
             sessions.check_way_back(self._options.command)
             self.pause_comparison.hold()
         failpoints.point("switchover.drained")
