@@ -105,10 +105,10 @@ def _unpublished(sides: Sides) -> Iterator[Obstacle]:
     except StateForbids as error:
         yield of_error(error, GIVING)
         return
-    # guard: a table that the publisher does not publish any more is not left behind
     names = sorted(sides.tables.keys() - published)
     to = quoting.name(next(iter(publications), ""))
     statements = [f"ALTER PUBLICATION {to} ADD TABLE {quoting.name(*name)};" for name in names]
+    # guard: a table that the publisher does not publish any more is not left behind
     yield from _tables(
         names,
         "the publisher does not publish {} any more",
