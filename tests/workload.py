@@ -181,6 +181,12 @@ class Table:
     serial: bool = False  #: has an identity column ``n``
     parted: bool = False  #: is partitioned on the publisher
     alike: bool = True  #: the targets are meant to have the publisher's rows
+    split_by: Column | None = None  #: only the targets' partitions have a key, and are split by this
+
+    @property
+    def free(self) -> list[Column]:
+        """The columns without a key that may differ: what splits partitions leads to their rows, see differences.md."""
+        return [column for column in self.columns if column is not self.split_by]
 
     @property
     def searched(self) -> bool:
@@ -214,7 +220,12 @@ def grow_table(schema: str, number: int, seed: int, workload: Workload) -> Table
     slim = _grow_narrower(seed, identity, key, columns, workload)
     shape = _Shape(chance, schema, number, identity, key, columns, parted, parted and not workload.via_root)
     shape.tells = identity != "bare" and random.Random(f"tells {seed}").random() < 0.5
+    split = random.Random(f"leaf keys {seed}")
+    splits = [column for column in columns if column.wide in _SPLITS]
+    if identity == "full" and splits and split.random() < 0.6:
+        shape.split_by = split.choice(splits)
     found = Table(shape.name, identity, key, columns, shape.publisher(), shape.target())
+    found.split_by = shape.split_by
     found.serial, found.parted, found.alike = shape.serial, parted, shape.alike and not slim
     if not parted and identity in ("default", "index", "nothing") and chance.random() < 0.2:
         # TOAST that an update left alone is lost where its row begins to match: the server's own subscriber has NULL
@@ -274,6 +285,7 @@ class _Shape:
         self._generated = chance.random() < 0.3
         self.alike = True
         self.tells = False  #: a partitioned target's trigger notes in a row what was done to it
+        self.split_by: Column | None = None  #: only the partitions of the target have a key, and are split by this
 
     def _key_names(self) -> list[Identifier]:
         return [Identifier(column.name) for column in self._key]
@@ -304,6 +316,8 @@ class _Shape:
         chance.shuffle(parts)
         names = self._key_names()
         chance.shuffle(names)
+        if self.split_by is not None:
+            return self._keyed_leaves(self.split_by, parts, names)
         by_index = self._keyed and not self._parted and chance.random() < 0.2
         if self._keyed and not by_index:
             parts.append(_SQL("PRIMARY KEY ({})").format(_join(names)))
@@ -315,14 +329,25 @@ class _Shape:
             text += self._hash_leaves()
         elif shape in _BOUNDS and not by_index:
             text += self._leaves(_BOUNDS[shape])
-            # SQL can only delete and insert a row whose identity GENERATED ALWAYS changes, see docs/differences.md
-            told = self.tells and not (self.serial and self._always == "ALWAYS")
-            text += self._telling() if told else _SQL("").format()
+            text += self._telling() if self._is_told else _SQL("").format()
         if by_index:
             text += self._target_index(names)
         elif self._identity == "bare" and chance.random() < 0.3:
             text += _SQL("CREATE INDEX ON {} (k);").format(self.name)
         return text
+
+    def _keyed_leaves(self, split_by: Column, parts: Sequence[Composable], names: Sequence[Identifier]) -> Composed:
+        text = self._create(parts, _SQL(" PARTITION BY HASH ({})").format(Identifier(split_by.name)))
+        text += self._hash_leaves()
+        for number in (0, 1):
+            leaf = Identifier(self._schema, f"{self._bare_name} {number}")
+            text += _SQL("ALTER TABLE {} ADD PRIMARY KEY ({});").format(leaf, _join(names))
+        return text + (self._telling() if self._is_told else _SQL("").format())
+
+    @property
+    def _is_told(self) -> bool:
+        # SQL can only delete and insert a row whose identity GENERATED ALWAYS changes, see docs/differences.md
+        return self.tells and not (self.serial and self._always == "ALWAYS")
 
     def _telling(self) -> Composed:
         """A row that goes to another partition is inserted there, and not updated: a trigger sees the difference."""
@@ -370,6 +395,20 @@ class _Shape:
 
 
 _SQL = sql.SQL
+#: Types by whose values targets are partitioned.
+_SPLITS = (
+    "text",
+    "bigint",
+    "boolean",
+    "date",
+    "uuid",
+    "mood",
+    "numeric",
+    "double precision",
+    "inet",
+    "x.citext",
+    "int[]",
+)
 _PARTED = {
     "range": " PARTITION BY RANGE (k)",
     "list": " PARTITION BY LIST (k)",

@@ -42,7 +42,7 @@ def stray(sides: Sides, chance: random.Random) -> str:
     """Rows of the targets change or go, so that changes of the publisher miss them."""
     for table in sides.tables:
         table.alike = False
-        column = chance.choice([*table.columns, None])
+        column = chance.choice([*table.free, None])
         rest = Literal(chance.randrange(5))
         if column is not None and table.identity != "nothing":
             value = column.value(chance)
@@ -70,7 +70,7 @@ def add_column(sides: Sides, chance: random.Random) -> str:
 
 
 def _some_column(sides: Sides, chance: random.Random) -> tuple[Table, Column] | None:
-    found = [(table, column) for table in sides.tables if not table.listed for column in table.columns]
+    found = [(table, column) for table in sides.tables if not table.listed for column in table.free]
     return chance.choice(found) if found else None
 
 
@@ -117,7 +117,7 @@ def retype_column(sides: Sides, chance: random.Random) -> str:
 
 def flip_identity(sides: Sides, chance: random.Random) -> str:
     """A replica identity becomes all columns, or the primary key again."""
-    some = [t for t in sides.tables if t.identity in ("default", "full") and not t.listed and not t.parted]
+    some = [t for t in sides.tables if t.identity in ("default", "full") and not (t.listed or t.parted or t.split_by)]
     if some:
         table = chance.choice(some)
         table.identity = "full" if table.identity == "default" else "default"
