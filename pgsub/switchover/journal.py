@@ -133,7 +133,9 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
         if one.phase in UNFINISHED[one.side]:
             raise StateForbids(
                 f'a switchover of subscription "{one.subname}" of the same database is under way',
-                hint=f"Let it finish, or abort it:\n{one.command} --status\n{one.command} --abort",
+                hint=f"Let it finish, or abort it:\n{one.command} --status\n{one.command} --abort\n"
+                "If its subscriptions are gone for good, run this here:\n"
+                f"BEGIN READ WRITE; DELETE FROM pgsub.switchover WHERE id = {quoting.literal(one.id)}; COMMIT;",
             )
 
 
@@ -231,10 +233,18 @@ def check_not_needed(connection: psycopg.Connection, sub: Subscription, *, enabl
     """
     # guard: subscriptions of a switchover in progress are neither dropped nor renamed
     if (entry := needing(connection, sub.subid, enabled=enabled)) is not None:
-        raise StateForbids(
-            f'subscription "{sub.name}" takes part in a switchover that is under way',
-            hint=f"Let it finish, or abort it. To see its state:\n{entry.command} --status",
-        )
+        raise takes_part(sub.name, entry.command)
+
+
+def takes_part(name: str, command: str) -> StateForbids:
+    """Make the error for a subscription that a running switchover needs.
+
+    :param command: of the switchover.
+    """
+    return StateForbids(
+        f'subscription "{name}" takes part in a switchover that is under way',
+        hint=f"Let it finish, or abort it. To see its state:\n{command} --status",
+    )
 
 
 def keeps(connection: psycopg.Connection, subid: int) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -87,6 +88,44 @@ def test_an_abort_needs_the_target_only_for_what_was_made_there(apart: Apart) ->
     assert mover("--abort")["state"] == "as before"
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots") == [(0,)]
     mover.caught_up()
+
+
+def test_a_subscription_of_a_switchover_is_not_dropped_because_its_target_is_away(apart: Apart) -> None:
+    pair, mover = apart
+    mover("--no-verify", kill="fenced")
+    pair.target.kill9()
+    for name in ("moved", "moved_back"):
+        for words in (("--yes",), ("--keep-target", "--yes"), ("--keep-target", "--keep-slot", "--yes")):
+            if name == "moved" or "--keep-target" in words:
+                ended = mover.cli("drop", name, *words)
+                one_error(ended, 3, f'"{name}" takes part in a switchover', "pgsub switchover moved --status")
+    pair.target.start()
+    assert mover("--abort")["state"] == "as before"
+    mover.rows(0, _WRITE)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_state_folder_from_before_a_switchover_that_is_under_way_lets_clients_write_on_the_publisher_again(
+    apart: Apart, away: bool
+) -> None:
+    pair, mover = apart
+    mover("--no-verify", kill="fenced")
+    with closing(sqlite3.connect(mover.cli.state / "state.db")) as store, store:
+        store.execute("DELETE FROM pg_subscription WHERE subname = 'moved_back'")
+    told = "pgsub switchover moved --abort"
+    found = mover("--status")
+    assert (found["giving"], [one["command"] for one in found["choices"]]) == ("fenced", [told])
+    if away:
+        pair.publisher.kill9()
+    ended = mover.cli(*told.split()[1:], "--yes")
+    assert ended.returncode == 0 and "pg_drop_replication_slot('moved_back')" in ended.stderr, ended.stderr
+    if away:
+        assert "the publisher cannot be reached, and may keep clients from writing" in ended.stderr, ended.stderr
+        pair.publisher.start()
+        assert mover("--abort")["state"] == "as before"
+    mover.rows(0, _WRITE)
+    mover.caught_up()
+    assert mover("--status")["state"] == "none"
 
 
 def test_a_target_that_dies_in_the_pause_and_stays_away_ends_it(apart: Apart, tmp_path: Path) -> None:

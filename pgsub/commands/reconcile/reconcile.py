@@ -118,8 +118,8 @@ def reconcile(
         sub = store.subscription(options.name)
         if options.dry_run:
             with ledger_session(store, sub) as session:
-                check_no_switchover(session, store, sub)
                 lost_switchover.check(session, store, sub)
+                check_no_switchover(session, store, sub)
                 found = _survey(session, sub, options)
             _explain(found, options, reporter)
             table_changes.report_dry_run(found.plan, reporter)
@@ -127,8 +127,8 @@ def reconcile(
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             opened = ledger_session(store, sub, reporter, options.deadline)
             with opened as session, maintenance(session, store, sub):
-                check_no_switchover(session, store, sub)
                 lost_switchover.check(session, store, sub)
+                check_no_switchover(session, store, sub)
                 begun = _begun(store, sub)
                 found = _survey(session, sub, options, force=begun is not None)
                 if begun is not None and found.diagnosis.fits:

@@ -59,6 +59,7 @@ def drop(
     if_exists: bool = False,
     keep_slot: bool = False,
     keep_target: bool = False,
+    ends_switchover: bool = False,
     reporter: Reporter,
 ) -> None:
     """End the workers, drop the slots, roll back prepared transactions, forget progress and definition, in this order.
@@ -68,8 +69,10 @@ def drop(
     :param keep_slot: whether to keep the replication slots on the publisher.
     :param keep_target: whether to change nothing on the target because it is gone. If it answers, it is only asked
         whether the subscription was moved.
+    :param ends_switchover: whether a switchover that is under way needs the subscription no more.
     :raises SubscriptionNotFound: the subscription does not exist, and ``if_exists`` is not set.
-    :raises StateForbids: with ``keep_target``, another state store has a newer definition, and uses the slots.
+    :raises StateForbids: a switchover is under way; or with ``keep_target``, another state store has a newer
+        definition, and uses the slots.
     :raises PublisherUnavailable: the slots cannot be dropped. Nothing was removed.
     :raises PermissionMissing: another role prepared transactions for the subscription. Nothing was removed.
     :raises LockHeld: a launcher does not release the subscription.
@@ -88,6 +91,8 @@ def drop(
             if not keep_target:
                 _forget(store, sub, reporter, keep_slot=keep_slot, lost=lost)
             else:
+                if not ends_switchover:
+                    _check_not_moving(store, sub)
                 if not keep_slot:
                     _check_newest(store, sub)
                     drop_slots(sub, None, None, reporter, lost=lost)
@@ -124,12 +129,21 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
 
 def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     """Remove the subscription from both servers. The ledger names the slots until they are dropped."""
-    with _target(sub) as session, TargetWait(session, sub, reporter, None):
+    with _target(store, sub) as session, TargetWait(session, sub, reporter, None):
         try:
             with maintenance(session, store, sub):
                 _remove(session, store, sub, reporter, keep_slot=keep_slot, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
+
+
+def _check_not_moving(store: StateStore, sub: Subscription) -> None:
+    """Refuse a subscription of a switchover as long as both subscriptions of it are there. No server is asked."""
+    back = store.way_back_of(sub.subid)
+    ending = None if sub.way_back_of is None else store.subscription_by_id(sub.way_back_of)
+    # guard: a subscription of a switchover that is under way is not dropped because a server is gone
+    if back is not None or ending is not None:
+        raise journal.takes_part(sub.name, (back or sub).switchover)
 
 
 def _check_newest(store: StateStore, sub: Subscription) -> None:
@@ -147,10 +161,11 @@ def _check_newest(store: StateStore, sub: Subscription) -> None:
         definitions.check_newest(session, sub, partial(store.subscription_by_id, sub.subid))
 
 
-def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
+def _target(store: StateStore, sub: Subscription) -> contextlib.closing[psycopg.Connection]:
     try:
         return connect_target(sub, replica=False)
     except TargetUnavailable as error:
+        _check_not_moving(store, sub)
         error.hint = (
             "The progress of the subscription is kept on the target; drop it when the target is back,"
             f" or if that is gone for good:\npgsub drop {word(sub.name)} --keep-target --yes"

@@ -87,8 +87,11 @@ def _undo(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> 
             server_gone.decline(options, store, sub, entry, taking, reporter)
             return Outcome(*options.names, AS_BEFORE, None, journal.DECLINED)
         if back is None:
-            right_to_write.decline(taking, entry)
             way_back_subscription.remove_interrupted(options, store, sub, entry, reporter)
+            right_to_write.decline(taking, entry)
+            # guard: a publisher stays closed to clients only if that is told
+            if not _reopen_returned(options, store, sub, taking) and entry.phase == journal.PREPARED:
+                _warn_of_publisher(options, reporter)
             return Outcome(*options.names, AS_BEFORE, None, journal.DECLINED)
         try:
             giving = stack.enter_context(giving_ledger(options, store, back))
@@ -102,14 +105,26 @@ def _undo(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> 
 
 def _reopen_returned(
     options: SwitchoverOptions, store: StateStore, sub: Subscription, taking: psycopg.Connection
-) -> None:
-    """Let clients write on a publisher that was declared gone and is back, if it can be reached."""
+) -> bool:
+    """Let clients write on a publisher whose reverse subscription this state store does not have any more.
+
+    :return: False if the publisher cannot be reached.
+    """
     with (
         contextlib.suppress(TargetUnavailable, PublisherUnavailable),
         server_gone.returned(options, store, sub, taking) as back_again,
     ):
         if back_again is not None:
             server_gone.reopen(options, sub, *back_again, taking)
+        return True
+    return False
+
+
+def _warn_of_publisher(options: SwitchoverOptions, reporter: Reporter) -> None:
+    reporter.warning(
+        "the publisher cannot be reached, and may keep clients from writing",
+        hint=f"Run this again when it can:\n{options.command} --abort",
+    )
 
 
 def _let_write(
@@ -134,22 +149,23 @@ def _undo_without_target(options: SwitchoverOptions, store: StateStore, reporter
     if back is None:
         sub = the_one(store, options)
         back = store.way_back_of(sub.subid)
-    if back is None:
+    if back is None:  # an earlier run may have dropped it
         server_gone.check_gone(options, sub, None, None, reporter)
-        return Outcome(*options.names, AS_BEFORE)
-    with ledger_session(store, back) as giving:
-        there = _row(options, giving, back)
-        check_command(there, options, abort=True)
-        journal.check_alone(giving, there.id)
-        lost = server_gone.Lost(recorded_database(giving, back.subid), there.id)
-        server_gone.check_gone(options, sub, back, lost, reporter)
-        Undoing(options, store, sub, back, None, giving, reporter).run(_lost(there))
+    else:
+        with ledger_session(store, back) as giving:
+            there = _row(options, giving, back)
+            check_command(there, options, abort=True)
+            journal.check_alone(giving, there.id)
+            lost = server_gone.Lost(recorded_database(giving, back.subid), there.id)
+            server_gone.check_gone(options, sub, back, lost, reporter)
+            Undoing(options, store, sub, back, None, giving, reporter).run(_lost(there))
     if sub is not None:
         reporter.warning(
             f'subscription "{sub.name}" remains, and its slot keeps WAL on the publisher',
             hint=f"To drop both:\npgsub drop {word(sub.name)} --keep-target --yes",
         )
-    return Outcome(*options.names, AS_BEFORE, journal.RELEASED, said="Clients write on the publisher.")
+    done = None if back is None else journal.RELEASED
+    return Outcome(*options.names, AS_BEFORE, done, said=None if back is None else "Clients write on the publisher.")
 
 
 def _undo_lost(options: SwitchoverOptions, store: StateStore, reporter: Reporter) -> Outcome | None:

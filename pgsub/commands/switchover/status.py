@@ -11,7 +11,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.subscription import lost_switchover
 from pgsub.commands.switchover.obstacles.obstacle import in_their_words
 from pgsub.commands.switchover.outcome import DONE, NONE, UNDER_WAY, Choice, Outcome
-from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions, ended_way_back
+from pgsub.commands.switchover.parties import PUBLISHER, TARGET, SwitchoverOptions, ended_way_back, giving_session
 from pgsub.commands.switchover.transfer import giving_fence, server_gone
 from pgsub.commands.switchover.under_way import promotes, under_way
 from pgsub.common.errors import (
@@ -101,7 +101,10 @@ def status(options: SwitchoverOptions) -> Outcome:
             if back is None or back.way_back_of != sub.subid:
                 raise
             return _of_giving(options, store, back)
-        return _of_both(options, store, here, store.way_back_of(here.subid))
+        back = store.way_back_of(here.subid)
+        if back is None and here.phase == journal.PREPARED:
+            return _of_unknown_way_back(options, store, sub, here)
+        return _of_both(options, store, here, back)
 
 
 def _of_ended(options: SwitchoverOptions, store: StateStore, back: Subscription, state: str = DONE) -> Outcome:
@@ -178,6 +181,22 @@ def _of_giving(options: SwitchoverOptions, store: StateStore, back: Subscription
     pause = None if given else there.fenced_for
     found = Outcome(*options.names, UNDER_WAY, there.phase, None, pause, {}, said, unreachable=away)
     found.choices = _choices(options, there, None, there, away)
+    return found
+
+
+def _of_unknown_way_back(options: SwitchoverOptions, store: StateStore, sub: Subscription, here: Entry) -> Outcome:
+    """Return what the publisher knows of a reverse subscription that this state store does not have."""
+    there: Entry | None = None
+    away: tuple[str, ...] = (journal.GIVING,)
+    with (
+        contextlib.suppress(TargetUnavailable, PublisherUnavailable),
+        giving_session(options, sub) as giving,
+    ):
+        there, away = server_gone.left(giving, here, sub, store), ()
+    said = _UNKNOWN[journal.GIVING] if away else _SAID[here.phase if there is None else there.phase]
+    phase = None if there is None else there.phase
+    found = Outcome(*options.names, UNDER_WAY, phase, here.phase, said=said, unreachable=away)
+    found.choices = [Choice("leave everything as it was", _commands(options, here)[1])]
     return found
 
 

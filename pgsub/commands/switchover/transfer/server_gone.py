@@ -188,7 +188,6 @@ def give_up_publisher(
 
     It may be any server, so nothing is changed there.
     """
-    _give_up(options, sub, back, entry, taking, InnerReporter(reporter, backward=True))
     database = ci.resolved(ci.parse(back.target, PUBLISHER)).get("dbname", "")
     reporter.warning(
         "the publisher was not changed, because it has lost what was made there for the way back",
@@ -197,6 +196,7 @@ def give_up_publisher(
         if entry.fence == fence.READ_ONLY
         else "See that clients can write there.",
     )
+    _give_up(options, sub, back, entry, taking, InnerReporter(reporter, backward=True))
 
 
 def _give_up(
@@ -228,11 +228,18 @@ def returned(
         yield None
         return
     with giving_session(options, sub) as giving:
-        installed = installation.installed_version(giving) >= installation.VERSION
-        there = journal.of(giving, entry.id) if installed else None
-        if there is not None and not _is_left(there, sub, store):
-            there = None
+        there = left(giving, entry, sub, store)
         yield None if there is None else (there, giving)
+
+
+def left(giving: psycopg.Connection, entry: Entry, sub: Subscription, store: StateStore) -> Entry | None:
+    """Return the row of a giving side whose reverse subscription this state store does not have, None if it has none.
+
+    :param entry: the row of the taking side.
+    """
+    installed = installation.installed_version(giving) >= installation.VERSION
+    there = journal.of(giving, entry.id) if installed else None
+    return there if there is not None and _is_left(there, sub, store) else None
 
 
 def _is_left(there: Entry, sub: Subscription, store: StateStore) -> bool:
@@ -263,5 +270,5 @@ def reopen(
 def drop_way_back(options: SwitchoverOptions, back: Subscription | None, reporter: Reporter) -> None:
     """Drop the reverse subscription to the lost publisher, with its slot on the target."""
     if back is not None:
-        drop(options.state_dir, back.name, if_exists=True, keep_target=True, reporter=reporter)
+        drop(options.state_dir, back.name, if_exists=True, keep_target=True, ends_switchover=True, reporter=reporter)
         failpoints.point("switchover.back_dropped")

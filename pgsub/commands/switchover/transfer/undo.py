@@ -100,11 +100,16 @@ class Undoing:
         self._continue(entry, there)
         keep_slot = self.taking is None or slot_state(self.taking, self.back.slot_name or "") is None
         quiet = InnerReporter(self.reporter, backward=True)
+        if self.taking is None:  # nothing else is left to do
+            self._end(there)
         drop(self.options.state_dir, self.back.name, if_exists=True, keep_slot=keep_slot, reporter=quiet)
         failpoints.point("switchover.dropped")
+        self._end(there)
+
+    def _end(self, there: Entry | None) -> None:
         if there is not None:  # the run may have ended before the row was written
             with durable(self.giving):
-                journal.move(self.giving, entry.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
+                journal.move(self.giving, there.id, (journal.RELEASING, journal.RELEASED), journal.RELEASED)
 
     def _warn_of_sequences(self, there: Entry) -> None:
         """Warn if rows came back that were written on the taking side, or if they may have."""

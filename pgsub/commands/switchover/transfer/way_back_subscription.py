@@ -26,6 +26,7 @@ from pgsub.common import failpoints, quoting, server_words
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
+from pgsub.publisher import slots
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import two_phase_state
@@ -136,20 +137,23 @@ def remove_interrupted(
 
     :param entry: the row of the taking side. It says whether a creation had begun.
     """
-    _, name = options.names
+    name = entry.back_name
     if entry.back_subid is None:
         return
+    slot, why = _slot_name(name), ""
     try:
         with giving_session(options, sub) as giving, connect_publisher(sub, options.to_taking(sub)) as source:
             registration.undo_interrupted(giving, source, name, store)
+            if slots.slot_state(source, slot) is None:
+                return
     except (PgsubError, psycopg.Error) as error:
-        slot, said = _slot_name(name), error if isinstance(error, PgsubError) else server_words.said(error)
-        reporter.warning(
-            f'what was made for subscription "{name}" may be left: {said.message}',
-            f'Replication slot "{slot}" retains WAL on the target.',
-            "The next switchover removes it. To remove only the slot, run this on the target:\n"
-            f"SELECT pg_drop_replication_slot({quoting.literal(slot)});",
-        )
+        said = error if isinstance(error, PgsubError) else server_words.said(error)
+        why = f": {said.message}"
+    reporter.warning(
+        f'what was made for subscription "{name}" may be left{why}',
+        f'Replication slot "{slot}" retains WAL on the target.',
+        f"If nothing else uses it, run this on the target:\nSELECT pg_drop_replication_slot({quoting.literal(slot)});",
+    )
 
 
 def _slot_name(back: str) -> str:
