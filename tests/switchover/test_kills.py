@@ -156,6 +156,18 @@ def _settings(mover: Mover) -> list[list[tuple[object, ...]]]:
     return [*found, mover.rows(1, "SELECT subname FROM pgsub.subscription")]
 
 
+def test_a_command_for_the_wrong_direction_does_not_report_that_everything_is_as_it_was(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.side = 1
+    mover.caught_up()
+    mover("--no-verify", kill="fenced")
+    for words in (("--abort",), ("--no-verify",)):
+        ended = mover.cli("switchover", "moved", *words, "--yes")
+        one_error(ended, 3, '"moved" takes part in a switchover', "pgsub switchover moved --back --status")
+    assert mover("--abort")["state"] == "as before"
+    mover.rows(1, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
+
+
 def test_a_run_that_is_killed_once_the_target_has_forgotten_the_subscription_goes_on(mover: Mover) -> None:
     killed = mover.cli(
         "switchover", "moved", "--yes", "--no-verify", env={"PGSUB_FAILPOINTS": "drop.after_ledger=kill"}

@@ -28,7 +28,7 @@ from pgsub.common.errors import (
 from pgsub.common.quoting import word
 from pgsub.common.subscription import BACK_SUFFIX, Subscription
 from pgsub.publisher import database
-from pgsub.switchover import fence
+from pgsub.switchover import fence, journal
 from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 
@@ -262,7 +262,8 @@ def ended_way_back(store: StateStore, options: SwitchoverOptions) -> Subscriptio
 def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
     """Return the ending subscription.
 
-    :raises StateForbids: only the subscription of the other direction exists.
+    :raises StateForbids: only the subscription of the other direction exists, or a switchover of the other direction is
+        under way.
     :raises SubscriptionNotFound: neither exists.
     """
     active, back = options.names
@@ -274,4 +275,8 @@ def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
             detail=f'Subscription "{back}" replicates now.',
             hint=f"To go the other way:\npgsub switchover {word(options.name)}{'' if options.back else ' --back'}",
         )
-    return store.subscription(active)
+    sub = store.subscription(active)
+    # guard: a command for the wrong direction does not report that everything is as it was before
+    if sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is not None:
+        raise journal.takes_part(active, sub.switchover)
+    return sub

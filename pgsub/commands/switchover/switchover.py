@@ -165,7 +165,7 @@ class _Run:
                 if self._store.way_back_of(self._sub.subid) is None:
                     raise
                 raise _with_hint(TargetLagged(), self._options) from None
-            except TargetReplaced as error:
+            except (TargetUnavailable, TargetReplaced) as error:
                 if self._store.way_back_of(self._sub.subid) is not None:
                     error.hint = f"See where the switchover stands:\n{self._options.command} --status"
                 raise
