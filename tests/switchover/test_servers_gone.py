@@ -215,6 +215,10 @@ def test_a_target_that_has_taken_nothing_is_left_as_it_was_though_the_publisher_
     _refused(mover, code=4, says="could not connect to the publisher", hint="--abort --gone publisher")
     _refused(mover, "--gone", "publisher", says="has not taken the right", hint="--abort --gone publisher")
     mover("--abort", "--gone", "publisher", kill="declined")
+    assert "it is not known whether clients write there" in mover("--status")["said"]
+    pair.publisher.start()
+    assert "still keeps clients from writing" in mover("--status")["said"]
+    pair.publisher.kill9()
     assert mover("--abort", "--gone", "publisher")["state"] == "as before"
     assert mover.rows(1, settings) == before and mover.rows(1, _SLOTS) == [(0,)]
     assert [row["subname"] for row in mover.subscriptions()] == ["moved"]

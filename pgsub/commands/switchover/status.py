@@ -59,6 +59,7 @@ _GIVING_LOST = (
     "The publisher has lost what was made there for the way back: it was restored, or its schema pgsub was dropped, or"
     " an abort was interrupted."
 )
+_STILL_CLOSED = "The target has declined the right to write, and the publisher still keeps clients from writing."
 _RETURNED = "The publisher, which was said to be gone, is back, and keeps clients from writing. The target declined."
 _MAY_BE_TAKEN = "The publisher has given the right to write. The target, which may have taken it, cannot be reached."
 #: Seconds that a longer pause adds to the elapsed time.
@@ -219,7 +220,11 @@ def _of_both(options: SwitchoverOptions, store: StateStore, here: Entry, back: S
         except (LedgerLost, TargetReplaced):
             if here.phase not in journal.HAS_TAKEN:
                 return _of_publisher_lost(options, here)
-    if here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
+    if here.phase == journal.DECLINED and there is not None and there.phase in (journal.FENCED, journal.GIVEN):
+        said = _STILL_CLOSED
+    elif here.phase == journal.DECLINED and away:
+        said = _UNKNOWN[journal.GIVING]
+    elif here.phase in (*journal.HAS_TAKEN, journal.DECLINED, journal.LOST):
         said = _SAID[here.phase]
         if here.phase in journal.HAS_TAKEN and back is not None and not away and lost_by(there, here):
             said = f"{said} {_LAGGED}"
