@@ -327,3 +327,21 @@ def test_a_row_of_the_publisher_is_never_taken_for_one_of_the_target_whatever_co
     there, here = iter([("1", "(0,1)", "16384", "(0,2)")]), iter([("2", "7", "16384", "(0,3)")])
     copied_parts._take(found, copied_parts._alone(there, here))
     assert (found.missing, found.surplus) == (["(0,1)"], [(7, 16384, "(0,3)")])
+
+
+def test_the_children_of_a_table_whose_interrupted_copy_is_removed_keep_their_rows(pair: MakePair, at: At) -> None:
+    table = f"{TABLE}; CREATE TABLE c (PRIMARY KEY (id)) INHERITS (t)"
+    p = pair(table, pub=f"{ROWS}; INSERT INTO c VALUES (10001, 'child')", state="i", copy_workers=1)
+    at("copy.before_commit=error@3")
+    with pytest.raises(TargetUnavailable):
+        p.sync("t")
+    p.set(copy_atomic=True)
+    p.sync("c")
+    p.subdb.execute("UPDATE ONLY t SET v = 'changed here' WHERE id IN (1, 2)")
+    with pytest.raises(ApplyError, match="could not remove the rows") as caught:
+        p.sync("t")
+    p.subdb.execute(str(caught.value.hint).splitlines()[-1])
+    p.sync("t")
+    p.apply()
+    assert p.subdb.value("SELECT count(*) FROM ONLY t") == 3000
+    assert p.subdb.rows("SELECT * FROM ONLY c") == [(10001, "child")]

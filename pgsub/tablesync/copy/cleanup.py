@@ -21,7 +21,7 @@ from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import roles, transactions
-from pgsub.target.sql.statement_builder import table_name
+from pgsub.target.sql.statement_builder import only
 
 _READABLE = "SELECT pg_catalog.has_table_privilege(%s, 'SELECT') AND NOT pg_catalog.row_security_active(%s)"
 
@@ -70,7 +70,6 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     :raises psycopg.errors.LockNotAvailable: a local transaction locks the table; try again later.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed.
     """
-    table = table_name(target)
     subid = claim.subid
     with transactions.durable(connection):
         worker_takeover.fence(connection, claim)
@@ -90,7 +89,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
                     detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
                     f" {meanwhile}{', and rows may have been added' if streamed else ''}.",
-                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {quoting.statement(table)};",
+                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {quoting.statement(only(target))};",
                 )
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault
@@ -103,7 +102,7 @@ def delete_rows(connection: psycopg.Connection, target: TargetRelation, xids: Se
     with roles.using(connection, target):
         # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
         return connection.execute(
-            sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table_name(target), sql.Literal(texts))
+            sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(only(target), sql.Literal(texts))
         ).rowcount
 
 

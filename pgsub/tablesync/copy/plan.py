@@ -20,7 +20,7 @@ from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.tables.chunks import Part
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
-from pgsub.target.sql.statement_builder import table_name
+from pgsub.target.sql.statement_builder import only, table_name
 
 #: Maximum size of a chunk. PGSUB_CHUNK_BYTES is for tests, so that small tables have chunks too.
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
@@ -197,7 +197,7 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
 
 
 def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Return whether a table is empty."""
-    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(table_name(target))
+    """Return whether a table is empty. Its inheritance children do not count."""
+    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(only(target))
     with connection.transaction(), roles.using(connection, target, table_lock.READING):
         return scalar(connection, query) is None
