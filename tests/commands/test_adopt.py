@@ -256,12 +256,21 @@ def test_a_subscription_that_came_meanwhile_keeps_its_rows(cli: Cli, tables: Tab
         assert cli("drop", name, "--yes").returncode == 0
 
 
-def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Tables) -> None:
+@pytest.mark.parametrize("without", ["rows", "published rows", "rows of its own"])
+def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Tables, without: str) -> None:
     tables[1].execute(_FILL)
     tables[0].execute("TRUNCATE a")
-    one_error(cli.create("s", "--adopt", "--yes"), 3, 'table "public.a" cannot be adopted: the publisher has no row')
+    if without == "published rows":
+        tables[0].execute("INSERT INTO a VALUES (5000, 'x'); ALTER PUBLICATION p SET TABLE a WHERE (id < 0), b")
+    if without == "rows of its own":
+        for one in tables:
+            one.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (a)")
+        tables[0].execute("INSERT INTO child VALUES (5000, 'x'); ALTER PUBLICATION p ADD TABLE child")
+    one_error(
+        cli.create("s", "--adopt", "--yes"), 3, 'table "public.a" cannot be adopted: the publisher publishes no row'
+    )
     nothing_created(cli, *tables)
-    assert tables[1].value("SELECT count(*) FROM a") == 100
+    assert tables[1].value("SELECT count(*) FROM ONLY a") == 100
 
 
 @pytest.mark.long
@@ -270,7 +279,7 @@ def test_a_table_that_is_empty_on_both_sides_is_adopted_again(served: tuple[Cli,
     words = ("refresh", name, "--resync", "public.a", "--adopt", "--yes")
     tables[0].execute("ALTER TABLE a RENAME TO old; CREATE TABLE a (LIKE old INCLUDING ALL); DROP TABLE old")
     tables[0].execute("ALTER PUBLICATION p ADD TABLE a")
-    one_error(cli(*words), 3, "the publisher has no row of it")
+    one_error(cli(*words), 3, "the publisher publishes no row of it")
     tables[1].execute("TRUNCATE a")
     ended = cli(*words)
     assert ended.returncode == 0, ended.stderr

@@ -343,7 +343,9 @@ def test_nothing_is_changed_where_a_table_cannot_be_compared_or_a_publication_is
     assert cli.create("s").returncode == 0
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
     tables[0].execute("TRUNCATE a")
-    one_error(cli("reconcile", "s", "--yes"), 3, 'table "public.a" cannot be adopted: the publisher has no row of it')
+    one_error(
+        cli("reconcile", "s", "--yes"), 3, 'table "public.a" cannot be adopted: the publisher publishes no row of it'
+    )
     tables[0].execute("ALTER PUBLICATION p RENAME TO q")
     one_error(cli("reconcile", "s", "--yes"), 3, 'publication "p" does not exist')
     assert tables[0].rows(_SLOTS) == [] and tables[1].value(_NEW_SLOT, "s") is None

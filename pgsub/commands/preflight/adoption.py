@@ -78,7 +78,12 @@ def _refuse_empty(source: publisher.Connection, table: Table) -> None:
     :raises TableReplaced: the name now belongs to another table.
     """
     remote = table.remote
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(remote.schema, remote.name))
+    # as the copy reads it: the rows that are published, without inheritance children
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {}{} WHERE {})").format(
+        sql.SQL("" if remote.relkind == "p" else "ONLY "),
+        sql.Identifier(remote.schema, remote.name),
+        sql.SQL(remote.row_filter or "true"),
+    )
     try:
         with source.transaction():
             table_lock.hold(source, remote.oid, remote.schema, remote.name, table_lock.READING)
@@ -90,7 +95,7 @@ def _refuse_empty(source: publisher.Connection, table: Table) -> None:
     # guard: an empty publisher does not empty the target
     if found is not None and not found[0]:
         raise StateForbids(
-            f'table "{table.name}" cannot be adopted: the publisher has no row of it',
+            f'table "{table.name}" cannot be adopted: the publisher publishes no row of it',
             detail="All its rows on the target would be deleted.",
             hint="If that is right, empty it on the target first.",
         )
