@@ -7,7 +7,7 @@ for the LSN. Nothing is changed and no server is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -253,12 +253,24 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
 
 
 def _hinted(hint: str) -> Iterator[Step]:
-    """Yield an error's hint as steps: its text, and the lines to paste, for the target or the shell."""
+    """Yield an error's hint as steps: text, and the lines to paste below it, for the target or the shell."""
     text, *lines = hint.split("\n")
-    while lines and not _pasted(lines[0]):
-        text += f" {lines.pop(0)}"
-    statements = tuple(line for line in lines if not line.startswith("pgsub "))
-    commands = tuple(line for line in lines if line.startswith("pgsub "))
+    pasted: list[str] = []
+    for line in lines:
+        # guard: a sentence between two commands begins a step, because it may say that the second replaces the first
+        if pasted and not _pasted(line):
+            yield from _steps(text, pasted)
+            text, pasted = line, []
+        elif _pasted(line):
+            pasted.append(line)
+        else:
+            text += f" {line}"
+    yield from _steps(text, pasted)
+
+
+def _steps(text: str, pasted: Sequence[str]) -> Iterator[Step]:
+    statements = tuple(line for line in pasted if not line.startswith("pgsub "))
+    commands = tuple(line for line in pasted if line.startswith("pgsub "))
     if not (statements and commands):
         yield Step(text, commands, statements)
         return

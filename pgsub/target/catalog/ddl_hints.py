@@ -158,8 +158,8 @@ def replaced(
     return SchemaFault(
         f'logical replication target relation "{name[0]}.{name[1]}" {what}',
         detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-        hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {sub}\n"
-        f"If it has rows already, as after pg_restore, send only those that differ:\npgsub refresh {sub} --adopt",
+        hint=f"If it has rows already, as after pg_restore, send only those that differ:\npgsub refresh {sub} --adopt\n"
+        f"Otherwise let it be copied:\npgsub refresh {sub}",
     )
 
 
