@@ -31,6 +31,12 @@ Edit = tuple[int, int, str]
 
 #: promise: the tests that fail without its guard
 PROMISES: dict[str, tuple[str, ...]] = {
+    "what a user has interrupted does not go on, because a server is away": (
+        "test_who_interrupts_it_while_a_server_is_away_reads_what_is_left_and_it_does_not_go_on",
+    ),
+    "who interrupts the attempts reads what is left to do": (
+        "test_who_interrupts_it_while_a_server_is_away_reads_what_is_left_and_it_does_not_go_on",
+    ),
     "a sentence between two commands begins a step, because it may say that the second replaces the first": (
         "test_alternatives_of_a_hint_are_steps_of_their_own_and_the_careful_one_is_the_first",
     ),

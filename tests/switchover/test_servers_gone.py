@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +89,25 @@ def test_an_abort_needs_the_target_only_for_what_was_made_there(apart: Apart) ->
     assert mover("--abort")["state"] == "as before"
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots") == [(0,)]
     mover.caught_up()
+
+
+@pytest.mark.parametrize("trying", [False, True])
+def test_who_interrupts_it_while_a_server_is_away_reads_what_is_left_and_it_does_not_go_on(
+    apart: Apart, tmp_path: Path, trying: bool
+) -> None:
+    pair, mover = apart
+    first = mover.held("fenced", tmp_path, "--timeout", "2m")
+    pair.publisher.kill9()
+    if trying:
+        (tmp_path / "go").touch()
+        until(lambda: "trying again" in first.log.read_text())  # type: ignore[union-attr]
+    first.send_signal(signal.SIGINT)
+    assert first.wait(120) == 130
+    said = first.log.read_text()  # type: ignore[union-attr]
+    assert "could not be undone" in said and "pgsub switchover moved --abort" in said, said
+    pair.publisher.start()
+    assert mover("--abort")["state"] == "as before"
+    mover.rows(0, _WRITE)
 
 
 def test_a_subscription_of_a_switchover_is_not_dropped_because_its_target_is_away(apart: Apart) -> None:

@@ -93,7 +93,21 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
                 until = time.monotonic() + options.limit + AGAIN
             if time.monotonic() > until:
                 raise
-            time.sleep(0.3)
+            _pause(options, reporter)
+        except KeyboardInterrupt:
+            if until and run.in_pause is None:  # otherwise the run has told what it left
+                reporter.warning(*steps.not_undone(options.command))
+            raise
+
+
+def _pause(options: SwitchoverOptions, reporter: Reporter) -> None:
+    """Wait until the next attempt."""
+    try:
+        time.sleep(0.3)
+    except KeyboardInterrupt:
+        # guard: who interrupts the attempts reads what is left to do
+        reporter.warning(*steps.not_undone(options.command))
+        raise
 
 
 def _with_hint(error: PgsubError, options: SwitchoverOptions) -> PgsubError:

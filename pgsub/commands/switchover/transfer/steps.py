@@ -45,6 +45,18 @@ TAKE = 5.0
 LATE = 10.0
 
 
+def not_undone(command: str) -> tuple[str, str, str]:
+    """Return the warning, with detail and hint, about an interrupted switchover that could not be undone.
+
+    :param command: of the switchover.
+    """
+    return (
+        "the switchover was interrupted, and could not be undone, because a server is away",
+        "Clients may be able to write nowhere.",
+        f"Leave everything as it was:\n{command} --abort",
+    )
+
+
 class Switchover:
     """One run of the command, with a session on each side.
 
@@ -121,6 +133,15 @@ class Switchover:
         """Undo everything if the block fails, unless the right was taken in it."""
         try:
             yield
+        except KeyboardInterrupt as error:
+            try:
+                taken = self._go_back(entry, error)
+            except (PgsubError, psycopg.Error):
+                self._reporter.warning(*not_undone(self._options.command))
+                # guard: what a user has interrupted does not go on, because a server is away
+                raise error from None
+            if not taken:
+                raise
         except BaseException as error:
             # guard: a failure in the pause ends the pause
             if not self._go_back(entry, error):
