@@ -248,6 +248,33 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
     assert elsewhere("drop", "moved", "--yes").returncode == 0
 
 
+def test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_write_on_the_target(
+    make_cli, pubdb, subdb
+):
+    cli = make_cli("", "")
+    running = cli.launcher()
+    mover = moving(cli, (pubdb, subdb))
+    mover("--no-verify", "--timeout", "2m", kill="taken")
+    running.kill()
+    running.wait()
+    elsewhere = make_cli(cli.connection, cli.target)
+    words = ("run", "moved", *again(elsewhere)[2:])
+    said = one_error(elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub run moved_back")
+    elsewhere.connection, elsewhere.target = cli.target, cli.connection
+    serving = elsewhere.launcher()
+    ended = elsewhere("run", "moved_back", *again(elsewhere)[2:])
+    assert ended.returncode == 0, ended.stderr
+    assert elsewhere("enable", "moved_back").returncode == 0
+    mover.rows(1, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
+    until(lambda: mover.rows(0, "SELECT number FROM writes") == [(1,)])
+    for side, start in ((0, "SELECT pg_drop"), (1, "BEGIN READ WRITE")):
+        mover.alone(side, next(line for line in said.splitlines() if line.startswith(start)))
+    assert mover.rows(0, "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+    assert elsewhere("switchover", "moved", "--status").returncode == 0
+    assert elsewhere("drop", "moved_back", "--yes").returncode == 0
+    assert elsewhere.stop(serving) == 0
+
+
 def test_a_publisher_a_name_or_a_target_that_is_not_the_ledgers_changes_nothing(cli, tables, elsewhere):
     pubdb, subdb = tables
     connection, to = elsewhere.connection, elsewhere.target

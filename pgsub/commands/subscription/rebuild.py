@@ -15,18 +15,20 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub.apply import verified_publisher
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import PreparedRow, RelationRow, SkippedRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, servers, tables
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_target, verified_publisher
-from pgsub.commands.subscription import definition, ledger_definition, passfiles, password_required
+from pgsub.commands.sessions import connect_target
+from pgsub.commands.sessions import verified_publisher as opened_publisher
+from pgsub.commands.subscription import definition, ledger_definition, lost_switchover, passfiles, password_required
 from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
 from pgsub.common import failpoints, quoting
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import PublisherUnavailable, SlotLost, StateForbids, UsageError
+from pgsub.common.errors import PgsubError, PublisherUnavailable, SlotLost, StateForbids, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -161,24 +163,47 @@ def _alone(session: psycopg.Connection, subid: int, name: str) -> Iterator[None]
 def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
     """Check that no switchover is under way, because only its state store knows the reverse subscription.
 
+    The reverse subscription is needed, and can be rebuilt, once clients may write on the server that it leads from.
+
     :raises StateForbids: a switchover is under way.
     """
     entry = journal.needing(session, sub.subid, enabled=sub.enabled)
     # guard: a switchover keeps the state store that can end it
-    if entry is not None:
-        raise _being_moved(sub.name, entry)
+    if entry is not None and not (entry.phase == journal.GIVEN and _has_taken(session, sub, entry)):
+        raise _being_moved(sub, entry)
 
 
-def _being_moved(name: str, entry: Entry) -> StateForbids:
+def _has_taken(session: psycopg.Connection, sub: Subscription, there: Entry) -> bool:
+    """Return whether the publisher of a reverse subscription is known to have taken the right to write."""
+    with (
+        contextlib.suppress(PgsubError, psycopg.Error),
+        contextlib.closing(verified_publisher.connect(session, sub)) as source,
+    ):
+        here, _ = lost_switchover.of_publisher(source, sub.way_back_of or 0, there)
+        return here is not None and here.phase in journal.HAS_TAKEN
+    return False
+
+
+def _being_moved(sub: Subscription, entry: Entry) -> StateForbids:
     hint = f"With the state folder where it was begun, let it end, or abort it:\n{entry.command} --status"
+    id = quoting.literal(entry.id)
     if entry.side == journal.TAKING and entry.phase not in journal.HAS_TAKEN:
         hint += (
             "\nIf that folder is lost, let clients write on the publisher. Then run this on the target, and the command"
             f" here again:\nBEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DECLINED}'"
-            f" WHERE id = {quoting.literal(entry.id)}; COMMIT;"
+            f" WHERE id = {id}; COMMIT;"
+        )
+    elif entry.side == journal.TAKING:
+        slot = "" if sub.slot_name is None else f"SELECT pg_drop_replication_slot({quoting.literal(sub.slot_name)});\n"
+        hint += (
+            "\nIf that folder is lost, rebuild the subscription that leads back, and enable it:\n"
+            f"pgsub run {word(entry.back_name)} --from-target --connection CONNINFO --target CONNINFO\n"
+            f"Then drop the slot of this one on the publisher, and the rest of it on the target:\n{slot}"
+            f"BEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DONE}' WHERE id = {id};"
+            f" DELETE FROM pgsub.subscription WHERE subid = {sub.subid}; COMMIT;"
         )
     return StateForbids(
-        f'subscription "{name}" takes part in a switchover that is under way',
+        f'subscription "{sub.name}" takes part in a switchover that is under way',
         detail="A state store that is made now would not know the subscription that leads back.",
         hint=hint,
     )
@@ -203,7 +228,7 @@ def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[fin
     """
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return []  # created without a connection, so the first worker will record the publisher
-    with verified_publisher(session, sub, sub.connection) as source:
+    with opened_publisher(session, sub, sub.connection) as source:
         warnings = tables.missing_publications(source, sub.publications)
         if sub.slot_name is not None:
             warnings += _check_slot(session, source, sub, sub.slot_name)
