@@ -40,6 +40,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a sentence between two commands begins a step, because it may say that the second replaces the first": (
         "test_alternatives_of_a_hint_are_steps_of_their_own_and_the_careful_one_is_the_first",
     ),
+    "a silent launcher is noticed under any host name": (
+        "test_a_launcher_that_is_silent_is_noticed_though_its_host_has_another_name_now",
+    ),
     "a command for the wrong direction does not report that everything is as it was before": (
         "test_a_command_for_the_wrong_direction_does_not_report_that_everything_is_as_it_was",
     ),

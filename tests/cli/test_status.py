@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -448,6 +449,18 @@ def test_a_launcher_does_not_show_the_lag_of_the_one_that_was_killed_before_it(p
     store.put_server(5, os.getpid(), "here")
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0
     assert (store.workers(5), store.task(5)) == ([], None)
+
+
+def test_a_launcher_that_is_silent_is_noticed_though_its_host_has_another_name_now(pgsub, store, orders, served):
+    """The host was renamed meanwhile, or ``status`` runs in another container on the same volume."""
+    store.put_task(5, TaskRow("alive", ago(600)))
+    store.put_workers(5, [_apply_worker(0x20, 0x20)])
+    store.put_server(5, os.getpid(), "former-name")
+    assert pgsub("status", "orders", "--check").returncode == 0
+    os.utime(served.path, (time.time() - 60,) * 2)
+    assert pgsub("status", "orders", "--check").returncode == 3
+    assert orders()["state"] == "waiting"
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 3
 
 
 def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(pgsub, store, orders, served):

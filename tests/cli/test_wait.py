@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -83,7 +82,6 @@ def test_a_timeout_names_what_is_waited_for_be_it_a_lock_or_a_launcher_that_stan
     with pytest.raises(TimeoutExpired) as caught:
         _until(folder, "synced")
     assert f"It waits for {lock} (public.b)." in caught.value.detail
-    store.put_server(5, os.getpid(), socket.gethostname())
     os.utime(served.path, (1000, 1000))
     with pytest.raises(TimeoutExpired) as caught:
         _until(folder, "synced")
