@@ -40,6 +40,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a sentence between two commands begins a step, because it may say that the second replaces the first": (
         "test_alternatives_of_a_hint_are_steps_of_their_own_and_the_careful_one_is_the_first",
     ),
+    "a subscription without one of its publications is not reported as caught up": (
+        "test_a_subscription_without_one_of_its_publications_is_not_caught_up",
+    ),
     "a silent launcher is noticed under any host name": (
         "test_a_launcher_that_is_silent_is_noticed_though_its_host_has_another_name_now",
     ),

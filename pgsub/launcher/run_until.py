@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import psycopg
@@ -13,6 +14,7 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.workers.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.workers.sequence_worker import SequenceWorker
 from pgsub.launcher.workers.sync_workers import SyncWorkers
+from pgsub.publisher import publication
 from pgsub.tablesync import sync_order
 from pgsub.target.ledger import two_phase_state, worker_takeover
 
@@ -24,12 +26,13 @@ class Goal:
     :ivar caught_up: end when every table is in state ``r``, two_phase is not pending, and apply has reached the
         position that the publisher has at that moment.
     :ivar until_lsn: apply nothing beyond this position, 0 for no limit.
-    :ivar sequences: for ``caught_up``, also wait until every replicated sequence has the publisher's value or is ahead.
+    :ivar everything: for ``caught_up``, also wait until every replicated sequence has the publisher's value or is
+        ahead, and fail if a publication is missing.
     """
 
     caught_up: bool = False
     until_lsn: int = 0
-    sequences: bool = False
+    everything: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -52,6 +55,7 @@ class GoalCheck:
         self.goal = goal
         self._sub = sub
         self._position = 0  #: the publisher's position when all tables were synchronized
+        self._missing: PgsubError | None = None  #: says which publications were missing then
 
     def caught_up(
         self,
@@ -76,16 +80,23 @@ class GoalCheck:
             return None
         if not self._position:
             position = verified_publisher.committed_position(session, self._sub)
+            if self.goal.everything:
+                # guard: a subscription without one of its publications is not reported as caught up
+                self._missing = self._absence(session)
             worker_takeover.ask_to_record(session, self._sub.subid, position)
             self._position = position
         if unrecorded is not None and apply.alive and apply.applied >= self._position > mirror.reported_lsn:
             return Outcome("failed", unrecorded)
-        well = self.goal.sequences
+        well = self.goal.everything
         waits = well and not (unrecorded is not None and isinstance(sequences.error, StateStoreError))
         if not (apply.alive and mirror.reported_lsn >= self._position and sequences.settled(well=waits)):
             return None
-        error = error or (sequences.error if well else None)
+        error = error or self._missing or (sequences.error if well else None)
         return Outcome("failed" if error else "reached", error)
+
+    def _absence(self, session: psycopg.Connection) -> PgsubError | None:
+        with closing(verified_publisher.connect(session, self._sub)) as connection:
+            return publication.absence(connection, self._sub)
 
     def ended(self, apply: ApplyWorkerHandle) -> Outcome | None:
         """Return how the run ends with its apply worker, None while it goes on. Unbounded runs keep trying."""

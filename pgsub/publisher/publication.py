@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import PublicationMissing, StateForbids
 from pgsub.common.plural import some
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.server_errors import translating
+
+_GOES_ON = 180000
 
 
 class PublishedTable(NamedTuple):
@@ -139,6 +143,24 @@ def missing_warning(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"publication {listed} does not exist on the publisher"
     return f"publications {listed} do not exist on the publisher"
+
+
+def absence(connection: Connection, sub: Subscription) -> PublicationMissing | None:
+    """Check for a missing publication that nothing else reports.
+
+    Servers before 18 report an error. Since 18 they only warn ("skipped loading publication") and continue.
+    """
+    if connection.info.server_version < _GOES_ON:
+        return None
+    absent = missing_publications(connection, sub.publications)
+    if not absent:
+        return None
+    return PublicationMissing(
+        missing_warning(absent),
+        detail=f"The publisher does not send what only a missing publication publishes, now or later."
+        f" {existing_said(connection)}",
+        hint=f"See what to do:\npgsub status {word(sub.name)} --runbook",
+    )
 
 
 def tables_with_other_origins(

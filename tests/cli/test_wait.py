@@ -280,6 +280,7 @@ def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
 
 @pytest.mark.long
 def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environment, pubdb, store, folder, soon):
+    pubdb.execute("CREATE PUBLICATION pub; CREATE PUBLICATION other")
     store.alter(5, connection=pubdb.conninfo)
     store.put_relations(5, READY)
     command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "caught-up", "--even-if-stopped"]
@@ -306,6 +307,7 @@ def test_caught_up_with_a_publisher_that_is_away_is_code_4(pgsub, store):
 @pytest.fixture
 def reached(store, pubdb):
     """Subscription 5 is synchronized, and beyond every position that its publisher will have."""
+    pubdb.execute("CREATE PUBLICATION pub; CREATE PUBLICATION other")
     store.alter(5, connection=pubdb.conninfo)
     store.put_relations(5, READY)
     store.put_origin(5, parse_lsn("FF/0"), None)

@@ -45,8 +45,9 @@ With a bound, run ends with 3 if the state folder has no subscription, and with 
 folder that does not exist is not created. It also ends with 3 if a subscription that is named is disabled, or if all
 are. Without a NAME it serves those that are enabled. If they reach the bound, it ends with 3 if an error has disabled
 another one (disable_on_error), and otherwise with a warning that names those that are disabled. --until-caught-up also
-waits for sequences that follow the publisher and are behind, and ends with an error if one cannot follow. It does not
-wait for held tables (alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
+waits for sequences that follow the publisher and are behind, and ends with an error if one cannot follow. It ends with
+3 after it has applied what the publisher sends if a publication is missing there. It does not wait for held tables
+(alter --hold); pgsub wait --for caught-up ends with 3 while there are any.
 
 With --from-target the named subscriptions need not be in the state folder: state.db is recreated from the ledger on the
 target, and then they are served. Use this to move a launcher to another host, or if state.db is lost. Options are those

@@ -57,7 +57,8 @@ before it reports synced, caught-up or lsn. If the target cannot be reached, the
 
 A subscription with a held table (alter --hold) is not caught up: the command ends with 3, or with --even-if-stopped
 waits until the table is released. A subscription with the option --sequences is not caught up while an error keeps a
-sequence from following the publisher. Values that the publisher gives out after the last look are not waited for.
+sequence from following the publisher. If a publication is missing on the publisher, which then leaves out changes, the
+command ends with 3. Values that the publisher gives out after the last look are not waited for.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),

@@ -69,7 +69,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
             options.state_dir,
             reporter.log,
             names=options.names,
-            goal=Goal(options.until_caught_up, options.until_lsn or 0, sequences=True),
+            goal=Goal(options.until_caught_up, options.until_lsn or 0, everything=True),
             master=options.master,
             conf=options.conf,
         )

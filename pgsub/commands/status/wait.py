@@ -11,6 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
@@ -31,6 +32,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_handling import APPLY, SEQUENCES, sync_name
 from pgsub.protocol.lsn import format_lsn
+
+if TYPE_CHECKING:
+    from pgsub.publisher.connect import Connection
 
 _POLL = 0.1
 #: Repetitions after which an error from before the wait counts as current. The first repetition may belong to an
@@ -55,7 +59,7 @@ class WaitOptions:
     timeout: float | None = None  #: seconds, None for no limit
     tables: frozenset[int] | None = None  #: only these tables, by OID
     even_if_stopped: bool = True  #: wait even if the subscription is disabled or not served
-    everything: bool = False  #: for caught-up: also no held table, and no error of sequences
+    everything: bool = False  #: for caught-up: also no held table, no error of sequences, and no missing publication
 
 
 def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
@@ -66,6 +70,7 @@ def wait(options: WaitOptions, given_up: threading.Event | None = None) -> None:
     :raises PgsubError: the subscription's own error, if it fails while another state is awaited.
     :raises StateForbids: without ``even_if_stopped``: it is disabled, not served, or with ``everything`` has a held
         table.
+    :raises PublicationMissing: with ``everything``: the publisher does not send all changes.
     :raises TimeoutExpired: the time is over. The error says what is missing.
     """
     begin = served_at = time.monotonic()
@@ -131,14 +136,14 @@ def _present(options: WaitOptions, store: StateStore) -> tuple[int, Reading | No
     """
     sub = store.subscription(options.name)
     try:
-        return _committed(sub)
+        return _committed(sub, everything=options.everything)
     except PublisherUnavailable:
         if not options.even_if_stopped:
             _refuse_stopped(sub, "The publisher cannot be reached.", unserved=0)
         raise
 
 
-def _committed(sub: Subscription) -> tuple[int, Reading | None]:
+def _committed(sub: Subscription, *, everything: bool) -> tuple[int, Reading | None]:
     """Return where the publisher is; where the target cannot be asked, whoever answers is taken for it."""
     from pgsub.apply import verified_publisher
     from pgsub.publisher.connect import connect
@@ -147,10 +152,25 @@ def _committed(sub: Subscription) -> tuple[int, Reading | None]:
     try:
         with wait_conditions.ledger(sub) as session:
             position = verified_publisher.committed_position(session, sub)
+            if everything:
+                with closing(verified_publisher.connect(session, sub)) as connection:
+                    # guard: a subscription without one of its publications is not reported as caught up
+                    _refuse_incomplete(connection, sub)
             return position, wait_conditions.read_ledger(session, sub.subid)
     except TargetUnavailable:
         with closing(connect(sub.connection, application_name=sub.name)) as connection:
-            return committed_position(connection), None
+            position = committed_position(connection)
+            if everything:
+                _refuse_incomplete(connection, sub)
+            return position, None
+
+
+def _refuse_incomplete(connection: Connection, sub: Subscription) -> None:
+    """Raise an error for a missing publication: apply passes the changes that the publisher leaves out."""
+    from pgsub.publisher.publication import absence
+
+    if (missing := absence(connection, sub)) is not None:
+        raise missing
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

@@ -21,7 +21,6 @@ from pgsub.common.errors import (
     StateStoreError,
     log_text,
 )
-from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.error_handling import APPLY, PUBLICATIONS, SLOT, ErrorReporter
@@ -37,7 +36,6 @@ from pgsub.target.ledger.subscriptions import RelationState
 SECONDS = 5.0
 #: Maximum and minimum seconds over which the growth of the publisher's WAL is measured. Shorter spans give only noise.
 WINDOW, SHORTEST = 300.0, 20.0
-_GOES_ON = 180000
 #: Slots that one watch warns of. Nothing of what the publisher says here is verified, and it could always name others.
 _MOST_WARNED = 100
 #: Columns that are shown with the publisher's values.
@@ -139,7 +137,7 @@ class SlotWatch:
                 waiting = self._backlog.waiting(connection) if state is not None else None
                 read = self._read_slots(connection, state)
                 self.publisher_waits = self._waits(connection, self._sub.slot_name)
-                self._missing = _missing(connection, self._sub)
+                self._missing = publication.absence(connection, self._sub)
             finally:
                 connection.close()
         except StateStoreError:
@@ -205,22 +203,4 @@ def _unseen(sub: Subscription, since: str, failure: PgsubError | None) -> Publis
         detail=" ".join(filter(None, [detail, failure.detail if failure else None])),
         hint=failure.hint if failure else "See whether the publisher answers to a new session.",
         sqlstate=failure.sqlstate if failure else None,
-    )
-
-
-def _missing(connection: publisher.Connection, sub: Subscription) -> PublicationMissing | None:
-    """Check for a missing publication that nothing else reports.
-
-    Servers before 18 report an error. Since 18 they only warn ("skipped loading publication") and continue.
-    """
-    if connection.info.server_version < _GOES_ON:
-        return None
-    absent = publication.missing_publications(connection, sub.publications)
-    if not absent:
-        return None
-    return PublicationMissing(
-        publication.missing_warning(absent),
-        detail=f"The publisher does not send what only a missing publication publishes, now or later."
-        f" {publication.existing_said(connection)}",
-        hint=f"See what to do:\npgsub status {word(sub.name)} --runbook",
     )
