@@ -33,6 +33,7 @@ HEALTHY = {
     "pgsub_prepared_transactions": "0+0x120",
     "pgsub_not_written": "0+0x120",
     'pgsub_build_info{version="1"}': "1+0x120",
+    "up": "1+0x120",
 }
 #: What is different when each alert fires; None: nobody says it.
 TROUBLES = {
@@ -54,6 +55,7 @@ TROUBLES = {
     "PgsubNotWritten": {"pgsub_not_written": "1+0x120"},
     "PgsubNoSubscription": dict.fromkeys(name for name in HEALTHY if name.startswith("pgsub_subscription_state")),
     "PgsubAbsent": {'pgsub_build_info{version="1"}': None},
+    "PgsubDown": {'pgsub_build_info{instance="b"}': "1+0x60 stale", 'up{instance="b"}': "1+0x60 0+0x60"},
 }
 
 
