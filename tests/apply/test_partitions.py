@@ -574,3 +574,18 @@ def test_a_row_whose_partition_is_detached_is_not_missing_though_the_table_is_it
     p.apply()
     p.same("t")
     assert p.events() == []
+
+
+@pytest.mark.parametrize("k", [10, 20])
+def test_where_only_the_partitions_have_the_key_a_conflicting_row_keeps_columns_of_the_target(
+    pair: MakePair, k: int
+) -> None:
+    p = pair(
+        pub="CREATE TABLE t (id int PRIMARY KEY, k int, v text); ALTER TABLE t REPLICA IDENTITY FULL",
+        sub="CREATE TABLE t (id int, k int, v text, mine int) PARTITION BY RANGE (k);"
+        "CREATE TABLE low PARTITION OF t (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (100);"
+        "CREATE TABLE other PARTITION OF t (PRIMARY KEY (id)) DEFAULT; INSERT INTO t VALUES (1, 10, 'local', 42)",
+        on_conflict=("insert_exists=apply_remote",),
+    )
+    p.apply(f"INSERT INTO t VALUES (1, {k}, 'remote')")
+    assert p.subdb.rows("SELECT * FROM t") == [(1, k, "remote", 42)]

@@ -135,7 +135,9 @@ def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
 
 def _same_key(relation: RelationMap, found: Search, search: TableSearch) -> ConflictingRow | None:
     """Return the conflicting row that has the key of the remote row, so that it can become it."""
-    names = {relation.columns[i].name for i in relation.lookup}
+    leaf = relation.target.leaf_key
+    # guard: a row with the key of its partition is changed, without "set(leaf.columns) if leaf is not None else "
+    names = set(leaf.columns) if leaf is not None else {relation.columns[i].name for i in relation.lookup}
     always = {relation.columns[i].name for i in relation.always}  # no UPDATE can change them
     for hit in found.hits if relation.by_identity else ():
         remote, local = found.remote or {}, hit.row or {}
