@@ -273,6 +273,18 @@ def test_a_publisher_without_rows_does_not_empty_the_target(cli: Cli, tables: Ta
     assert tables[1].value("SELECT count(*) FROM ONLY a") == 100
 
 
+def test_the_rows_of_an_inheritance_child_are_not_those_of_its_empty_parent(cli: Cli, tables: Tables) -> None:
+    for one in tables:
+        one.execute(
+            "TRUNCATE a; CREATE TABLE child (PRIMARY KEY (id)) INHERITS (a); INSERT INTO child VALUES (5000, 'x')"
+        )
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE child")
+    ended = cli.create("s", "--adopt", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert cli("drop", "s", "--yes").returncode == 0
+    assert tables[1].rows("SELECT * FROM child") == [(5000, "x")]
+
+
 @pytest.mark.long
 def test_a_table_that_is_empty_on_both_sides_is_adopted_again(served: tuple[Cli, str], tables: Tables) -> None:
     cli, name = served

@@ -74,3 +74,12 @@ def test_after_a_lost_slot_the_runbook_leads_to_another_slot_and_tables_that_are
     assert it.subdb.rows("SELECT id FROM b") == [(1,)]
     assert it.pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's'") == 1
     assert it.cli.states() == {"a": "i", "b": "i"}
+
+
+def test_a_table_that_was_made_again_with_its_rows_is_not_copied_onto_them(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.apply("INSERT INTO b VALUES (1, 1)")
+    it.subdb.execute("CREATE TABLE other AS TABLE b; DROP TABLE b; ALTER TABLE other RENAME TO b")
+    assert it.apply("INSERT INTO b VALUES (2, 2)") is not None
+    commands = [line for step in _steps(it) for line in step["commands"] if line.startswith("pgsub refresh ")]
+    assert commands == ["pgsub refresh s --adopt"]  # it copies an empty table, too

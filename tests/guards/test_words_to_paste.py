@@ -287,12 +287,13 @@ def _missing_grant() -> PgsubError:
     return classify(ServerError("42501", "permission denied for table t"), "read", table=(_EVIL, _EVIL), user=_EVIL)
 
 
-def test_alternatives_of_a_hint_are_steps_of_their_own_and_the_careful_one_is_the_first(subdb: Database) -> None:
-    """Whoever follows a runbook literally copies no rows on top of those that a table made again has."""
-    hint = str(ddl_hints.replaced(subdb.connection, "s", ("public", "t"), 1, 2).hint)
-    steps = list(_hinted(hint))
-    assert [step.commands for step in steps] == [("pgsub refresh s --adopt",), ("pgsub refresh s",)]
-    assert steps[0].text.startswith("If it has rows already") and steps[1].text.startswith("Otherwise")
+def test_alternatives_of_a_hint_are_steps_of_their_own() -> None:
+    both, rows = _hinted("To go on:\npgsub run s\nTo give it up:\nDELETE FROM t;\npgsub drop s"), ("DELETE FROM t;",)
+    assert [(step.text, step.commands, step.statements) for step in both] == [
+        ("To go on:", ("pgsub run s",), ()),
+        ("To give it up:", (), rows),
+        ("After that:", ("pgsub drop s",), ()),
+    ]
 
 
 def test_a_hint_of_a_server_adds_no_line_to_paste() -> None:

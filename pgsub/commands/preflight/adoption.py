@@ -12,6 +12,7 @@ from pgsub.common import quoting, table_lock
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
+from pgsub.publisher.copy_statements import selection
 from pgsub.publisher.server_errors import translate
 from pgsub.publisher.tables import describe_tables
 from pgsub.reconcile.expressions import compared, not_comparable
@@ -74,16 +75,11 @@ def check(
 def _refuse_empty(source: publisher.Connection, table: Table) -> None:
     """Refuse a table that would lose all its rows, because the publisher may be the wrong one.
 
-    :raises StateForbids: the publisher's table is empty.
+    :raises StateForbids: the publisher's table has no row that would be copied.
     :raises TableReplaced: the name now belongs to another table.
     """
     remote = table.remote
-    # as the copy reads it: the rows that are published, without inheritance children
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {}{} WHERE {})").format(
-        sql.SQL("" if remote.relkind == "p" else "ONLY "),
-        sql.Identifier(remote.schema, remote.name),
-        sql.SQL(remote.row_filter or "true"),
-    )
+    query = sql.SQL("SELECT EXISTS ({})").format(selection(remote, []))
     try:
         with source.transaction():
             table_lock.hold(source, remote.oid, remote.schema, remote.name, table_lock.READING)

@@ -11,13 +11,12 @@ from pgsub.commands.preflight import catalog_facts
 from pgsub.commands.preflight.findings import Table
 from pgsub.common import table_lock
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.sql.statement_builder import table_name
+from pgsub.target.sql.statement_builder import only
 
 _BATCH = 50  #: tables that one query locks for reading
 _SIZES = """
 SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
-       SELECT w.oid UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t
-        UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = w.oid) AS m (oid))
+       SELECT w.oid UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t) AS m (oid))
   FROM unnest(%s::oid[]) AS w (oid)
 """
 
@@ -39,8 +38,7 @@ def are_empty(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool
 
 def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], answers: dict[int, bool | None]) -> bool:
     queries = [
-        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), table_name(one))
-        for one in batch
+        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), only(one)) for one in batch
     ]
     rows = _unless_locked(session, sql.SQL(" UNION ALL ").join(queries), named=batch)
     answers.update({oid: not there for oid, there in rows or []})

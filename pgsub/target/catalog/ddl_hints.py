@@ -158,8 +158,8 @@ def replaced(
     return SchemaFault(
         f'logical replication target relation "{name[0]}.{name[1]}" {what}',
         detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-        hint=f"If it has rows already, as after pg_restore, send only those that differ:\npgsub refresh {sub} --adopt\n"
-        f"Otherwise let it be copied:\npgsub refresh {sub}",
+        hint="Refresh the subscription. The new table is copied; or, if it has rows already, as after pg_restore, only"
+        f" those that differ are sent:\npgsub refresh {sub} --adopt",
     )
 
 

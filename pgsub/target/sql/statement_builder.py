@@ -50,8 +50,9 @@ def table_name(target: TargetRelation) -> sql.Identifier:
 
 
 def only(target: TargetRelation) -> sql.Composed:
-    """Compose the table for FROM and UPDATE, without its inheritance children."""
+    """Compose the table for FROM, UPDATE and TRUNCATE, without its inheritance children."""
     # inheritance children are subscribed on their own; a partitioned table has no rows without its partitions
+    # guard: a statement about a table leaves its inheritance children alone, without "ONLY "
     prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")
     return sql.Composed([prefix, table_name(target)])
 
