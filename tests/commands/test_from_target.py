@@ -254,10 +254,14 @@ def test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_wr
     cli = make_cli("", "")
     running = cli.launcher()
     mover = moving(cli, (pubdb, subdb))
+    mover("--no-verify", "--timeout", "2m", kill="given")
+    elsewhere = make_cli(cli.target, cli.connection)
+    words = ("run", "moved_back", *again(elsewhere, "--until-caught-up")[2:])
+    one_error(elsewhere(*words), 3, "takes part in a switchover that is under way")
     mover("--no-verify", "--timeout", "2m", kill="taken")
     running.kill()
     running.wait()
-    elsewhere = make_cli(cli.connection, cli.target)
+    elsewhere.connection, elsewhere.target = cli.connection, cli.target
     words = ("run", "moved", *again(elsewhere)[2:])
     said = one_error(elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub run moved_back")
     elsewhere.connection, elsewhere.target = cli.target, cli.connection

@@ -28,7 +28,7 @@ from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
 from pgsub.common import failpoints, quoting
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import PgsubError, PublisherUnavailable, SlotLost, StateForbids, UsageError
+from pgsub.common.errors import PermissionMissing, PgsubError, PublisherUnavailable, SlotLost, StateForbids, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -174,14 +174,18 @@ def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _has_taken(session: psycopg.Connection, sub: Subscription, there: Entry) -> bool:
-    """Return whether the publisher of a reverse subscription is known to have taken the right to write."""
-    with (
-        contextlib.suppress(PgsubError, psycopg.Error),
-        contextlib.closing(verified_publisher.connect(session, sub)) as source,
-    ):
-        here, _ = lost_switchover.of_publisher(source, sub.way_back_of or 0, there)
-        return here is not None and here.phase in journal.HAS_TAKEN
-    return False
+    """Return whether the publisher of a reverse subscription is known to have taken the right to write.
+
+    :raises PermissionMissing: the role may not read the journal there. The hint has the GRANT.
+    """
+    try:
+        with contextlib.closing(verified_publisher.connect(session, sub)) as source:
+            here, _ = lost_switchover.of_publisher(source, sub.way_back_of or 0, there)
+    except PermissionMissing:
+        raise
+    except (PgsubError, psycopg.Error):
+        return False
+    return here is not None and here.phase in journal.HAS_TAKEN
 
 
 def _being_moved(sub: Subscription, entry: Entry) -> StateForbids:
