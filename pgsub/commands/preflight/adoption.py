@@ -23,6 +23,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 from pgsub.target.session import publications
 from pgsub.target.sql import resync_truncate
+from pgsub.target.sql.statement_builder import only
 
 MODE = "adopt"
 # Ordinary foreign keys are checked by ordinary triggers.
@@ -93,7 +94,7 @@ def _refuse_empty(source: publisher.Connection, table: Table) -> None:
         raise StateForbids(
             f'table "{table.name}" cannot be adopted: the publisher publishes no row of it',
             detail="All its rows on the target would be deleted.",
-            hint="If that is right, empty it on the target first.",
+            hint=f"If that is right, empty it on the target first:\nTRUNCATE {quoting.statement(only(table.target))};",
         )
 
 

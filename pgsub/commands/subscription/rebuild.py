@@ -15,14 +15,12 @@ from pathlib import Path
 
 import psycopg
 
-from pgsub.apply import verified_publisher
 from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import PreparedRow, RelationRow, SkippedRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import findings, servers, tables
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_target
-from pgsub.commands.sessions import verified_publisher as opened_publisher
+from pgsub.commands.sessions import connect_target, verified_publisher
 from pgsub.commands.subscription import definition, ledger_definition, lost_switchover, passfiles, password_required
 from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
@@ -179,7 +177,7 @@ def _has_taken(session: psycopg.Connection, sub: Subscription, there: Entry) -> 
     :raises PermissionMissing: the role may not read the journal there. The hint has the GRANT.
     """
     try:
-        with contextlib.closing(verified_publisher.connect(session, sub)) as source:
+        with verified_publisher(session, sub, sub.connection) as source:
             here, _ = lost_switchover.of_publisher(source, sub.way_back_of or 0, there)
     except PermissionMissing:
         raise
@@ -232,7 +230,7 @@ def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[fin
     """
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return []  # created without a connection, so the first worker will record the publisher
-    with opened_publisher(session, sub, sub.connection) as source:
+    with verified_publisher(session, sub, sub.connection) as source:
         warnings = tables.missing_publications(source, sub.publications)
         if sub.slot_name is not None:
             warnings += _check_slot(session, source, sub, sub.slot_name)
