@@ -357,6 +357,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a launcher that waits for the target gives no sign of life": (
         "test_while_nothing_goes_on_the_status_is_not_green",
     ),
+    "a state folder that was moved away gets no sign of life": (
+        "test_a_state_folder_that_was_moved_away_gets_no_sign_of_life",
+    ),
     "a lack of resources is not reported as a bug": ("test_what_the_machine_lacks_is_no_bug_and_is_tried_again",),
     "a lack of resources does not end a launcher": ("test_a_launcher_without_memory_goes_on_once_it_has_some",),
     "the wait for a thread to start is limited": ("test_a_thread_that_never_begins_is_not_waited_for_for_ever",),

@@ -89,11 +89,15 @@ class Lock:
         return "".join(character for character in text if character.isprintable()) or "an unknown process"
 
     def touch(self) -> None:
-        """Give a sign of life that :meth:`silence` reports. Does nothing if the lock is not held."""
-        if self._descriptor is not None:
-            now = time.time_ns()  # the clock that :meth:`silence` reads, not a file server's
-            with contextlib.suppress(OSError):
-                os.utime(self._descriptor, ns=(now, now))
+        """Give a sign of life that :meth:`silence` reports. Does nothing if the lock is not held.
+
+        A file that was moved away with its folder gets none, because what the holder records is not there.
+        """
+        held, now = self._descriptor, time.time_ns()  # the clock that :meth:`silence` reads, not a file server's
+        with contextlib.suppress(OSError):
+            # guard: a state folder that was moved away gets no sign of life, without " and self._is_current(held)"
+            if held is not None and self._is_current(held):
+                os.utime(held, ns=(now, now))
 
     def silence(self) -> float:
         """Return the seconds since the holder's last sign of life, or its start; 0 without a file."""

@@ -54,9 +54,9 @@ _POINTS = {
     "state": "write",
     "launcher": "turn",
     "thread": (
-        "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end jvm_watch notice publisher_state "
-        "heartbeats recorder runner sequences slot_creation slot_watch spark_start standby_names sync target_wait "
-        "verify wait writer"
+        "apply_receiver barrier parallel_worker pause_limit janitor job log jvm_end jvm_watch notice "
+        "publisher_state heartbeats recorder runner sequences signs slot_creation slot_watch spark_start standby_names "
+        "sync target_wait verify wait writer"
     ),
 }
 #: All points, so that a test can check that each was reached.

@@ -158,8 +158,9 @@ class Launcher:
     def _signs_of_life(self) -> None:
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + SIGN_SECONDS
-            for served in self._served.values():
-                served.sign_of_life(self._log)
+            # guard: a launcher that waits for the target gives no sign of life, without "not one.stalled"
+            alive = [one.lock for one in self._served.values() if not one.stalled(self._log)]
+            self._recorder.sign(*(lock.touch for lock in alive))
 
     def _wanted(self) -> dict[int, Subscription]:
         subscriptions = self._recorder.subscriptions()

@@ -7,9 +7,11 @@ log report the failure. A bounded run that ends meanwhile ends with the error.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from pgsub.catalog.locks import UNRECORDED, TroubleFlag
@@ -28,6 +30,8 @@ Run = Callable[[Callable[[], Any]], Any]
 
 #: Seconds that a caller waits for the store.
 PATIENCE = 3.0
+#: Seconds that a caller waits for a sign to other processes.
+SIGN_PATIENCE = 0.5
 #: Seconds after which a failure of the store is not expected to pass by itself.
 LASTING = 10.0
 #: Bounds of the seconds between attempts while the store fails. The wait is doubled each time.
@@ -37,6 +41,8 @@ SHORTEST, LONGEST = 0.5, 15.0
 class Recorder:
     """The access to the store. It has a thread of its own, for which callers wait a limited time.
 
+    Signs to other processes, which are files beside the store, have another thread.
+
     :param store: used only by this object while the launcher runs, except for reads that show progress.
     """
 
@@ -44,6 +50,7 @@ class Recorder:
         self._store = store
         self._log = log
         self._executor = TimedExecutor("recorder", PATIENCE)
+        self._signs = TimedExecutor("signs", SIGN_PATIENCE)
         self._trouble = TroubleFlag(store.path.with_name(UNRECORDED))
         self._known = {sub.subid: sub for sub in store.subscriptions()}
         self._broken = False  #: must be reopened before the next use
@@ -106,9 +113,15 @@ class Recorder:
         with self._lock:
             return self.trouble if time.monotonic() - self._since >= LASTING else None
 
+    def sign(self, *signs: Callable[[], object]) -> None:
+        """Give signs to other processes through files of the state folder. They are left out while one hangs."""
+        with contextlib.suppress(CallTimedOut):
+            self._signs.run(lambda: [sign() for sign in signs])
+
     def close(self) -> None:
-        """End the thread. The store stays open."""
+        """End the threads. The store stays open."""
         self._executor.close()
+        self._signs.close()
         self._trouble.close()
 
     # Called in the recorder's thread.
@@ -154,7 +167,7 @@ class Recorder:
         self._again = clock + self._wait
         if before is None:
             self._since = clock
-        self._trouble.set(error.message)
+        self.sign(partial(self._trouble.set, error.message))
         if before is None or before.message != error.message:
             goes_on = "Replication continues; status shows what was recorded before."
             detail = f"{goes_on} {error.detail}" if error.detail else goes_on

@@ -172,7 +172,7 @@ class Runner(SupervisedThread):
         known = subscriptions.identity(session, sub.subid)
         if not self._tables_follow(session):
             return
-        backlog = Backlog(sub, self._shared.store, known, must_use_password=must_use_password(session, sub))
+        backlog = Backlog(sub, self._shared.recorder.current, known, must_use_password=must_use_password(session, sub))
         interval = self._target_retry.interval = retry.interval(session)
         self._service = Service(session, sub, self._shared, self._errors, self._goal, backlog, interval)
         outcome = self._service.serve(self._over, self._rest)

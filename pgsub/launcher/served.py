@@ -1,4 +1,4 @@
-"""One subscription that a launcher serves: its runner, its lock, and the sign of life that it gives through that."""
+"""One subscription that a launcher serves: its runner, its lock, and whether it is stalled."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ class Served:
     again_at: float = 0.0
     _stalled: bool = False  #: as logged last
 
-    def sign_of_life(self, log: Log) -> None:
-        """Give a sign of life unless the runner's thread is stalled by a lock of the ledger or by the target.
+    def stalled(self, log: Log) -> bool:
+        """Return whether the runner's thread is stalled by a lock of the ledger or by the target. Log each change.
 
         A stalled thread's entries in the state store are outdated, and it watches nothing.
         """
         runner = self.runner
         stalled = runner.is_alive() and runner.silence > STALL_SECONDS
-        # guard: a launcher that waits for the target gives no sign of life, always
-        if not stalled:
-            self.lock.touch()
         if stalled != self._stalled and (stalled or runner.serves):
             log("WARNING" if stalled else "LOG", _text(runner, stalled=stalled))
         self._stalled = stalled
+        return stalled
 
 
 def _text(runner: Runner, *, stalled: bool) -> LogText:

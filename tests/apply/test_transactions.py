@@ -382,10 +382,12 @@ def _written_and_read(transaction: SpooledTransaction, rows: list[Segment]) -> b
 
 def test_a_spool_folder_that_was_removed_fails_only_a_transaction_that_is_kept_there(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path), "1-0")
+    assert list(tmp_path.iterdir()) == [], "most transactions need none"
+    transaction = spool.open(7)
     [made] = tmp_path.iterdir()
     made.rmdir()
     with pytest.raises(SpoolFailed, match=r"7\.changes.* was removed or changed"):
-        spool.open(7).append(Frames.around([b"x"]).all())
+        transaction.append(Frames.around([b"x"]).all())
 
 
 def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
@@ -445,6 +447,7 @@ def test_a_spool_folder_that_somebody_else_could_exchange_is_refused(
 def test_a_spool_folder_that_others_may_write_to_is_used_where_they_can_exchange_nothing(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     spool = Spool(str(tmp_path), "1-0")
+    spool.open(7)
     [made] = tmp_path.iterdir()
     assert made.stat().st_mode & 0o777 == 0o700
     spool.close()

@@ -354,6 +354,47 @@ def test_a_state_folder_that_becomes_read_only_is_one_failure_and_no_bug(
         assert cli.stop(running) == 0, running.log.read_text()  # type: ignore[union-attr]
 
 
+@contextlib.contextmanager
+def frozen(place: Path) -> Iterator[None]:
+    """Let every write to a file system hang, as a snapshot of a volume does, or a disk that does not answer."""
+    done = subprocess.run(["fsfreeze", "-f", place], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: no file system can be frozen here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", place], check=True)
+
+
+@needs_root
+def test_a_worker_that_ends_is_started_again_while_the_file_system_of_the_state_folder_hangs(
+    cli: Cli, tables: tuple[Database, Database], tmp_path: Path
+) -> None:
+    """The scratch folder of Spark is elsewhere: without it Spark starts no task."""
+    mounted(cli.state, "ext4")
+    pubdb, subdb = tables
+    log, scratch = tmp_path / "log", tmp_path / "scratch"
+    scratch.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        stack.callback(subprocess.run, ["umount", "-l", cli.state], check=True)
+        options = ("--log-file", str(log), "--conf", f"spark.local.dir={scratch}")
+        running = cli.launcher(*options, env={"PGSUB_RETRY_SECONDS": "0.5"})
+        assert cli.create("s", "--no-wait").returncode == 0
+        assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+        with frozen(cli.state):
+            until(lambda: "does not answer" in log.read_text())
+            for number in (1000, 1001):
+                subdb.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND application_name LIKE 'pgsub % apply %'"
+                )
+                pubdb.execute("INSERT INTO a VALUES (%s, 'x')", number)
+                subdb.wait("SELECT count(*) = 1 FROM a WHERE id = %s", number)
+        until(lambda: cli("status", "s", "--check").returncode == 0)
+        assert "can be used again" in log.read_text()
+        assert cli.stop(running) == 0, running.log.read_text()  # type: ignore[union-attr]
+
+
 @needs_root
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_run_begins_and_applies_on_a_state_folder_without_any_room(

@@ -99,6 +99,18 @@ def test_who_holds_a_lock_gives_signs_of_life_and_nobody_else(tmp_path: Path) ->
     assert other.silence() < 1000
 
 
+def test_a_state_folder_that_was_moved_away_gets_no_sign_of_life(tmp_path: Path) -> None:
+    """What its launcher records is in a new one, so what ``status`` shows of the old one is not the present state."""
+    place, moved = tmp_path / "state", tmp_path / "moved"
+    place.mkdir(mode=0o700)
+    held = subscription_lock(place, 1)
+    assert held.acquire()
+    place.rename(moved)
+    os.utime(moved / held.path.name, (1000, 1000))
+    held.touch()
+    assert subscription_lock(moved, 1).silence() > 1000
+
+
 _EPOCH = "SELECT epoch FROM pgsub.control WHERE worker = 0"
 _HEARD = "SELECT last_msg_receipt_time FROM pg_stat_subscription WHERE subname = ? AND worker_type = 'apply'"
 _END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s"

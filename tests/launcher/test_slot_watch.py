@@ -15,6 +15,7 @@ from fix_servers import Database
 
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError, Log
+from pgsub.launcher import recorder
 from pgsub.launcher.error_handling import APPLY, SLOT, ErrorReporter, sync_name
 from pgsub.launcher.heartbeat_receiver import HeartbeatReceiver
 from pgsub.launcher.mirror import slot_watch
@@ -40,10 +41,11 @@ def _closed_to_new_sessions(database: Database) -> Iterator[None]:
 def _watch(p: Pair, folder: Path, tell: Log) -> Iterator[tuple[StateStore, ErrorReporter, SlotWatch]]:
     with StateStore.open(folder) as store:
         store.add_subscription(p.sub)
-        recorder = Recorder(store, tell)
-        errors = ErrorReporter(store, p.sub, tell, recorder)
-        backlog = Backlog(p.sub, store, subscriptions.identity(p.session, p.subid), must_use_password=False)
-        watch = SlotWatch(p.sub, store, backlog, recorder.run, errors, tell)
+        records = Recorder(store, tell)
+        errors = ErrorReporter(store, p.sub, tell, records)
+        known = subscriptions.identity(p.session, p.subid)
+        backlog = Backlog(p.sub, records.current, known, must_use_password=False)
+        watch = SlotWatch(p.sub, store, backlog, records.run, errors, tell)
         try:
             yield store, errors, watch
         finally:
@@ -87,6 +89,26 @@ def test_a_slot_that_is_not_seen_any_more_is_an_error_with_the_reason_and_since_
     slot = [text for text in log if "slot" in text]
     assert len(slot) == 2 and slot[0].startswith(f'ERROR: replication slot "{p.sub.slot_name}" has not been seen since')
     assert slot[1] == f'LOG: the publisher says again where the slot of "{p.sub.name}" is'
+
+
+def test_a_slot_is_watched_while_the_state_store_hangs(
+    pair: MakePair, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch waited for a disk, and after a minute the publisher was said not to answer."""
+    monkeypatch.setattr(slot_watch, "SECONDS", 0.05)
+    monkeypatch.setattr(recorder, "PATIENCE", 0.1)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    with _watch(p, state_dir, lambda level, text: None) as (store, _, watch):
+
+        def seen_after(moment: object) -> object:
+            watch.tick()
+            return watch._seen and watch._unseen_since != moment
+
+        until(lambda: seen_after(None))
+        with store._database._lock:  # as the thread has it that waits for the disk
+            for _ in range(2):
+                before = watch._unseen_since
+                until(lambda before=before: seen_after(before))
 
 
 def test_a_watch_that_gets_no_thread_ends_nothing_and_is_an_error_as_long_as_it_lasts(

@@ -40,7 +40,7 @@ SERVING = (
         "recorder",
         "slot_watch",
     ),
-    *("spark_start", "sync", "sequences"),
+    *("spark_start", "sync", "sequences", "signs"),
 )
 #: What has a test of its own.
 OTHERS = (

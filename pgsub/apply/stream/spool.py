@@ -47,13 +47,13 @@ _unpack = INT32.unpack_from
 
 
 class Spool:
-    """The spool folder of one worker, removed with the worker.
+    """The spool folder of one worker, created with the first file and removed with the worker.
 
-    If the disk has no room for it, it is created with the first file: most transactions need none.
+    Most transactions need none, and then a disk that is full, or that hangs, does not matter.
 
     :param folder: parent of spool folders (0700); None for the executor's scratch folder.
     :param owner: name of the worker; files left behind by an earlier attempt of the same owner are removed.
-    :raises SpoolFailed: the folder cannot be created, for another reason than a lack of room.
+    :raises SpoolFailed: the parent cannot be created, for another reason than a lack of room.
     :raises SparkUnusable: another user could exchange the folder.
     """
 
@@ -64,12 +64,12 @@ class Spool:
         self._limit = limit
         self._made: tuple[Path, SpoolSpace] | None = None
         try:
-            self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._parent.is_dir():
+                self._parent.mkdir(mode=0o700, parents=True)
             if folder:
                 refuse_exchangeable(self._parent)
             for leftover in self._parent.glob(f"{self._prefix}*") if folder else ():
                 shutil.rmtree(leftover, ignore_errors=True)
-            self._make()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise self._unmade(error) from None
@@ -95,7 +95,7 @@ class Spool:
         """Create an empty file for a top-level transaction.
 
         :param kind: suffix of the file name, because the stream may have another transaction with the same xid.
-        :raises SpoolFailed: there was no room for the folder, and there is still none.
+        :raises SpoolFailed: the folder cannot be created.
         """
         try:
             folder, room = self._make()

@@ -138,7 +138,9 @@ def _publisher(sub: Subscription) -> None:
 
 
 def _spool(sub: Subscription, folder: str | None) -> None:
-    Spool(folder, f"{sub.subid}-check").close()
+    spool = Spool(folder, f"{sub.subid}-check")
+    spool.open(0)
+    spool.close()
 
 
 def _passfile(conninfo: str, side: str) -> None:

@@ -7,11 +7,12 @@ them. A count takes about a second, and happens only while the subscription is b
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pgsub.apply.preview.slot_reader import Ended, SlotReader, reading
 from pgsub.apply.stream.transactions import Kind
-from pgsub.catalog.store import StateStore
+from pgsub.catalog.rows import ErrorRow
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_handling import APPLY, RESTARTS
@@ -38,21 +39,32 @@ class Waiting:
 class Backlog:
     """The counter of transactions that wait for one subscription.
 
+    :param current: returns the definition that was read last, None if the subscription was dropped.
     :param known: the publisher's identity, from the ledger.
     """
 
-    def __init__(self, sub: Subscription, store: StateStore, known: Identity, *, must_use_password: bool) -> None:
+    def __init__(
+        self,
+        sub: Subscription,
+        current: Callable[[int], Subscription | None],
+        known: Identity,
+        *,
+        must_use_password: bool,
+    ) -> None:
         self._sub = sub
-        self._store = store
+        self._current = current
         self._known = known
         self._must_use_password = must_use_password
         self._next = 0.0
         self._behind: tuple[int, int] | None = None  #: position, and finish LSN of the failing transaction
         self._last: Waiting | None = None
 
-    def waiting(self, connection: Connection) -> Waiting | None:
-        """Return the count, at most a minute old. It is None if nothing is blocked or the number is unknown."""
-        row = next((one for one in self._store.errors(self._sub.subid) if one.worker == APPLY), None)
+    def waiting(self, connection: Connection, errors: Iterable[ErrorRow]) -> Waiting | None:
+        """Return the count, at most a minute old. It is None if nothing is blocked or the number is unknown.
+
+        :param errors: the errors in the state store.
+        """
+        row = next((one for one in errors if one.worker == APPLY), None)
         if row is None or row.restarts < RESTARTS or row.position is None or self._known.system_identifier is None:
             self._behind = self._last = None
             return None
@@ -63,7 +75,7 @@ class Backlog:
         return self._last
 
     def _count(self, connection: Connection, start: int, behind: int) -> Waiting | None:
-        current = self._store.subscription_by_id(self._sub.subid)
+        current = self._current(self._sub.subid)
         room = slots.free_slots(connection)
         if current is None or room.max - room.used <= _SPARE or room.free_walsenders <= _SPARE:
             return None

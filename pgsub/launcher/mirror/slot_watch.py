@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal
 
-from pgsub.catalog.rows import SLOT_SECONDS, SlotRow
+from pgsub.catalog.rows import SLOT_SECONDS, ErrorRow, SlotRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import readable, utc_now, utc_text
 from pgsub.common.errors import (
@@ -130,18 +130,17 @@ class SlotWatch:
     def _read(self) -> None:
         assert self._sub.slot_name is not None
         began = time.monotonic(), utc_now()
+        known = self._known_errors()
         try:
             connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
-                waiting = self._backlog.waiting(connection) if state is not None else None
-                read = self._read_slots(connection, state)
+                waiting = self._backlog.waiting(connection, known) if state is not None else None
+                read = self._read_slots(connection, state, known)
                 self.publisher_waits = self._waits(connection, self._sub.slot_name)
                 self._missing = publication.absence(connection, self._sub)
             finally:
                 connection.close()
-        except StateStoreError:
-            return  # the recorder logs it
         except PgsubError as error:
             self._failure, self.publisher_waits = error, {}
             return
@@ -150,9 +149,17 @@ class SlotWatch:
         with contextlib.suppress(StateStoreError):
             self._run(lambda: self._store.put_slot(self._sub.subid, row))
 
-    def _read_slots(self, connection: publisher.Connection, main: slots.SlotState | None) -> SlotsRead:
+    def _known_errors(self) -> list[ErrorRow]:
+        """Return the errors in the state store, none while it cannot be read. The slot is watched nevertheless."""
+        with contextlib.suppress(StateStoreError):
+            return list(self._run(lambda: self._store.errors(self._sub.subid)))
+        return []
+
+    def _read_slots(
+        self, connection: publisher.Connection, main: slots.SlotState | None, known: Sequence[ErrorRow]
+    ) -> SlotsRead:
         usable = slots.sync_slots(connection, self._sub.subid)
-        told = {row.worker for row in self._store.errors(self._sub.subid) if row.class_ == SlotLost.__name__}
+        told = {row.worker for row in known if row.class_ == SlotLost.__name__}
         return SlotsRead(usable, main is not None and not main.in_recovery, told)
 
     def _waits(self, connection: publisher.Connection, slot_name: str) -> dict[str, str]:
