@@ -117,6 +117,13 @@ class SubscriptionCatalog:
         found = self._database.rows(f"{_SELECT} WHERE oid = ?", (subid,))
         return _decode(found[0]) if found else None
 
+    def way_there(self, way_back: Subscription) -> Subscription | None:
+        """Return the subscription whose switchover made a way back.
+
+        It is None for a subscription that is no way back, and once the switchover has dropped the other one.
+        """
+        return None if way_back.way_back_of is None else self.subscription_by_id(way_back.way_back_of)
+
     def add_subscription(self, subscription: Subscription) -> None:
         """Register a subscription with counters at 0.
 

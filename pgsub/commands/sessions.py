@@ -86,7 +86,7 @@ def check_no_switchover(session: psycopg.Connection, store: StateStore, sub: Sub
     :param session: a session on the subscription's target.
     :raises StateForbids: one does.
     """
-    ended = sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is None
+    ended = sub.way_back_of is not None and store.way_there(sub) is None
     # guard: a way back that is disabled later does not count as part of a switchover, without " or ended"
     journal.check_not_needed(session, sub, enabled=sub.enabled or ended)
 

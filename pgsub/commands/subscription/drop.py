@@ -140,9 +140,8 @@ def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_sl
 def _check_not_moving(store: StateStore, sub: Subscription) -> None:
     """Refuse a subscription of a switchover as long as both subscriptions of it are there. No server is asked."""
     back = store.way_back_of(sub.subid)
-    ending = None if sub.way_back_of is None else store.subscription_by_id(sub.way_back_of)
     # guard: a subscription of a switchover that is under way is not dropped because a server is gone
-    if back is not None or ending is not None:
+    if back is not None or store.way_there(sub) is not None:
         raise journal.takes_part(sub.name, (back or sub).switchover)
 
 
@@ -193,7 +192,7 @@ def _remove(
         if outdated is not None:
             reporter.notice(f"{outdated.message}: only its definition here is dropped")
             return
-        ended = sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is None
+        ended = sub.way_back_of is not None and store.way_there(sub) is None
         journal.check_not_needed(session, sub, enabled=sub.enabled if sub.way_back_of is None else ended)
         with contextlib.suppress(StateForbids):  # the ledger has no such subscription
             # if a new slot was being made, there may be none

@@ -37,7 +37,7 @@ def check(session: psycopg.Connection, store: StateStore, sub: Subscription) -> 
     switchover = found(session, store, sub)
     # guard: a target that has lost the switchover does not overwrite the publisher
     if switchover is not None and (switchover.undone or switchover.lost == journal.TAKING):
-        ended = store.subscription_by_id(sub.way_back_of)
+        ended = store.way_there(sub)
         command = _command(sub, ended)
         raise StateForbids(
             f'subscription "{sub.name}" leads back from a server that has lost its switchover',

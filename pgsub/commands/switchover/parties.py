@@ -254,7 +254,7 @@ def ended_way_back(store: StateStore, options: SwitchoverOptions) -> Subscriptio
     Another subscription may have the name of that one by now.
     """
     back = store.find(options.names[1])
-    if back is None or back.way_back_of is None or store.subscription_by_id(back.way_back_of) is not None:
+    if back is None or back.way_back_of is None or store.way_there(back) is not None:
         return None
     return back
 
@@ -277,6 +277,6 @@ def the_one(store: StateStore, options: SwitchoverOptions) -> Subscription:
         )
     sub = store.subscription(active)
     # guard: a command for the wrong direction does not report that everything is as it was before
-    if sub.way_back_of is not None and store.subscription_by_id(sub.way_back_of) is not None:
+    if store.way_there(sub) is not None:
         raise journal.takes_part(active, sub.switchover)
     return sub
