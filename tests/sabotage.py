@@ -357,6 +357,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a launcher that waits for the target gives no sign of life": (
         "test_while_nothing_goes_on_the_status_is_not_green",
     ),
+    "a killed creation is recognized by its note where the host has another name": (
+        "test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name_on_a_host_of_any_name",
+    ),
     "a state folder that was moved away gets no sign of life": (
         "test_a_state_folder_that_was_moved_away_gets_no_sign_of_life",
     ),

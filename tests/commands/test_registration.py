@@ -144,13 +144,15 @@ def test_a_create_that_loses_the_publisher_while_the_slot_comes_to_be_says_what_
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["create.after_ledger", "create.after_slot"])
-def test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name(cli, tables, point):
+def test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name_on_a_host_of_any_name(cli, tables, point):
     pubdb, subdb = tables
     cli.target += " password=unused"
     killed = cli.create("s", "--no-wait", env={"PGSUB_FAILPOINTS": f"{point}=kill"})
     assert killed.returncode == -signal.SIGKILL
     assert _ledger(subdb) == [("s", "s", True)]
     assert pubdb.rows(_SLOTS) == ([("s",)] if point == "create.after_slot" else [])
+    # the container is started again, with another host name
+    subdb.execute("UPDATE pgsub.subscription SET state_store = 'other' || state_store")
     one_error(cli.create("s", "--no-connect"), 3, 'may have left replication slot "s"')
     assert cli.create("s", "--dry-run").returncode == 0
     assert _ledger(subdb) == [("s", "s", True)]

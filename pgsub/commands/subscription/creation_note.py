@@ -11,13 +11,19 @@ from pathlib import Path
 
 from pgsub.catalog.state_folder import open_private
 
+_NAME = "creating-"
 #: The end of a note once the publisher is asked to create the slot.
 _ASKED = "\nasked"
 
 
 def path(folder: Path, subid: int) -> Path:
     """Return the path of a subscription's note."""
-    return folder / f"creating-{subid}"
+    return folder / f"{_NAME}{subid}"
+
+
+def subids(folder: Path) -> list[int]:
+    """Return the subscriptions of which the folder has a note."""
+    return [int(note.name.removeprefix(_NAME)) for note in folder.glob(f"{_NAME}[0-9]*")]
 
 
 def write(note: Path, slot_name: str, *, asked: bool) -> None:

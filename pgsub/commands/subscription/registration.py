@@ -39,7 +39,7 @@ from pgsub.target.ledger.subscriptions import Publisher, RelationState
 _LEFTOVER = """
 SELECT subid, slot_name, slot_intent,
        EXISTS (SELECT FROM pgsub.control c WHERE c.subid = s.subid AND c.epoch > 0)
-  FROM pgsub.subscription s WHERE subname = %s AND state_store = %s
+  FROM pgsub.subscription s WHERE subname = %s AND (state_store = %s OR subid = ANY (%s))
 """
 
 
@@ -53,7 +53,10 @@ class InterruptedCreate:
 
 
 def store_id(folder: Path) -> str:
-    """Return the name of a state store in the ledger. It tells whose incomplete subscriptions may be undone."""
+    """Return the name of a state store in the ledger. It tells whose incomplete subscriptions may be undone.
+
+    A container that is started again has another host name; then the note of the creation tells it.
+    """
     return f"{socket.gethostname()}:{folder.resolve()}"
 
 
@@ -212,7 +215,9 @@ def find_interrupted(
     if installation.installed_version(session) == 0:
         return []
     found = []
-    for sent, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+    # guard: a killed creation is recognized by its note where the host has another name, without "creation_note.subids"
+    mine = name, store_id(folder), creation_note.subids(folder)
+    for sent, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), mine).fetchall():
         subid = number(sent, "number of a subscription")
         if subid in known:
             continue
