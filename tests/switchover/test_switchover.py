@@ -716,6 +716,20 @@ def test_who_interrupts_it_in_the_pause_does_not_read_that_it_failed(mover: Move
     assert _insert(mover, 0, 1) == 1
 
 
+@pytest.mark.long
+def test_who_interrupts_the_undoing_too_reads_what_is_left(mover: Mover, tmp_path: Path) -> None:
+    started = mover.held("fenced", tmp_path, "--timeout", "2m")
+    with mover.databases[0].connect() as session:
+        session.execute("BEGIN READ WRITE")
+        session.execute("LOCK TABLE pgsub.switchover")
+        started.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+        until(lambda: mover.rows(0, "SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0])
+        said = _interrupted(started)
+    assert "was not undone" in said and "pgsub switchover moved --abort" in said, said
+    assert mover("--abort")["state"] == "as before"
+    assert _insert(mover, 0, 1) == 1
+
+
 def _interrupted(started: Started) -> str:
     """Type Ctrl-C; return what is said."""
     started.send_signal(signal.SIGINT)  # type: ignore[attr-defined]

@@ -46,13 +46,13 @@ LATE = 10.0
 
 
 def not_undone(command: str) -> tuple[str, str, str]:
-    """Return the warning, with detail and hint, about an interrupted switchover that could not be undone.
+    """Return the warning, with detail and hint, about an interrupted switchover that was not undone.
 
     :param command: of the switchover.
     """
     return (
-        "the switchover was interrupted, and could not be undone, because a server is away",
-        "Clients may be able to write nowhere.",
+        "the switchover was interrupted, and was not undone",
+        "A server is away, or the undoing was interrupted, too. Clients may be able to write nowhere.",
         f"Leave everything as it was:\n{command} --abort",
     )
 
@@ -136,7 +136,7 @@ class Switchover:
         except KeyboardInterrupt as error:
             try:
                 taken = self._go_back(entry, error)
-            except (PgsubError, psycopg.Error):
+            except (PgsubError, psycopg.Error, KeyboardInterrupt):
                 self._reporter.warning(*not_undone(self._options.command))
                 # guard: what a user has interrupted does not go on, because a server is away
                 raise error from None
