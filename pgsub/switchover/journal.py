@@ -21,6 +21,7 @@ declined.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -91,6 +92,16 @@ class Entry:
         back = self.back_name != f"{self.subname}{BACK_SUFFIX}"
         return f"pgsub switchover {word(self.back_name if back else self.subname)}{' --back' if back else ''}"
 
+    @property
+    def back_slot(self) -> str:
+        """The replication slot of the reverse subscription, on the taking side."""
+        return slot_name(self.back_name)
+
+
+def slot_name(back_name: str) -> str:
+    """Return the name of the replication slot of a reverse subscription."""
+    return re.sub("[^a-z0-9_]", "_", back_name.lower())[:63]
+
 
 _FIELDS = [one.name for one in fields(Entry)]
 
@@ -126,6 +137,11 @@ def others(connection: psycopg.Connection, id: str) -> list[Entry]:
     return [_entry(found) for found in connection.execute(query.encode(), (id,)).fetchall()]
 
 
+def _place(connection: psycopg.Connection) -> str:
+    info = connection.info
+    return f'database "{info.dbname}" on host "{info.host}", port {info.port}'
+
+
 def check_alone(connection: psycopg.Connection, id: str) -> None:
     """Check that no other switchover of this database is under way, because it would use the same fence."""
     for one in others(connection, id):
@@ -134,7 +150,7 @@ def check_alone(connection: psycopg.Connection, id: str) -> None:
             raise StateForbids(
                 f'a switchover of subscription "{one.subname}" of the same database is under way',
                 hint=f"Let it finish, or abort it:\n{one.command} --status\n{one.command} --abort\n"
-                "If its subscriptions are gone for good, run this here:\n"
+                f"If its subscriptions are gone for good, run this in {_place(connection)}:\n"
                 f"BEGIN READ WRITE; DELETE FROM pgsub.switchover WHERE id = {quoting.literal(one.id)}; COMMIT;",
             )
 
@@ -148,7 +164,7 @@ def check_right(connection: psycopg.Connection, id: str) -> None:
             f'this database has given the right to write away, with a switchover of "{gone.subname}"',
             detail=f'Subscription "{gone.back_name}" leads back.',
             hint="Clients write on the other server. To move the writes back here, switch over --back. If that was"
-            " given up for good, run this here:\n"
+            f" given up for good, run this in {_place(connection)}:\n"
             f"DELETE FROM pgsub.switchover WHERE id = {quoting.literal(gone.id)};",
         )
 

@@ -231,7 +231,7 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
     cli = make_cli("", "")
     running = cli.launcher()
     mover = moving(cli, (pubdb, subdb))
-    mover("--no-verify", "--timeout", "2m", kill="created")
+    mover("--no-verify", "--timeout", "2m", kill="fenced")
     running.kill()
     running.wait()
     elsewhere = make_cli(cli.connection, cli.target)
@@ -240,12 +240,23 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
     said = one_error(
         elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub switchover moved --status"
     )
-    assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and subdb.value(_MOVES) == 0
+    assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and mover.rows(1, _MOVES) == [(0,)]
     # the state folder where it was begun is lost
-    mover.alone(1, next(line for line in said.splitlines() if "UPDATE pgsub.switchover" in line))
+    reopening, slot, forget = (line for line in said.splitlines() if line.startswith(("BEGIN", "SELECT")))
+    for side, line in ((0, reopening), (1, slot), (1, forget)):
+        mover.alone(side, line)
+    mover.rows(0, "INSERT INTO writes (client, number) VALUES (0, 1) RETURNING id")
+    assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'moved_back'") == [(0,)]
     ended = elsewhere(*words)
     assert ended.returncode == 0, ended.stderr
-    assert elsewhere("drop", "moved", "--yes").returncode == 0
+    serving = elsewhere.launcher()
+    again_there = ("switchover", "moved", "--yes", "--no-verify", "--timeout", "2m")
+    told = one_error(elsewhere(*again_there), 3, "is under way", f"""database "{pubdb.name}" on host""")
+    mover.alone(0, next(line for line in told.splitlines() if line.startswith("BEGIN READ WRITE; DELETE")))
+    ended = elsewhere(*again_there)
+    assert ended.returncode == 0, ended.stderr
+    assert elsewhere("drop", "moved_back", "--yes").returncode == 0
+    assert elsewhere.stop(serving) == 0
 
 
 def test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_write_on_the_target(

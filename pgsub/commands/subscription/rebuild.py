@@ -33,7 +33,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.switchover import journal
+from pgsub.switchover import fence, journal
 from pgsub.switchover.journal import Entry
 from pgsub.target.ledger import definitions, skipped_changes, subscriptions, two_phase_state, worker_takeover
 from pgsub.target.ledger.maintenance import origin_advance
@@ -190,10 +190,12 @@ def _being_moved(sub: Subscription, entry: Entry) -> StateForbids:
     hint = f"With the state folder where it was begun, let it end, or abort it:\n{entry.command} --status"
     id = quoting.literal(entry.id)
     if entry.side == journal.TAKING and entry.phase not in journal.HAS_TAKEN:
+        slot = quoting.literal(entry.back_slot)
         hint += (
-            "\nIf that folder is lost, let clients write on the publisher. Then run this on the target, and the command"
-            f" here again:\nBEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DECLINED}'"
-            f" WHERE id = {id}; COMMIT;"
+            f"\nIf that folder is lost, let clients write on the publisher.{_reopening(sub, entry)}\n"
+            "Then drop the slot of the way back, run the rest on the target, too, and the command here again:\n"
+            f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {slot};\n"
+            f"BEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DECLINED}' WHERE id = {id}; COMMIT;"
         )
     elif entry.side == journal.TAKING:
         slot = "" if sub.slot_name is None else f"SELECT pg_drop_replication_slot({quoting.literal(sub.slot_name)});\n"
@@ -209,6 +211,14 @@ def _being_moved(sub: Subscription, entry: Entry) -> StateForbids:
         detail="A state store that is made now would not know the subscription that leads back.",
         hint=hint,
     )
+
+
+def _reopening(sub: Subscription, entry: Entry) -> str:
+    """Return the part of a hint that lifts the fence of the publisher."""
+    database = ci.parse(sub.connection, "publisher").get("dbname")
+    if entry.fence != fence.READ_ONLY or not isinstance(database, str):
+        return ""
+    return f" If they cannot, run this there:\n{fence.reopening(database)}"
 
 
 def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:

@@ -5,7 +5,6 @@ What an interrupted creation left is removed by the next one, or by an abort.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -67,7 +66,7 @@ def way_back(
         state_dir=options.state_dir,
         connect=True,
         create_slot=True,
-        slot_name=_slot_name(back),
+        slot_name=journal.slot_name(back),
         enabled=False,
         copy_data=False,
         two_phase=sub.two_phase != two_phase_state.DISABLED,
@@ -140,7 +139,7 @@ def remove_interrupted(
     name = entry.back_name
     if entry.back_subid is None:
         return
-    slot, why = _slot_name(name), ""
+    slot, why = entry.back_slot, ""
     try:
         with giving_session(options, sub) as giving, connect_publisher(sub, options.to_taking(sub)) as source:
             registration.undo_interrupted(giving, source, name, store)
@@ -154,7 +153,3 @@ def remove_interrupted(
         f'Replication slot "{slot}" retains WAL on the target.',
         f"If nothing else uses it, run this on the target:\nSELECT pg_drop_replication_slot({quoting.literal(slot)});",
     )
-
-
-def _slot_name(back: str) -> str:
-    return re.sub("[^a-z0-9_]", "_", back.lower())[:63]
