@@ -360,6 +360,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a killed creation is recognized by its note where the host has another name": (
         "test_a_create_that_was_killed_is_undone_by_the_next_one_of_the_name_on_a_host_of_any_name",
     ),
+    "an adoption does not overwrite what only the target of a lost switchover has": (
+        "test_a_target_that_loses_the_switchover_after_its_end_is_left",
+    ),
     "a state folder that was moved away gets no sign of life": (
         "test_a_state_folder_that_was_moved_away_gets_no_sign_of_life",
     ),

@@ -340,6 +340,7 @@ def test_a_target_that_loses_the_switchover_after_its_end_is_left(mover: Mover, 
         mover.plant(0, "INSERT INTO writes VALUES (55, 0, 55)")
         for overwriting in (
             ("refresh", "moved_back", "--resync", "public.writes"),
+            ("refresh", "moved_back", "--adopt"),
             ("verify", "moved_back", "--repair"),
         ):
             one_error(mover.cli(*overwriting, "--yes"), 3, "has lost its switchover", told)

@@ -84,7 +84,8 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[P
 
 
 def _check_source(session: psycopg.Connection, store: StateStore, sub: Subscription, options: RefreshOptions) -> None:
-    if options.resync:
+    # guard: an adoption does not overwrite what only the target of a lost switchover has, without " or options.adopt"
+    if options.resync or options.adopt:
         lost_switchover.check(session, store, sub)
 
 
