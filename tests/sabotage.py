@@ -363,6 +363,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "an adoption does not overwrite what only the target of a lost switchover has": (
         "test_a_target_that_loses_the_switchover_after_its_end_is_left",
     ),
+    "a publication that is dropped and made again is told": (
+        "test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_told",
+    ),
     "a state folder that was moved away gets no sign of life": (
         "test_a_state_folder_that_was_moved_away_gets_no_sign_of_life",
     ),

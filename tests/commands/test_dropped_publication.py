@@ -32,6 +32,26 @@ def test_a_subscription_without_one_of_its_publications_is_not_caught_up(
     assert cli(*run, "--timeout", "2m").returncode == 0
 
 
+def test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_told(
+    cli: Cli, tables: tuple[Database, Database]
+) -> None:
+    """The publisher says it in the stream, and nowhere else."""
+    pubdb, subdb = tables
+    if pubdb.connection.info.server_version < 180000:
+        pytest.skip("the publisher refuses to go on without it, which stops apply")
+    assert cli.create("s").returncode == 0
+    pubdb.execute("DROP PUBLICATION p")
+    pubdb.execute("INSERT INTO b VALUES (7, 7)")
+    pubdb.execute("CREATE PUBLICATION p FOR TABLE a, b")
+    pubdb.execute("INSERT INTO b VALUES (8, 8)")
+    said = cli("run", "s", "--until-caught-up", "--timeout", "2m")
+    assert (said.returncode, subdb.rows("SELECT id FROM b")) == (0, [(8,)])
+    assert said.stderr.count('decoded changes while a publication of subscription "s" did not exist') == 1, said.stderr
+    told = next(line for line in said.stderr.splitlines() if line.lstrip().startswith("pgsub verify"))
+    repaired = cli(*told.split()[1:], "--yes")
+    assert subdb.rows("SELECT id FROM b ORDER BY id") == [(7,), (8,)], repaired.stderr
+
+
 @pytest.mark.long
 def test_changes_that_a_dropped_publication_leaves_out_are_told_and_brought_again(
     served: tuple[Cli, str], tables: tuple[Database, Database]

@@ -209,6 +209,25 @@ def test_a_stream_stops_in_the_middle_of_a_backlog_and_nothing_of_it_is_lost(pub
         assert kinds(collect(second, 1)).count("I") == 50000
 
 
+def test_a_publication_that_is_dropped_and_made_again_is_noticed_in_the_stream(pubdb, feed):
+    if pubdb.connection.info.server_version < 180000:
+        pytest.skip("the publisher refuses to go on without it")
+    feed.start(slot(pubdb), 0, options(feed))
+    pubdb.execute("INSERT INTO t VALUES (1, 'sent')")
+    collect(feed, 1)
+    assert not feed.take_skipped_publication()
+    pubdb.execute('DROP PUBLICATION "Pub, ""one"""')
+    pubdb.execute("INSERT INTO t VALUES (2, 'left out')")
+    pubdb.execute('CREATE PUBLICATION "Pub, ""one""" FOR TABLE t')
+    pubdb.execute("INSERT INTO t VALUES (3, 'sent')")
+    collect(feed, 1)
+    assert feed.take_skipped_publication()
+    assert not feed.take_skipped_publication()
+    pubdb.execute("INSERT INTO t VALUES (4, 'sent')")
+    collect(feed, 1)
+    assert not feed.take_skipped_publication()
+
+
 def test_after_a_stop_the_connection_takes_commands_and_can_drop_its_slot(pubdb, feed):
     feed.start(slot(pubdb), 0, options(feed))
     feed.stop()

@@ -12,6 +12,7 @@ from pgsub.apply.conflicts import conflict_record, conflict_text, schema_fault
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.conflicts.error_context import Place, context, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
+from pgsub.apply.conflicts.skipped_publication import SkippedPublication
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import table_lock
 from pgsub.common.conflict_rules import Rule
@@ -131,7 +132,7 @@ class ResolvedConflict(NamedTuple):
 
 
 #: Items for the launcher to log: a change that was skipped or resolved, or a message.
-Record: TypeAlias = RowConflict | ResolvedConflict | LoggedMessage
+Record: TypeAlias = RowConflict | ResolvedConflict | LoggedMessage | SkippedPublication
 
 
 def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:

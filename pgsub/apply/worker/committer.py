@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.prepared_transactions import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
+from pgsub.apply.conflicts.skipped_publication import SkippedPublication
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.set_fallback import SetFallback
@@ -89,7 +90,7 @@ class Committer:
         self._parallel = ParallelCommit(session, self.ledger_commit, self.counters, beat)
         self._skipping = SkipHandler(self.ledger_commit, self._executor)
         self._two_phase = TwoPhase(self.ledger_commit, policy.skip)
-        self._messages: list[LoggedMessage] = []
+        self._messages: list[LoggedMessage | SkippedPublication] = []
         self.remote_lsn = session.progress.remote_lsn
 
     @property
@@ -102,6 +103,10 @@ class Committer:
         self._messages.append(LoggedMessage.of(message, None))
         if len(self._messages) >= _MESSAGES:
             self.record_messages()
+
+    def take_skipped_publication(self) -> None:
+        """Buffer the notice that changes were decoded without a publication."""
+        self._messages.append(SkippedPublication())
 
     def record_messages(self) -> None:
         """Commit the buffered messages. Ledger and feedback must not pass them before: they are not sent again."""

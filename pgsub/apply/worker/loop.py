@@ -44,6 +44,8 @@ PING_SECONDS = 1.0
 HURRY_SECONDS = 0.02
 #: Seconds between checks for the launcher's answer, for which the apply position waits.
 ANSWER_SECONDS = 0.005
+#: Seconds between records that a publication is missing, which the publisher may say again and again.
+NOTICE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class ApplyLoop:
         self._later_keepalive: Keepalive | None = None  #: the last one received after the batch
         self._done = False  #: a transaction beyond ``until`` was discarded
         self._ending = False  #: the policy refused a transaction: nothing after it may be applied or acknowledged
-        self._next_control = self._next_ping = 0.0
+        self._next_control = self._next_ping = self._next_notice = 0.0
         self._wanted = 0  #: a position that somebody waits for in the ledger
         streams.assembler.on_message = self._committer.take_message
         hears = spec.heartbeat is not None and claim.worker == worker_takeover.APPLY
@@ -172,6 +174,10 @@ class ApplyLoop:
     # receiving
 
     def _burst(self, frames: Frames | None) -> None:
+        # guard: a publication that is dropped and made again is told
+        if time.monotonic() >= self._next_notice and self._streams.walsender.take_skipped_publication():
+            self._next_notice = time.monotonic() + NOTICE_SECONDS
+            self._committer.take_skipped_publication()
         for received in self._streams.assembler.take(frames) if frames is not None else ():
             # guard: nothing behind a batch that was given up is applied
             if self._ending:  # set by :meth:`_apply_batch` inside the assembler, before a stream block

@@ -18,6 +18,7 @@ from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, field, log_text
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import error_rows
 from pgsub.protocol.lsn import parse_lsn
@@ -100,6 +101,8 @@ class Events:
             self._message(body)
         elif body["kind"] == "two_phase":
             self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
+        elif body["kind"] == "skipped_publication":
+            self._log("WARNING", _left_out(self._sub))
         elif body["kind"] == "log":
             level = str(body["level"])  # the target's users may write this row
             self._log(level if level in _LEVELS else "LOG", _composed(str(body["text"])))
@@ -114,6 +117,14 @@ class Events:
             f"{place}, emitted at {body['lsn']}"
         )
         self._log("LOG", LogText(f"{text}\n{field('CONTEXT', context)}"))
+
+
+def _left_out(sub: Subscription) -> LogText:
+    return log_text(
+        f'the publisher decoded changes while a publication of subscription "{sub.name}" did not exist',
+        detail="What was committed without it was not sent, and will not be, even if it exists again.",
+        hint=f"Compare the tables, and repair what differs:\npgsub verify {word(sub.name)} --repair",
+    )
 
 
 def _composed(text: str) -> LogText:

@@ -25,7 +25,12 @@ class Refused(Exception):
 
 
 class Channel(Protocol):
-    """One stream. Lost connections raise psycopg errors."""
+    """One stream. Lost connections raise psycopg errors.
+
+    :ivar skipped_publication: the publisher has warned that it decodes changes without a publication, which is missing.
+    """
+
+    skipped_publication: bool
 
     def start(self, command: bytes) -> None:
         """Run START_REPLICATION.

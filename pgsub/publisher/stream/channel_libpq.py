@@ -6,6 +6,7 @@ import select
 import struct
 import time
 
+import psycopg
 from psycopg import pq
 
 from pgsub.protocol import frames
@@ -24,11 +25,16 @@ class LibpqChannel:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._send_timeout = send_timeout
+        self.skipped_publication = False
+        connection.add_notice_handler(self._notice)
         self._ended = False  # the stream has ended, perhaps behind messages that are returned first
         self._unread = False  # libpq may hold bytes that do not make the socket readable
         # One TLS record (16 kB) may need several reads into libpq's buffer, and data inside OpenSSL does not make the
         # socket readable.
         self._reads = 4 if self._pgconn.ssl_in_use or self._pgconn.used_gssapi else 1
+
+    def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        self.skipped_publication |= notice.source_function == "LoadPublications"
 
     def start(self, command: bytes) -> None:
         """See the protocol."""

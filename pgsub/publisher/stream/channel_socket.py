@@ -29,6 +29,8 @@ _LITTLE = 1 << 16
 #: Maximum number of consecutive reads. The kernel may have more, but to chase a publisher that sends as fast as this
 #: reads is expensive for both.
 _READS = 8
+#: The field of a NoticeResponse that names the server's function. Unlike the message, it is never translated.
+_SKIPPED = b"\0RLoadPublications\0"
 _LOST = "server closed the connection unexpectedly"
 
 
@@ -41,6 +43,7 @@ class SocketChannel:
         self._send_timeout = send_timeout
         self._buffer = bytearray(_BUFFER)
         self._have = 0  #: bytes in the buffer
+        self.skipped_publication = False
         self._lost: str | None = None  #: why nothing more will arrive; None: the connection is alive
 
     def start(self, command: bytes) -> None:
@@ -67,6 +70,7 @@ class SocketChannel:
             kind, body = self._message(b"dEcCZ") or (b"", b"")
             if kind == b"E":
                 raise Refused(ServerError.from_response(body, self._encoding))
+            self.skipped_publication |= kind == b"N" and _SKIPPED in body
             if kind in (b"c", b"C", b"Z"):
                 return None
             if not kind and not came:  # nothing arrived, or only a part of a message that is larger than the space

@@ -162,6 +162,17 @@ class WalSender:
             return True
         return poll(self.fileno, select.POLLIN, timeout) != 0
 
+    def take_skipped_publication(self) -> bool:
+        """Return whether the publisher has warned, since the last call, that it decodes without a publication.
+
+        What :meth:`receive` returned before the warning had come is not concerned.
+        """
+        channel = self._channel
+        if channel is None or not channel.skipped_publication:
+            return False
+        channel.skipped_publication = False
+        return True
+
     def send(self, message: bytes) -> None:
         """Send one CopyData message, a standby status update.
 
