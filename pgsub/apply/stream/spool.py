@@ -65,7 +65,7 @@ class Spool:
         self._made: tuple[Path, SpoolSpace] | None = None
         try:
             if not self._parent.is_dir():
-                self._parent.mkdir(mode=0o700, parents=True)
+                self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder:
                 refuse_exchangeable(self._parent)
             for leftover in self._parent.glob(f"{self._prefix}*") if folder else ():
