@@ -393,7 +393,7 @@ def test_a_spool_folder_that_was_removed_fails_only_a_transaction_that_is_kept_t
 def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpoolFailed, match="could not create a spool folder") as caught:
-        Spool(str(tmp_path / "file"), "1-0")
+        Spool(str(tmp_path / "file"), "1-0").open(7)
     assert caught.value.directive is Directive.RETRY
 
 

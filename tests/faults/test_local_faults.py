@@ -391,7 +391,7 @@ def test_a_worker_that_ends_is_started_again_while_the_file_system_of_the_state_
                 pubdb.execute("INSERT INTO a VALUES (%s, 'x')", number)
                 subdb.wait("SELECT count(*) = 1 FROM a WHERE id = %s", number)
         until(lambda: cli("status", "s", "--check").returncode == 0)
-        assert "can be used again" in log.read_text()
+        until(lambda: "can be used again" in log.read_text())
         assert cli.stop(running) == 0, running.log.read_text()  # type: ignore[union-attr]
 
 

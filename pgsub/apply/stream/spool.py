@@ -15,7 +15,6 @@ reader would get rows twice and miss others. Therefore each use checks that it i
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
 import shutil
@@ -38,8 +37,6 @@ from pgsub.protocol.reader import INT32
 _BUFFER = 1 << 20
 #: Bytes of a followed file that are kept in memory.
 _RECENT = 16 << 20
-#: A lack of room for a folder, or a read-only disk. Only transactions that are kept in files suffer from it.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
 _SUBXID = frames.ENVELOPE + 5
@@ -53,7 +50,6 @@ class Spool:
 
     :param folder: parent of spool folders (0700); None for the executor's scratch folder.
     :param owner: name of the worker; files left behind by an earlier attempt of the same owner are removed.
-    :raises SpoolFailed: the parent cannot be created, for another reason than a lack of room.
     :raises SparkUnusable: another user could exchange the folder.
     """
 
@@ -63,23 +59,22 @@ class Spool:
         self._prefix = f"pgsub-spool-{owner}-"
         self._limit = limit
         self._made: tuple[Path, SpoolSpace] | None = None
-        try:
-            if not self._parent.is_dir():
-                self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder:
-                refuse_exchangeable(self._parent)
-            for leftover in self._parent.glob(f"{self._prefix}*") if folder else ():
+        self._private = bool(folder)
+        if self._private and os.path.lexists(self._parent):
+            refuse_exchangeable(self._parent)
+            for leftover in self._parent.glob(f"{self._prefix}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise self._unmade(error) from None
 
     def _make(self) -> tuple[Path, SpoolSpace]:
-        """Create the folder unless it is there.
+        """Create the folder and its parents unless they are there.
 
         :raises OSError: it cannot be created.
+        :raises SparkUnusable: see the class.
         """
         if self._made is None:
+            self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._private:
+                refuse_exchangeable(self._parent)
             made = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._parent))
             self._made = made, SpoolSpace(made, self._limit)
         return self._made
