@@ -23,7 +23,8 @@ def path(folder: Path, subid: int) -> Path:
 
 def subids(folder: Path) -> list[int]:
     """Return the subscriptions of which the folder has a note."""
-    return [int(note.name.removeprefix(_NAME)) for note in folder.glob(f"{_NAME}[0-9]*")]
+    numbers = (note.name.removeprefix(_NAME) for note in folder.glob(f"{_NAME}*"))
+    return [int(number) for number in numbers if number.isdecimal()]
 
 
 def write(note: Path, slot_name: str, *, asked: bool) -> None:
