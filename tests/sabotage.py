@@ -363,6 +363,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "an adoption does not overwrite what only the target of a lost switchover has": (
         "test_a_target_that_loses_the_switchover_after_its_end_is_left",
     ),
+    "a publication that was just made and added is not said to have been missing": (
+        "test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_missing",
+    ),
     "a publication that is dropped and made again is told": (
         "test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_told",
     ),

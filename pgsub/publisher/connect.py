@@ -28,6 +28,8 @@ MINIMUM_VERSION = 140000
 #: applies a reload of its server's configuration to all other settings. One key could then have two texts in a change
 #: set, and would count as two keys.
 _ONE_TEXT = {"intervalstyle": "postgres", "timezone": "UTC", "bytea_output": "hex"}
+#: A walsender says by a warning that it goes on without a publication. The role may have turned warnings off.
+_WARNS = {"client_min_messages": "warning"}
 
 #: Hints for a refused connection, for which libpq has no SQLSTATE. The first match counts.
 _REFUSALS = (
@@ -186,4 +188,4 @@ def _prepare_session(connection: Connection) -> None:
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
     # guard: a reload of the publisher's configuration gives no key another text, without "**_ONE_TEXT, "
-    ci.pin(connection, "publisher", {**_ONE_TEXT, **ci.only_tables(version)})
+    ci.pin(connection, "publisher", {**_ONE_TEXT, **_WARNS, **ci.only_tables(version)})

@@ -49,6 +49,7 @@ from pgsub.protocol.messages import (
     StreamCommit,
     StreamPrepare,
 )
+from pgsub.target.session import origins
 
 if TYPE_CHECKING:
     from embedded import Server
@@ -252,6 +253,7 @@ class Subscribers:
         self.pubdb.wait("SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s", slot)
         self.pubdb.rows("SELECT pg_drop_replication_slot(%s)", slot)
         self.pubdb.execute(f"DROP PUBLICATION {self.name}")
+        origins.drop_all(self.subdb.connection, self.pgsub.subid)  # many workloads have one server
         for database in (self.pubdb, self.subdb, self.native):
             database.execute(f"SET client_min_messages = warning; DROP SCHEMA {self.name} CASCADE")
 

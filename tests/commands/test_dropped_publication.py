@@ -40,6 +40,7 @@ def test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_to
     if pubdb.connection.info.server_version < 180000:
         pytest.skip("the publisher refuses to go on without it, which stops apply")
     assert cli.create("s").returncode == 0
+    pubdb.execute(f"ALTER DATABASE {pubdb.name} SET client_min_messages = error")
     pubdb.execute("DROP PUBLICATION p")
     pubdb.execute("INSERT INTO b VALUES (7, 7)")
     pubdb.execute("CREATE PUBLICATION p FOR TABLE a, b")
@@ -50,6 +51,23 @@ def test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_to
     told = next(line for line in said.stderr.splitlines() if line.lstrip().startswith("pgsub verify"))
     repaired = cli(*told.split()[1:], "--yes")
     assert subdb.rows("SELECT id FROM b ORDER BY id") == [(7,), (8,)], repaired.stderr
+
+
+def test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_missing(
+    cli: Cli, tables: tuple[Database, Database]
+) -> None:
+    """The stream begins before it, but its tables are copied as of later."""
+    pubdb, subdb = tables
+    assert cli.create("s").returncode == 0
+    pubdb.execute("INSERT INTO b VALUES (7, 7)")
+    for database in tables:
+        database.execute("CREATE TABLE c (id int PRIMARY KEY)")
+    pubdb.execute("CREATE PUBLICATION other FOR TABLE c; INSERT INTO c VALUES (1)")
+    added = cli("alter", "s", "--add-publication", "other")
+    said = cli("run", "s", "--until-caught-up", "--timeout", "2m")
+    assert (added.returncode, said.returncode) == (0, 0), added.stderr + said.stderr
+    assert subdb.rows("SELECT id FROM b") == [(7,)] and subdb.rows("SELECT id FROM c") == [(1,)]
+    assert "did not exist" not in added.stderr + said.stderr
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StreamsMustRestart, TableAltered
 from pgsub.common.server_words import DEADLOCK
 from pgsub.protocol.messages import LogicalMessage, Relation
+from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.prepared_statements import DEALLOCATED
 
@@ -104,9 +105,14 @@ class Committer:
         if len(self._messages) >= _MESSAGES:
             self.record_messages()
 
-    def take_skipped_publication(self) -> None:
-        """Buffer the notice that changes were decoded without a publication."""
-        self._messages.append(SkippedPublication())
+    def take_skipped_publication(self, subid: int, position: int) -> None:
+        """Buffer the notice that changes were decoded without a publication, behind a position.
+
+        A stream may begin before a publication that was made and added only now. Its tables are copied as of later.
+        """
+        # guard: a publication that was just made and added is not said to have been missing
+        if not subscriptions.grown_since(self._session.connection, subid, position):
+            self._messages.append(SkippedPublication())
 
     def record_messages(self) -> None:
         """Commit the buffered messages. Ledger and feedback must not pass them before: they are not sent again."""

@@ -177,7 +177,8 @@ class ApplyLoop:
         # guard: a publication that is dropped and made again is told
         if time.monotonic() >= self._next_notice and self._streams.walsender.take_skipped_publication():
             self._next_notice = time.monotonic() + NOTICE_SECONDS
-            self._committer.take_skipped_publication()
+            position = max(self.position, self._receiver.flushed)
+            self._committer.take_skipped_publication(self._subscription.subid, position)
         for received in self._streams.assembler.take(frames) if frames is not None else ():
             # guard: nothing behind a batch that was given up is applied
             if self._ending:  # set by :meth:`_apply_batch` inside the assembler, before a stream block

@@ -218,6 +218,15 @@ def table_states(connection: psycopg.Connection, subid: int) -> dict[int, Relati
     }
 
 
+def grown_since(connection: psycopg.Connection, subid: int, position: int) -> bool:
+    """Return whether tables were added: some are copied as of a position behind the given one, and others are not."""
+    query = """
+        SELECT bool_or(late) AND NOT bool_and(late)
+          FROM (SELECT srsubstate <> 'r' OR coalesce(srsublsn > %s::pg_lsn, false)
+                  FROM pgsub.subscription_rel WHERE subid = %s) AS r (late)"""
+    return scalar(connection, query, (format_lsn(position), subid)) is True
+
+
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything about a subscription from the ledger."""
     with durable(connection):
