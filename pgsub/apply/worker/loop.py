@@ -44,8 +44,8 @@ PING_SECONDS = 1.0
 HURRY_SECONDS = 0.02
 #: Seconds between checks for the launcher's answer, for which the apply position waits.
 ANSWER_SECONDS = 0.005
-#: Seconds between records that a publication is missing, which the publisher may say again and again.
-NOTICE_SECONDS = 60.0
+#: Minimum seconds between records that a publication is missing, which a publisher could say again and again.
+NOTICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pgsub.publisher.server_errors import standby_lags, translating
 from pgsub.switchover import journal, lost_side
 from pgsub.switchover.journal import Entry
 from pgsub.switchover.lost_side import Found
+from pgsub.target.session import ledger_guard
 
 #: Part of a detail.
 _DROPPED = " Or its schema pgsub was dropped, in which the switchover is recorded."
@@ -77,6 +78,7 @@ def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[
 
     :param source: a session on the taking side.
     :raises PermissionMissing: the role may not read the journal.
+    :raises StateForbids: the ledger there cannot be trusted. It is not read.
     :raises PublisherUnavailable: a standby of that server answers.
     """
     # guard: a standby that has not been promoted does not show what its primary has lost
@@ -85,6 +87,7 @@ def of_publisher(source: psycopg.Connection, subid: int, there: Entry) -> tuple[
             "a standby of the publisher answers, which has not been promoted",
             "It does not show whether the switchover is lost.",
         )
+    ledger_guard.guard(source)
     try:
         with translating(source, "read the journal of the switchover"):
             return lost_side.of_taking(source, subid, there)

@@ -25,6 +25,7 @@ from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.query import scalar
 from pgsub.common.server_words import is_transient
 from pgsub.common.subscription import Subscription
+from pgsub.target.session import ledger_guard
 
 #: In addition to :data:`pgsub.common.connections.conninfo.PINNED`.
 _SETTINGS = {
@@ -99,7 +100,7 @@ def connect(
     :param bulk: rows will be sent: a vanished host is noticed within five minutes instead of one. Settings of the
         conninfo or its service take precedence.
     :param views: False for a session that only reads tables by name: a view in place of a table is refused, and so are
-        foreign partitions.
+        foreign partitions, and a ledger that is not trusted.
     :param expected: a subscription that the database must belong to; None: no check.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     :raises StateForbids: a connection pooler answered.
@@ -129,6 +130,8 @@ def connect(
         if isinstance(error, psycopg.Error):
             raise translate(error, "prepare the session on the target") from None
         raise
+    if not views:
+        ledger_guard.guard(connection)
     return connection
 
 
