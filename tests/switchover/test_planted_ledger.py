@@ -80,7 +80,7 @@ def test_a_ledger_that_comes_behind_the_check_of_a_session_is_not_read(pubdb: Da
         with pytest.raises(psycopg.errors.UndefinedTable):
             journal.latest(session, journal.TAKING, "moved")
         stranger.rename("soon")
-        with pytest.raises(StateForbids, match='schema "pgsub" of database .* cannot be trusted'):
+        with pytest.raises(StateForbids, match=r'schema "pgsub" of database .* cannot be trusted'):
             journal.latest(session, journal.TAKING, "moved")
     assert not stranger.is_superuser()
 

@@ -16,7 +16,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.server_errors import translating
 from pgsub.publisher.tables import Name, RemoteTable
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard
 from pgsub.target.sql.statement_builder import table_name
 
 #: Maximum number of statements, or of tables in a command, in a hint.
@@ -135,14 +135,14 @@ def rows_of_other_origins(
     """Warn, like the server, of tables that the publisher itself receives from other publishers."""
     # Planning a query of a table evaluates its index expressions, so an untrusted ledger is not read.
     with translating(connection, "look at the ledger of the publisher"):
-        ledger = ledger_privileges.trusted(connection)
-    if not ledger:
+        ledger = ledger_guard.trusted(connection)
+    if ledger is False:
         yield Caution(
             "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
             "Which tables subscriptions of pgsub write there is not known.",
             "Give the schema to the owner of the database, or drop it if it is not a ledger.",
         )
-    others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger)
+    others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger is True)
     names = sorted({f"{one.schema}.{one.name}" for one in others})
     if names:
         yield Caution(

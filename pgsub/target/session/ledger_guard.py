@@ -57,12 +57,18 @@ def _check(connection: psycopg.Connection[Any], query: Any) -> None:
     text = query.as_string(connection) if isinstance(query, sql.Composable) else query
     if _LEDGER.search(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)) is None:
         return
-    owned = scalar(connection, _OWNED)
-    if owned is None:
+    readable = trusted(connection)
+    if readable is None:
         raise psycopg.errors.UndefinedTable('schema "pgsub" does not exist')
     # guard: a ledger that somebody planted on the publisher is not read
-    if not (owned and ledger_privileges.trusted(connection)):
+    if not readable:
         raise _untrusted(connection)
+
+
+def trusted(connection: psycopg.Connection[Any]) -> bool | None:
+    """Return whether the ledger may be read, now and later: nobody else can exchange it. None if there is none."""
+    owned = scalar(connection, _OWNED)
+    return None if owned is None else owned is True and ledger_privileges.trusted(connection)
 
 
 def _untrusted(connection: psycopg.Connection[Any]) -> StateForbids:
