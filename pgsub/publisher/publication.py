@@ -105,19 +105,19 @@ def existing_said(connection: Connection) -> str:
 
 
 def unpublished_operations(connection: Connection, publications: Sequence[str]) -> dict[tuple[str, str], list[str]]:
-    """Find tables whose publications omit row changes by their option ``publish``. TRUNCATE does not count.
+    """Find tables whose publications omit operations by their option ``publish``.
 
     :return: by schema and name, the operations that none of the publications publishes.
     """
     query = sql.SQL("""
         SELECT t.schemaname::text, t.tablename::text, pg_catalog.bool_or(p.pubinsert), pg_catalog.bool_or(p.pubupdate),
-            pg_catalog.bool_or(p.pubdelete)
+            pg_catalog.bool_or(p.pubdelete), pg_catalog.bool_or(p.pubtruncate)
         FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
         WHERE p.pubname = ANY(%(publications)s::name[]) GROUP BY 1, 2
         HAVING NOT (pg_catalog.bool_or(p.pubinsert) AND pg_catalog.bool_or(p.pubupdate)
-            AND pg_catalog.bool_or(p.pubdelete))""")
+            AND pg_catalog.bool_or(p.pubdelete) AND pg_catalog.bool_or(p.pubtruncate))""")
     rows = _rows(connection, query, publications, "receive list of replicated tables from the publisher")
-    names = ("insert", "update", "delete")
+    names = ("insert", "update", "delete", "truncate")
     return {(row[0], row[1]): [name for name, sent in zip(names, row[2:], strict=True) if not sent] for row in rows}
 
 

@@ -196,9 +196,10 @@ class RowComparison:
 def left_by(unpublished: Collection[str]) -> set[str]:
     """Return the kinds of differences that unpublished changes cause.
 
-    :param unpublished: insert, update, delete.
+    :param unpublished: insert, update, delete, truncate.
     """
-    left = {"insert": {MISSING}, "update": {DIFFERENT, EXTRA}, "delete": {EXTRA}}
+    # guard: rows that an unpublished TRUNCATE left are not repaired, without ", "truncate": {EXTRA}"
+    left = {"insert": {MISSING}, "update": {DIFFERENT, EXTRA}, "delete": {EXTRA}, "truncate": {EXTRA}}
     return set().union(*(left[operation] for operation in unpublished))
 
 

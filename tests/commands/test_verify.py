@@ -335,6 +335,21 @@ def test_what_an_unpublished_operation_leaves_is_told_apart(served: Served, tabl
     publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
 
 
+def test_what_an_unpublished_truncate_leaves_is_told_apart_and_stays(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    publisher.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 120) g")
+    _verify(cli, name)
+    publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
+    rows = target.rows("SELECT * FROM a")
+    publisher.execute("TRUNCATE a")
+    a = _table(_verify(cli, name), "a")
+    assert (a["outcome"], a["extra"], a["explained"]) == ("equal", len(rows), len(rows))
+    assert cli("verify", name, "--repair", "--yes").returncode == 0
+    assert target.rows("SELECT * FROM a") == rows
+    publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
+
+
 @pytest.mark.long
 def test_a_table_that_does_not_fit_any_more_is_an_error_of_its_own(served: Served, tables: Tables) -> None:
     cli, name = served
