@@ -259,8 +259,9 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
     assert elsewhere.stop(serving) == 0
 
 
+@pytest.mark.parametrize("step", ["taken", "done"])
 def test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_write_on_the_target(
-    make_cli, pubdb, subdb
+    make_cli, pubdb, subdb, step
 ):
     cli = make_cli("", "")
     running = cli.launcher()
@@ -269,7 +270,7 @@ def test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_wr
     elsewhere = make_cli(cli.target, cli.connection)
     words = ("run", "moved_back", *again(elsewhere, "--until-caught-up")[2:])
     one_error(elsewhere(*words), 3, "takes part in a switchover that is under way")
-    mover("--no-verify", "--timeout", "2m", kill="taken")
+    mover("--no-verify", "--timeout", "2m", kill=step)
     running.kill()
     running.wait()
     elsewhere.connection, elsewhere.target = cli.connection, cli.target

@@ -166,6 +166,10 @@ def _check_not_moving(session: psycopg.Connection, sub: Subscription) -> None:
     :raises StateForbids: a switchover is under way.
     """
     entry = journal.needing(session, sub.subid, enabled=sub.enabled)
+    taking = journal.of_subscription(session, journal.TAKING, sub.subid) if entry is None else None
+    # guard: a subscription that a switchover has ended is not rebuilt before it is dropped
+    if taking is not None and taking.phase == journal.DONE:
+        raise _being_moved(sub, taking)
     # guard: a switchover keeps the state store that can end it
     if entry is not None and not (entry.phase == journal.GIVEN and _has_taken(session, sub, entry)):
         raise _being_moved(sub, entry)
