@@ -367,6 +367,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_ledger_that_comes_behind_the_check_of_a_session_is_not_read",
         "test_a_planted_ledger_of_a_publisher_is_not_read",
     ),
+    "rows that an unpublished TRUNCATE left are not repaired": (
+        "test_what_an_unpublished_truncate_leaves_is_told_apart_and_stays",
+    ),
+    "a subscription that a switchover has ended is not rebuilt before it is dropped": (
+        "test_the_way_back_is_rebuilt_where_the_state_folder_is_lost_after_clients_write_on_the_target",
+    ),
     "a publication that was just made and added is not said to have been missing": (
         "test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_missing",
     ),

@@ -48,7 +48,7 @@ def test_a_publication_that_is_dropped_and_made_again_before_anybody_looks_is_to
     said = cli("run", "s", "--until-caught-up", "--timeout", "2m")
     assert (said.returncode, subdb.rows("SELECT id FROM b")) == (0, [(8,)])
     assert said.stderr.count('decoded changes while a publication of subscription "s" did not exist') == 1, said.stderr
-    told = next(line for line in said.stderr.splitlines() if line.lstrip().startswith("pgsub verify"))
+    told = next(line for line in said.stderr.splitlines() if line.lstrip().startswith("pgsub verify s --repair"))
     repaired = cli(*told.split()[1:], "--yes")
     assert subdb.rows("SELECT id FROM b ORDER BY id") == [(7,), (8,)], repaired.stderr
 

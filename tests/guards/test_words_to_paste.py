@@ -200,6 +200,7 @@ _EXECUTED = {
     "tablesync/copy/row_by_row.py",
     "target/sql/row_lookup.py",
     "target/session/ledger_privileges.py",
+    "target/session/ledger_guard.py",
 }
 
 

@@ -110,7 +110,7 @@ class Committer:
 
         A stream may begin before a publication that was made and added only now. Its tables are copied as of later.
         """
-        # guard: a publication that was just made and added is not said to have been missing
+        # guard: a publication that was just made and added is not said to have been missing, always
         if not subscriptions.grown_since(self._session.connection, subid, position):
             self._messages.append(SkippedPublication())
 

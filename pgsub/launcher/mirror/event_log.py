@@ -123,7 +123,8 @@ def _left_out(sub: Subscription) -> LogText:
     return log_text(
         f'the publisher decoded changes while a publication of subscription "{sub.name}" did not exist',
         detail="What was committed without it was not sent, and will not be, even if it exists again.",
-        hint=f"Compare the tables, and repair what differs:\npgsub verify {word(sub.name)} --repair",
+        hint="Compare the tables with what is published now, and repair what differs unless it is meant to:\n"
+        f"pgsub verify {word(sub.name)}\npgsub verify {word(sub.name)} --repair",
     )
 
 
