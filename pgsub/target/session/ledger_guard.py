@@ -1,9 +1,9 @@
-"""Sessions on a server whose ledger belongs to others, such as the publisher's, from which a switchover is read.
+"""Sessions that only read a ledger, mostly that of the publisher's server, whose ledger nobody may have made yet.
 
-A role with CREATE on that database can make a schema ``pgsub`` where there is none, or put one in its place while a
-command runs. A column of a type with a cast of its own would run code with the rights of the session's user. Nobody but
-its owner, or a superuser, can exchange a schema that is there. So its owner and its form are looked at before the first
-statement that reads it, and again as long as they were not in order.
+A role with CREATE on that database can make a schema ``pgsub`` where there is none, even while a command runs. A type
+with a cast of its own, or the predicate of an index, would run code with the rights of the session's user. Nobody but
+its owner, or a superuser, can exchange a schema that is there. Therefore the owner and the form of the ledger are
+checked before each statement that names it.
 """
 
 from __future__ import annotations
