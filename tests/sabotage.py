@@ -367,6 +367,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_ledger_that_comes_behind_the_check_of_a_session_is_not_read",
         "test_a_planted_ledger_of_a_publisher_is_not_read",
     ),
+    "a way back gets nothing that the other direction applied before it began": (
+        "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
+    ),
     "rows that an unpublished TRUNCATE left are not repaired": (
         "test_what_an_unpublished_truncate_leaves_is_told_apart_and_stays",
     ),

@@ -18,6 +18,8 @@ from pgsub.publisher import slots
 from pgsub.publisher.current_wal_lsn import flushed_position
 from pgsub.publisher.server_errors import translating
 from pgsub.switchover import journal
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.maintenance import origin_advance
 from pgsub.target.session.transactions import durable
 
 # A partition is published with its published root.
@@ -67,10 +69,11 @@ def begin_at(giving: psycopg.Connection, subid: int, position: int) -> None:
     """Advance the reverse subscription's ledger to a position, in the open transaction. It never goes backwards.
 
     :param subid: the reverse subscription.
+    :raises StateForbids: it is not in the ledger.
     """
-    query = "UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE subid = %s AND worker = 0"
-    if giving.execute(query, (format_lsn(position), subid)).rowcount != 1:
-        raise StateForbids("the subscription that leads back is no longer in the ledger")
+    if subscriptions.apply_position(giving, subid) < position:
+        # guard: a way back gets nothing that the other direction applied before it began
+        origin_advance.move(giving, subid, position)
 
 
 def published(source: publisher.Connection, publications: Sequence[str], tables: Collection[tuple[str, str]]) -> None:

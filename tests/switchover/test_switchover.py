@@ -532,6 +532,26 @@ def test_a_role_that_may_not_read_the_journal_of_the_target_does_not_hide_that_i
         mover.alone(1, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+def test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back(mover: Mover) -> None:
+    mover("--no-verify")
+    mover.side = 1
+    mover("--no-verify", kill="created")
+    # the slot is before it, and the way back takes changes of any origin
+    moved = _insert(mover, 1, 1)
+    mover.caught_up()
+    copied = "SELECT pg_copy_logical_replication_slot('{}', '{}')"
+    mover.alone(0, copied.format("moved", "as_it_was"))
+    mover("--no-verify", kill="given")
+    mover.alone(0, f"SELECT pg_drop_replication_slot('moved'); {copied.format('as_it_was', 'moved')}")
+    mover.alone(0, "SELECT pg_drop_replication_slot('as_it_was')")
+    assert mover("--no-verify")["state"] == "done"
+    mover.side = 0
+    new = _insert(mover, 0, 2)
+    mover.caught_up()
+    assert mover.rows(1, "SELECT id, number FROM writes ORDER BY 1") == [(moved, 1), (new, 2)]
+    assert mover.cli.sql("SELECT count(*) FROM pgsub_conflict") == [(0,)]
+
+
 #: What a publisher that was restored, or the standby in its place, has of the switchover, and what it lacks.
 _OPEN = "ALTER DATABASE {} RESET default_transaction_read_only"
 _UNGIVEN = {
@@ -548,7 +568,7 @@ def _go_back_in_time(mover: Mover, to: str, *, running: bool = False) -> None:
     :param running: the way back runs already, whose own position is no part of this.
     """
     lost = _UNGIVEN[to].format(f'"{mover.databases[0].name}"')
-    position = "" if running else "UPDATE pgsub.progress SET reported_lsn = '0/0';"
+    position = "" if running else "UPDATE pgsub.progress SET remote_lsn = '0/0', reported_lsn = '0/0';"
     mover.alone(0, f"BEGIN READ WRITE; {lost}; {position} COMMIT")
     if to == "fenced":
         _refused(mover, 0)

@@ -40,6 +40,22 @@ def position(connection: psycopg.Connection, subid: int) -> Position:
     return Position(*map(parse_lsn, found))
 
 
+def move(connection: psycopg.Connection, subid: int, to: int) -> None:
+    """Move apply's position to one at which no transaction ended, in the open transaction.
+
+    Apply asks the publisher for what is behind it. The slot alone does not keep a position to which it was advanced: a
+    crash of the publisher takes the slot back, because ``pg_replication_slot_advance`` does not save it.
+
+    :raises StateForbids: the subscription is not in the ledger.
+    """
+    query = (
+        "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s),"
+        " remote_commit_ts = NULL WHERE subid = %(subid)s AND worker = 0"
+    )
+    if connection.execute(query, {"to": format_lsn(to), "subid": subid}).rowcount != 1:
+        raise subscriptions.unknown(subid)
+
+
 def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int) -> None:
     """Move apply's position durably, in one commit with its log record.
 
@@ -55,11 +71,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Check it, then try again.")
         handover.clear_claims(connection, claim.subid, None)
-        connection.execute(
-            "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s),"
-            " remote_commit_ts = NULL WHERE subid = %(subid)s AND worker = 0",
-            {"to": format_lsn(to), "subid": claim.subid},
-        )
+        move(connection, claim.subid, to)
         text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"
         moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
         events.add(connection, claim.subid, events.log_entry("LOG", log_text(text)), moved)
