@@ -367,6 +367,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_ledger_that_comes_behind_the_check_of_a_session_is_not_read",
         "test_a_planted_ledger_of_a_publisher_is_not_read",
     ),
+    "nobody is told to remove what a switchover that is under way has made": (
+        "test_a_switchover_that_is_under_way_is_not_rehearsed_and_nothing_of_it_is_an_obstacle",
+    ),
+    "a state folder from before the end of a switchover does not say that it leads back": (
+        "test_a_state_folder_from_the_middle_of_a_switchover_that_has_ended_does_not_say_that_it_leads_back",
+    ),
     "a way back gets nothing that the other direction applied before it began": (
         "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
     ),

@@ -67,6 +67,16 @@ def test_a_rehearsal_changes_nothing_and_measures(mover: Mover) -> None:
     assert mover.rows(1, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
 
 
+@pytest.mark.parametrize("step", ["created", *long(["planned", "fenced", "taken"])])
+def test_a_switchover_that_is_under_way_is_not_rehearsed_and_nothing_of_it_is_an_obstacle(
+    mover: Mover, step: str
+) -> None:
+    mover("--no-verify", "--timeout", "2m", kill=step)
+    told = one_error(mover.cli("switchover", "moved", "--dry-run"), 3, "under way, so it cannot be rehearsed")
+    assert "pgsub switchover moved --status" in told and "drop" not in told
+    assert mover("--no-verify", "--timeout", "2m")["state"] == "done"
+
+
 @pytest.mark.long
 def test_rows_that_differ_are_refused_before_anything_is_done(mover: Mover) -> None:
     mover.plant(1, "INSERT INTO writes VALUES (77, 7, 7)")
@@ -406,9 +416,8 @@ def test_a_target_that_is_restored_to_before_the_subscription_lets_clients_write
     assert mover.rows(1, "SELECT number FROM writes ORDER BY 1") == [(1,), (2,)]
 
 
-def test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscription_again(
-    mover: Mover, make_cli: Callable[[str, str], Cli]
-) -> None:
+def _kept(mover: Mover, make_cli: Callable[[str, str], Cli]) -> Cli:
+    """Copy the state folder as it is now."""
     older = make_cli("", "")
     older.state.mkdir(mode=0o700)
     with (
@@ -417,6 +426,13 @@ def test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscri
     ):
         store.backup(copy)
     (older.state / "state.db").chmod(0o600)
+    return older
+
+
+def test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscription_again(
+    mover: Mover, make_cli: Callable[[str, str], Cli]
+) -> None:
+    older = _kept(mover, make_cli)
     mover("--no-verify")
     slots = mover.rows(1, "SELECT slot_name FROM pg_replication_slots")
     said = "was switched over, and the state store is older"
@@ -432,6 +448,21 @@ def test_a_state_folder_from_before_a_switchover_is_not_told_to_make_the_subscri
         assert "--adopt" not in told
     assert older("drop", "moved", "--yes").returncode == 0
     assert mover.rows(1, "SELECT slot_name FROM pg_replication_slots") == slots
+    id = _insert(mover, 1, 1)
+    mover.side = 1
+    mover.caught_up()
+    assert mover.rows(0, "SELECT id FROM writes") == [(id,)]
+
+
+def test_a_state_folder_from_the_middle_of_a_switchover_that_has_ended_does_not_say_that_it_leads_back(
+    mover: Mover, make_cli: Callable[[str, str], Cli]
+) -> None:
+    mover("--no-verify", "--timeout", "2m", kill="fenced")
+    older = _kept(mover, make_cli)
+    mover("--no-verify", "--timeout", "2m")
+    told = one_error(older("switchover", "moved", "--yes"), 3, "the state store is older than the ledger")
+    assert "pgsub drop moved_back --yes\npgsub run moved_back --from-target" in told
+    assert older("drop", "moved_back", "--yes").returncode == 0
     id = _insert(mover, 1, 1)
     mover.side = 1
     mover.caught_up()
@@ -1090,7 +1121,8 @@ def test_no_subscription_of_a_switchover_is_enabled_at_the_wrong_time(mover: Mov
 def test_a_way_back_that_somebody_has_disabled_since_is_not_enabled_by_the_next_run(mover: Mover) -> None:
     mover("--no-verify", "--timeout", "2m", kill="done")
     assert mover.cli("disable", "moved_back").returncode == 0
-    assert mover("--no-verify")["state"] == "done"
+    ended = mover.cli("switchover", "moved", "--yes", "--no-verify")
+    assert ended.returncode == 0 and "which leads back, is disabled" in ended.stderr, ended.stderr
     assert [(row["subname"], row["subenabled"]) for row in mover.subscriptions()] == [("moved_back", False)]
     assert mover.cli("enable", "moved_back").returncode == 0
     mover.side = 1

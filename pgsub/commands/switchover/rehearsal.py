@@ -20,7 +20,9 @@ from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session,
 from pgsub.commands.switchover.transfer import way_back_subscription
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.steps import APPROACH
+from pgsub.commands.switchover.under_way import under_way
 from pgsub.commands.verify.apply_to_point import served
+from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -41,12 +43,18 @@ _PAUSE = ("drain", "sequences", "way back")
 def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     """Search for obstacles and, if there are none, measure the steps. Nothing is changed.
 
+    :raises StateForbids: a switchover is under way.
     :raises PgsubError: a server cannot be reached, or apply does not reach the publisher's position.
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = the_one(store, options)
         timing = Timing()
-        with ledger_session(store, sub) as taking, giving_session(options, sub) as giving:
+        with contextlib.ExitStack() as stack:
+            taking = stack.enter_context(ledger_session(store, sub))
+            # guard: nobody is told to remove what a switchover that is under way has made
+            if under_way(taking, sub, store) is not None:
+                raise _begun(options)
+            giving = stack.enter_context(giving_session(options, sub))
             try:
                 seen = way_back_subscription.obstacles(options, sub, taking)
                 listed = [asdict(one) for one in seen]
@@ -64,6 +72,14 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
     found = Outcome(sub.name, options.names[1], REHEARSED, pause=pause, steps=timing.steps, said=said, obstacles=listed)
     found.sessions = ended
     return found
+
+
+def _begun(options: SwitchoverOptions) -> StateForbids:
+    return StateForbids(
+        "a switchover of the subscription is under way, so it cannot be rehearsed",
+        hint=f"See where it stands, then let it continue or undo it:\n{options.command} --status\n{options.command}\n"
+        f"{options.command} --abort",
+    )
 
 
 def _apply(options: SwitchoverOptions, sub: Subscription, taking: psycopg.Connection, timing: Timing) -> None:

@@ -43,6 +43,7 @@ from pgsub.common.errors import (
     TargetUnavailable,
     UsageError,
 )
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.switchover import journal
 from pgsub.switchover.journal import Entry
@@ -168,6 +169,8 @@ class _Run:
         drop(self._options.state_dir, self._sub.name, keep_slot=True, reporter=InnerReporter(self._reporter))
         if back is None:
             return Outcome(*self._options.names, DONE, None, journal.DONE, said=_NO_WAY_BACK)
+        # guard: a state folder from before the end of a switchover does not say that it leads back
+        giving_fence.check_ended(self._options, self._store)
         return self._done(back, Timing(), None)
 
     @contextlib.contextmanager
@@ -248,6 +251,9 @@ class _Run:
         found = None if look is None else look.found
         done.said = comparison.report(found, back.name, self._options)
         done.equal = comparison.equal(found, self._options)
+        if not self._store.subscription(back.name).enabled:
+            message, name = f'subscription "{back.name}", which leads back, is disabled', word(back.name)
+            self._reporter.warning(message, None, f"Enable it:\npgsub enable {name}")
         return done
 
     def _cannot_go_on(self, entry: Entry | None) -> StateForbids:
